@@ -1,0 +1,38 @@
+"""GRPO for mathematics, as a plugin on TRL's `GRPOTrainer`.
+
+The public names below are loaded on first use: importing grpo_math imports neither torch nor trl.
+
+>>> from grpo_math import grade
+>>> str(grade("72", "48 / 2 = 24, and 48 + 24 = 72. #### 72"))
+'correct'
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "MathGRPOConfig": "config",
+    "MathGRPOTrainer": "trainer",
+    "grade": "grading",
+    "Verdict": "grading",
+    "REWARDS": "rewards",
+    "load_problems": "data",
+    "evaluate": "evaluation",
+}
+__all__ = ["REWARDS", "MathGRPOConfig", "MathGRPOTrainer", "Verdict", "evaluate", "grade", "load_problems"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'grpo_math' has no attribute {name!r}")
+    value = getattr(import_module(f"grpo_math.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,117 @@
+r"""Rewards (P, G) -> advantages (P, G), in pure torch.
+
+.. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
+
+The baseline :math:`b` is a choice of `BASELINES`, the scale :math:`s` one of `SCALES`; :math:`\epsilon` is
+``advantage_eps``. Named after their papers: (group_mean, group) is GRPO (arXiv 2402.03300), (group_mean, none) is
+Dr. GRPO (2503.20783), (leave_one_out, none) is RLOO (2402.14740), (none, none) is plain REINFORCE.
+
+A reward that is NaN (a completion that could not be graded) is left out of every mean and deviation, and its own
+advantage is 0: it moves no weight.
+
+Does not gather over ranks: the caller passes whole groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grpo_math.errors import one_of
+
+
+def group_mean(rewards: Tensor) -> Tensor:
+    """The mean over the group's graded completions (arXiv 2402.03300, eq. 2). NaN where none was graded.
+
+    >>> group_mean(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+    """
+    return rewards.nanmean(dim=1, keepdim=True).expand_as(rewards)
+
+
+def leave_one_out(rewards: Tensor) -> Tensor:
+    """The mean over the *other* graded completions of the group (RLOO, arXiv 2402.14740, eq. 6).
+
+    NaN where there is no other one: such a completion has nothing to be compared with.
+
+    >>> leave_one_out(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    tensor([[0.0000, 0.3333, 0.3333, 0.3333]])
+    """
+    others = (~rewards.isnan()).sum(dim=1, keepdim=True) - 1
+    return (rewards.nansum(dim=1, keepdim=True) - rewards) / others.clamp(min=0)
+
+
+def no_baseline(rewards: Tensor) -> Tensor:
+    """Zero: the advantage is the raw reward.
+
+    >>> no_baseline(torch.tensor([[1.0, 0.0]]))
+    tensor([[0., 0.]])
+    """
+    return torch.zeros_like(rewards)
+
+
+def group_std(rewards: Tensor) -> Tensor:
+    """The sample deviation (divisor n - 1) over the group's graded completions, as in TRL. NaN for fewer than two.
+
+    >>> group_std(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    return _nanstd(rewards, dim=1).expand_as(rewards)
+
+
+def batch_std(rewards: Tensor) -> Tensor:
+    """The sample deviation over all graded completions of the batch (arXiv 2508.08221).
+
+    >>> batch_std(torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
+    tensor([[0.8165, 0.8165],
+            [0.8165, 0.8165]])
+    """
+    return _nanstd(rewards, dim=(0, 1)).expand_as(rewards)
+
+
+def no_scale(rewards: Tensor) -> Tensor:
+    """One: the advantage keeps the reward's unit; `advantages` adds no epsilon to it.
+
+    >>> no_scale(torch.tensor([[1.0, 0.0]]))
+    tensor([[1., 1.]])
+    """
+    return torch.ones_like(rewards)
+
+
+def _nanstd(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    deviation = rewards - rewards.nanmean(dim=dim, keepdim=True)
+    n = (~rewards.isnan()).sum(dim=dim, keepdim=True)
+    return (deviation.square().nansum(dim=dim, keepdim=True) / (n - 1).clamp(min=0)).sqrt()
+
+
+BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "none": no_baseline,
+}
+# The names are those of TRL's `scale_rewards`.
+SCALES: dict[str, Callable[[Tensor], Tensor]] = {"group": group_std, "batch": batch_std, "none": no_scale}
+
+
+def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
+    """The advantages (P, G) of rewards (P, G).
+
+    Odd cases: a group whose rewards are all equal has advantage 0 under either mean baseline; so has a group of one;
+    an ungraded completion (NaN) always has advantage 0. An unknown name is a `ConfigError`.
+
+    >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
+    tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
+    >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), baseline="leave_one_out", scale="none")
+    tensor([[ 1.0000, -0.3333, -0.3333, -0.3333]])
+    >>> advantages(torch.tensor([[1.0, 1.0], [float("nan"), 1.0]]))
+    tensor([[0., 0.],
+            [0., 0.]])
+    """
+    one_of("baseline", baseline, tuple(BASELINES))
+    one_of("scale_rewards", scale, tuple(SCALES))
+    centred = rewards - BASELINES[baseline](rewards)
+    if scale == "none":
+        return centred.nan_to_num(nan=0.0)
+    return (centred / (SCALES[scale](rewards) + eps)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)

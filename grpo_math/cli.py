@@ -1,0 +1,187 @@
+"""The command ``grpo-math``. Every command that answers something takes ``--json``: one object on stdout, and all else
+on stderr. Exit code 0: done; 1: the answer is no; 2: bad input, said in one line.
+
+Does not import torch, transformers or trl before a command needs them: ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from grpo_math import __version__
+from grpo_math.errors import UserError
+
+RECIPES = ("launch_configs", "../launch/configs")  # in an installed copy, in a checkout
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv[:1] == ["train"]:  # its settings are the training program's own
+            return _train(argv[1:])
+        args, rest = _parser().parse_known_args(argv)
+        if rest and args.command != "demo":
+            raise UserError(f"{rest[0]} is no option of grpo-math {args.command}: see grpo-math {args.command} --help")
+        return args.run(args, rest)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise UserError(f"{message}: see {self.prog} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="grpo-math", description="GRPO for mathematics, on TRL and accelerate.")
+    parser.add_argument("--version", action="version", version=f"grpo_math {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="evaluate, train and evaluate again on an embedded model and problems")
+    demo.add_argument("--output_dir", default="runs/demo", help="the run directory (default: runs/demo)")
+    demo.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
+    demo.set_defaults(run=_demo)
+
+    # Only for the list in --help: main() hands everything after it to the training program.
+    commands.add_parser("train", help="train in one process: grpo-math train --config RECIPE.yaml [--FIELD VALUE]")
+
+    evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set")
+    evaluate.add_argument("--model", required=True, help="a folder, a Hub id, or 'embedded'")
+    evaluate.add_argument("--adapter", help="a folder with a LoRA adapter")
+    evaluate.add_argument("--data", required=True, help="gsm8k, math, math500, generated, or a .jsonl file")
+    evaluate.add_argument("--split", default="test")
+    evaluate.add_argument("--n", type=int, help="so many problems, drawn by --seed (default: all)")
+    evaluate.add_argument("--template", default="gsm8k")
+    evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem")
+    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    evaluate.add_argument("--max_new_tokens", type=int, default=512)
+    evaluate.add_argument("--batch_size", type=int, default=32)
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--output", default="results.json", help="the results file (default: results.json)")
+    _json(evaluate).set_defaults(run=_evaluate)
+
+    grade = commands.add_parser("grade", help="grade the rows {gold, prediction} of a .jsonl file")
+    grade.add_argument("file")
+    grade.add_argument("--format", help="the answer format that was asked for (default: any)")
+    grade.add_argument("--timeout", type=float, default=5.0, help="seconds for one answer (default: 5)")
+    _json(grade).set_defaults(run=_grade)
+
+    report = commands.add_parser("report", help="a run directory -> plots and one HTML page")
+    report.add_argument("run_dir")
+    _json(report).set_defaults(run=_report)
+    return parser
+
+
+def _json(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return parser
+
+
+def _demo(args: argparse.Namespace, rest: list[str]) -> int:
+    run_dir = Path(args.output_dir)
+    arguments = ["--config", str(recipe("demo_cpu.yaml")), "--output_dir", str(run_dir), *rest]
+    if (run_dir / "after.json").exists():
+        number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
+        run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
+        print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
+    elif any(run_dir.glob("checkpoint-*")):
+        print(f"Going on with the interrupted run in {run_dir}.", file=sys.stderr)
+        arguments += ["--resume_from_checkpoint", "true"]
+    elif (run_dir / "history.jsonl").exists():  # it ended before its first checkpoint: nothing to go on from
+        (run_dir / "history.jsonl").unlink()
+    code = _train(arguments)
+    if code == 0:
+        print(
+            "next     ask the trained model something of your own:\n"
+            f"         grpo-math evaluate --model embedded --adapter {run_dir / 'adapter'} --data FILE.jsonl\n"
+            "         (one JSON object a line: problem, answer)"
+        )
+    return code
+
+
+def _train(argv: list[str]) -> int:
+    _quiet()
+    from grpo_math.train import main as train
+
+    return train(argv)
+
+
+def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    from grpo_math.data import load_problems
+    from grpo_math.evaluation import evaluate
+
+    rows = load_problems(args.data, args.split, template=args.template, limit=args.n, seed=args.seed)
+    results = evaluate(
+        args.model,
+        rows,
+        adapter=args.adapter,
+        samples=args.samples,
+        temperature=args.temperature,
+        max_new_tokens=args.max_new_tokens,
+        batch_size=args.batch_size,
+        seed=args.seed,
+        output=args.output,
+        about={"data": args.data, "split": args.split},
+    )
+    shown = ("n", "accuracy", "ci95", "answer_accuracy", "pass@k", "maj@k", "categories", "seconds", "results")
+    lo, hi = results["ci95"]
+    text = f"accuracy {results['accuracy']:.1%}  95% interval {lo:.1%} to {hi:.1%}  n = {results['n']}"
+    return _answer(args, {name: results[name] for name in shown}, f"{text}\nresults  {results['results']}")
+
+
+def _grade(args: argparse.Namespace, rest: list[str]) -> int:
+    from tqdm import tqdm
+
+    from grpo_math.grading.file import grade_file
+
+    with tqdm(desc="grading", unit="answer", delay=2) as bar:
+        graded = grade_file(
+            args.file, answer_format=args.format, timeout=args.timeout, progress=lambda n: bar.update(n) and None
+        )
+    counts = "  ".join(f"{verdict} {count}" for verdict, count in graded["verdicts"].items() if count)
+    return _answer(args, graded, f"{graded['rows']} rows: {counts}")
+
+
+def _report(args: argparse.Namespace, rest: list[str]) -> int:
+    from grpo_math.report import report
+
+    files = report(args.run_dir)
+    for note in files.notes:
+        print(f"note: {note}", file=sys.stderr)
+    answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": files.findings}
+    return _answer(args, answer, f"report   {files.html}")
+
+
+def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str) -> int:
+    print(json.dumps(answer, ensure_ascii=False) if args.json else text)
+    return 0
+
+
+def recipe(name: str) -> Path:
+    """A shipped recipe, in an installed copy or in a checkout."""
+    here = Path(__file__).parent
+    for folder in RECIPES:
+        if (path := here / folder / name).exists():
+            return path.resolve()
+    raise UserError(f"the recipe {name} is missing from this installation: install grpo_math again")
+
+
+def _quiet() -> None:
+    """Leave the terminal to the progress bar and to what matters."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""`MathGRPOConfig`: TRL's `GRPOConfig` and the fields that it lacks, every choice checked before weights load.
+
+>>> MathGRPOConfig("runs/x", baseline="leave_one_out", use_cpu=True, bf16=False).surrogate
+'clip'
+>>> MathGRPOConfig("runs/x", baseline="mean")
+Traceback (most recent call last):
+...
+grpo_math.errors.ConfigError: baseline='mean' is not known: did you mean 'group_mean'? (group_mean, leave_one_out, none)
+
+Does not repeat a field of TRL, and does not check TRL's own fields except where one of ours cannot work with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from grpo_math.advantages import BASELINES
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.losses import SURROGATES
+
+# With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
+TRL_EQUAL: dict[str, Any] = {
+    "baseline": "group_mean",
+    "surrogate": "clip",
+    "advantage_eps": 1e-4,
+    "pack_updates": True,
+    "grade_timeout": 5.0,
+}
+
+
+@dataclass
+class MathGRPOConfig(GRPOConfig):
+    baseline: str = field(
+        default="group_mean",
+        metadata={"help": "What is subtracted from a reward: group_mean, leave_one_out, or none."},
+    )
+    surrogate: str = field(
+        default="clip",
+        metadata={"help": "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1."},
+    )
+    advantage_eps: float = field(
+        default=1e-6,
+        metadata={"help": "Added to the standard deviation that divides an advantage. TRL's own value is 1e-4."},
+    )
+    pack_updates: bool = field(
+        default=True,
+        metadata={
+            "help": "Compute the prompt of a group once, in generation and in the update, compute no padding, and "
+            "skip completions whose advantage is zero. The gradient is the same; false is TRL's own way."
+        },
+    )
+    grade_timeout: float = field(
+        default=5.0,
+        metadata={"help": "Seconds for grading one answer; after that its verdict is timeout, not wrong."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("baseline", self.baseline, tuple(BASELINES))
+        one_of("surrogate", self.surrogate, SURROGATES)
+        for name in ("advantage_eps", "grade_timeout"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(name, value, "is not a positive number", f"the default is {TRL_EQUAL[name]:g}")
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            self._refuse(
+                "baseline", "group_mean", "multi_objective_aggregation=normalize_then_sum has its own baseline"
+            )
+        if self.surrogate == "reinforce":
+            self._refuse_ratio_settings()
+
+    def _refuse_ratio_settings(self) -> None:
+        why = "surrogate='reinforce' holds the ratio at 1, so that it would be ignored"
+        self._refuse("epsilon", 0.2, why)
+        self._refuse("epsilon_high", None, why)
+        self._refuse("delta", None, why)
+        self._refuse("off_policy_mask_threshold", None, why)
+        self._refuse("importance_sampling_level", "token", why)
+        self._refuse("use_bias_correction_kl", False, why)
+
+    def _refuse(self, name: str, default: object, why: str) -> None:
+        """A field that is not at its default although another setting leaves it without effect."""
+        if getattr(self, name) != default:
+            raise ConfigError(name, getattr(self, name), f"cannot be combined ({why})", f"leave it at {default!r}")

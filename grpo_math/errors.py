@@ -1,0 +1,59 @@
+"""The user's errors: each names the field, the value, the reason and the remedy, on one line.
+
+`cli.py` prints them after ``error:`` and exits with 2; no traceback is shown. Each is also the built-in
+exception that a Python caller would expect.
+
+Does not hold internal errors: a bug in this package shows its traceback.
+"""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Something that the user can put right. ``str(error)`` is one line."""
+
+
+class ConfigError(UserError, ValueError):
+    """A setting that cannot work, found before any weight is loaded.
+
+    >>> print(ConfigError("baseline", "mean", "is not a baseline", "use group_mean, leave_one_out or none"))
+    baseline='mean' is not a baseline: use group_mean, leave_one_out or none
+    """
+
+    def __init__(self, field: str, value: object, reason: str, remedy: str) -> None:
+        self.field, self.value, self.reason, self.remedy = field, value, reason, remedy
+        super().__init__(f"{field}={value!r} {reason}: {remedy}")
+
+
+class DataError(UserError, ValueError):
+    """A row of a data file that cannot be used.
+
+    >>> print(DataError("my.jsonl", 3, "answer", "is missing", "every row needs the gold answer"))
+    my.jsonl:3: answer is missing: every row needs the gold answer
+    """
+
+    def __init__(self, file: object, line: int, field: str, reason: str, remedy: str) -> None:
+        self.file, self.line, self.field, self.reason, self.remedy = file, line, field, reason, remedy
+        super().__init__(f"{file}:{line}: {field} {reason}: {remedy}")
+
+
+class RewardError(UserError, RuntimeError):
+    """A reward function that raised, or that returned something that is no reward."""
+
+
+def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise `ConfigError` unless ``value`` is one of ``choices``; the nearest choice comes first in the remedy.
+
+    >>> one_of("surrogate", "clip", ("clip", "reinforce"))
+    >>> one_of("surrogate", "reinforced", ("clip", "reinforce"))
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: surrogate='reinforced' is not known: did you mean 'reinforce'? (clip, reinforce)
+    """
+    if value in choices:
+        return
+    import difflib
+
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
+    raise ConfigError(field, value, "is not known", hint)

@@ -1,0 +1,573 @@
+r"""A cleaned answer -> a tree. One linear pass with a depth limit; nothing is evaluated.
+
+A tree is a tuple whose first item names its kind:
+
+    ("num", Fraction)  ("var", name)  ("const", "pi" | "e" | "i" | "inf")
+    ("add", a, b, ..)  ("mul", a, b, ..)  ("neg", a)  ("div", a, b)  ("pow", a, b)  ("call", name, a, ..)  ("fact", a)
+    ("pm", a, b)  a plus or minus b    ("percent", a)  ("degrees", a)  ("base", digits, b)
+    ("list", a, ..)  ("tuple", "(", ")", a, ..)  ("set", a, ..)  ("union", a, b, ..)  ("matrix", row, ..)
+    ("relation", a, "<", b, "<=", c)  ("ratio", a, b, ..)
+
+>>> parse(r"\frac12 x")
+('mul', ('div', ('num', Fraction(1, 1)), ('num', Fraction(2, 1))), ('var', 'x'))
+>>> parse("1 1/2"), parse("1,200")
+(('num', Fraction(3, 2)), ('num', Fraction(1200, 1)))
+
+Does not know sums, integrals, or limits: those are `Unreadable` here and go to Math-Verify.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+from grpo_math.grading.clean import NUMBER_WORDS
+
+Tree = tuple[Any, ...]
+
+MAX_CHARACTERS = 20_000
+MAX_DEPTH = 40
+MAX_DIGITS = 4_000
+
+
+class Unreadable(ValueError):
+    """The text is not an expression of this grammar."""
+
+
+class TooLarge(Unreadable):
+    """The text is longer, or nested more deeply, than an answer can be."""
+
+
+FUNCTIONS = (
+    "arcsin arccos arctan arccot sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm max min floor ceil"
+).split()  # fmt: skip
+WORDS = {"pi": ("const", "pi"), "infinity": ("const", "inf"), "inf": ("const", "inf"), "infty": ("const", "inf")}
+RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv")
+GREEK = set(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon "
+    "phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar".split()
+)
+NUMBER = re.compile(
+    r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
+)
+PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
+EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
+MIXED = re.compile(
+    r" ?\\frac\s*(?:\{\s*(\d{1,9})\s*\}|(\d))\s*(?:\{\s*(\d{1,9})\s*\}|(\d))| (\d{1,9}) ?/ ?(\d{1,9})(?![\d.])"
+)
+BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(\d{1,2})\s*\}|(\d)(?!\d))")
+LETTERS = re.compile(r"[A-Za-z]+")
+SUBSCRIPT = re.compile(r"_(?:\{([A-Za-z0-9,+\- ]{1,12})\}|([A-Za-z0-9]))")
+SCALE = re.compile(r" ?(million|billion|trillion|thousand|hundred|dozen)\b")
+SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[clr| ]*\})?")
+
+
+def parse(text: str, thousands: bool = True) -> Tree:
+    """The tree of a cleaned text. With ``thousands`` false, "1,200" is the list of 1 and 200."""
+    if text.startswith(("((((", "{{{{")):
+        text = _unwrapped(text)
+    if len(text) > MAX_CHARACTERS:
+        raise TooLarge(f"longer than {MAX_CHARACTERS} characters")
+    reader = _Reader(text, thousands)
+    tree = reader.answer()
+    reader.skip()
+    if reader.at < len(text):
+        raise Unreadable(f"cannot read {text[reader.at : reader.at + 20]!r}")
+    _check_depth(tree)
+    return tree
+
+
+def _unwrapped(text: str) -> str:
+    """Without the brackets that enclose everything: ((((42)))) is 42, however many there are."""
+    text = text.replace(" ", "")
+    partner: dict[int, int] = {}
+    opened: list[int] = []
+    for at, char in enumerate(text):
+        if char in "({":
+            opened.append(at)
+        elif char in ")}" and opened:
+            partner[opened.pop()] = at
+    start, end = 0, len(text)
+    while start < end and partner.get(start) == end - 1:
+        start, end = start + 1, end - 1
+    return text[start:end]
+
+
+def _check_depth(tree: Tree) -> None:
+    """Chains such as 3!!!! and 1/1/1/1 nest without brackets: everything that walks a tree relies on this limit."""
+    level: list[Tree] = [tree]
+    for _ in range(2 * MAX_DEPTH):
+        level = [part for parent in level for part in parent if isinstance(part, tuple)]
+        if not level:
+            return
+    raise TooLarge(f"nested more than {2 * MAX_DEPTH} deep")
+
+
+class _Reader:
+    def __init__(self, text: str, thousands: bool) -> None:
+        self.text, self.at, self.depth, self.thousands = text, 0, 0, thousands
+        self.bars = 0
+        self.backtracked = 0  # times a brace was read twice; bounded, so that the pass stays linear
+
+    # -- characters
+
+    def skip(self) -> None:
+        text, at = self.text, self.at
+        while at < len(text) and text[at] == " ":
+            at += 1
+        self.at = at
+
+    def peek(self, *options: str) -> str | None:
+        """The first of the options that stands here; a command must not go on in a letter."""
+        self.skip()
+        for option in options:
+            if self.text.startswith(option, self.at):
+                end = self.at + len(option)
+                if option[-1].isalpha() and end < len(self.text) and self.text[end].isalpha():
+                    continue
+                return option
+        return None
+
+    def take(self, *options: str) -> str | None:
+        found = self.peek(*options)
+        if found is not None:
+            self.at += len(found)
+        return found
+
+    def need(self, *options: str) -> str:
+        found = self.take(*options)
+        if found is None:
+            raise Unreadable(f"{options[0]!r} is missing")
+        return found
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+        return found
+
+    def deeper(self) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise TooLarge(f"nested more than {MAX_DEPTH} deep")
+
+    # -- lists and relations
+
+    def answer(self) -> Tree:
+        items = self.items()
+        return items[0] if len(items) == 1 else ("list", *items)
+
+    def items(self) -> list[Tree]:
+        items = [self.relation()]
+        while True:
+            if self.take(",", ";"):
+                self.take("and", "or", "&&")
+            elif not self.take("and", "or", "&&"):
+                return items
+            self.skip()
+            if self.at >= len(self.text):
+                raise Unreadable("a list ends in a comma")
+            items.append(self.relation())
+
+    def relation(self) -> Tree:
+        parts: list[Any] = [self.sum()]
+        while True:
+            if self.take(":"):
+                right = self.sum()
+                left = parts.pop()
+                parts.append(("ratio", *left[1:], right) if left[0] == "ratio" else ("ratio", left, right))
+                continue
+            if self.take("\\cup", "U"):
+                right = self.sum()
+                left = parts.pop()
+                parts.append(("union", *left[1:], right) if left[0] == "union" else ("union", left, right))
+                continue
+            sign = self.take(*RELATIONS)
+            if sign is None:
+                break
+            sign = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)
+            parts += [sign, self.sum()]
+        return parts[0] if len(parts) == 1 else ("relation", *parts)
+
+    # -- arithmetic
+
+    def sum(self) -> Tree:
+        negative = False
+        plus_minus = False
+        while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
+            negative ^= sign == "-"
+            plus_minus |= sign in ("\\pm", "\\mp")
+        total = self.product()
+        if negative:
+            total = _negative(total)
+        if plus_minus:
+            total = ("pm", ("num", Fraction(0)), total)
+        terms = [total]
+        while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
+            negative = sign == "-"
+            while (more := self.take("+", "-")) is not None:
+                negative ^= more == "-"
+            term = self.product()
+            if sign in ("\\pm", "\\mp"):
+                left = terms[0] if len(terms) == 1 else ("add", *terms)
+                terms = [("pm", left, term)]
+            else:
+                terms.append(_negative(term) if negative else term)
+        return terms[0] if len(terms) == 1 else ("add", *terms)
+
+    def product(self) -> Tree:
+        factors = [self.power()]
+        while True:
+            if self.take("**"):  # unreachable after an atom: power() took it
+                raise Unreadable("'**' without a base")
+            if self.take("*"):
+                factors.append(self.signed())
+            elif self.take("/"):
+                below = self.signed()
+                above = factors.pop() if len(factors) == 1 else ("mul", *factors)
+                factors = [("div", above, below)]
+            elif self.starts_factor():
+                if (self.text[self.at].isdigit() or self.text[self.at] == ".") and factors[-1][0] != "pow":
+                    raise Unreadable("two numbers side by side")
+                factors.append(self.power())
+            else:
+                break
+        return factors[0] if len(factors) == 1 else ("mul", *factors)
+
+    def signed(self) -> Tree:
+        negative = False
+        while (sign := self.take("+", "-")) is not None:
+            negative ^= sign == "-"
+        value = self.power()
+        return _negative(value) if negative else value
+
+    def starts_factor(self) -> bool:
+        self.skip()
+        if self.at >= len(self.text):
+            return False
+        char = self.text[self.at]
+        if char in "([" or char.isdigit() or char == ".":
+            return char != "["
+        if char == "{":
+            return True
+        if char == "|":
+            return self.bars == 0
+        if char.isalpha():
+            return self.peek("and", "or", "U") is None
+        if char == "\\":
+            return self.peek("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\\\", "\\end",
+                             "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\{") is None  # fmt: skip
+        return False
+
+    def power(self) -> Tree:
+        base = self.atom()
+        while True:
+            if self.peek("!=") is None and self.take("!"):
+                base = ("fact", base)
+            elif self.take("°"):
+                base = ("degrees", base)
+            elif self.take("%"):
+                base = ("percent", base)
+            elif self.take("^", "**"):
+                base = ("pow", base, self.exponent())
+            else:
+                return base
+
+    def exponent(self) -> Tree:
+        self.deeper()
+        tree = self.signed_exponent()
+        self.depth -= 1
+        return tree
+
+    def signed_exponent(self) -> Tree:
+        self.skip()
+        if self.peek("{"):
+            return self.group()
+        if self.take("-"):
+            return _negative(self.exponent())
+        if self.text[self.at : self.at + 1].isdigit():
+            number = re.compile(r"\d+").match(self.text, self.at)
+            assert number is not None
+            self.at = number.end()
+            tree: Tree = ("num", _number(number.group()))
+        else:
+            tree = self.atom()
+        return ("pow", tree, self.exponent()) if self.take("^", "**") else tree
+
+    def group(self) -> Tree:
+        """What stands in braces."""
+        self.need("{")
+        self.deeper()
+        if self.peek("}"):
+            raise Unreadable("empty braces")
+        inner = self.sum()
+        if self.take("\\over"):
+            inner = ("div", inner, self.sum())
+        while self.peek(",", *RELATIONS):
+            raise Unreadable("a list in braces")
+        self.need("}")
+        self.depth -= 1
+        return inner
+
+    def braces(self) -> Tree:
+        """Braces that are no argument: a group, or a set written without backslashes."""
+        start, depth = self.at, self.depth
+        try:
+            return self.group()
+        except TooLarge:
+            raise
+        except Unreadable:
+            self.at, self.depth = start + 1, depth
+            if self.backtracked > 3:
+                raise
+            self.backtracked += 1
+            items = self.items()
+            self.need("}")
+            return ("set", *items)
+
+    def argument(self) -> Tree:
+        r"""An argument of \frac or \sqrt: braces, or one digit, letter, or command."""
+        self.skip()
+        if self.peek("{"):
+            return self.group()
+        char = self.text[self.at : self.at + 1]
+        if char.isdigit():
+            self.at += 1
+            return ("num", Fraction(int(char)))
+        if char.isalpha():
+            self.at += 1
+            return _letter(char)
+        return self.atom()
+
+    def atom(self) -> Tree:
+        self.deeper()
+        tree = self.bare_atom()
+        self.depth -= 1
+        return tree
+
+    def bare_atom(self) -> Tree:
+        self.skip()
+        if self.at >= len(self.text):
+            raise Unreadable("an operand is missing")
+        char = self.text[self.at]
+        if char.isdigit() or char == ".":
+            return self.number()
+        if char in "([":
+            return self.brackets()
+        if char == "{":
+            return self.braces()
+        if char == "|":
+            self.at += 1
+            self.bars += 1
+            inner = self.sum()
+            self.bars -= 1
+            self.need("|")
+            return ("call", "abs", inner)
+        if char == "\\":
+            return self.command()
+        if char.isalpha():
+            return self.letters()
+        raise Unreadable(f"cannot read {char!r}")
+
+    def number(self) -> Tree:
+        repeating = self.match(REPEATING)
+        if repeating is not None:
+            whole, fixed, cycle = repeating[1], repeating[2], repeating[3] or repeating[4]
+            if len(whole) + len(fixed) + len(cycle) > 200:
+                raise TooLarge("a repeating decimal of more than 200 digits")
+            value = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
+            return ("num", value + Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(fixed)))
+        based = self.match(BASED)
+        if based is not None:
+            return ("base", based[1], int(based[2] or based[3]))
+        found = self.match(NUMBER if self.thousands else PLAIN)
+        if found is None:
+            raise Unreadable("a lone point")
+        digits = found.group()
+        value = _number(digits)
+        exponent = self.match(EXPONENT)
+        if exponent is not None:
+            if abs(int(exponent[1])) > MAX_DIGITS:
+                raise TooLarge("an exponent of more than 4 digits")
+            return ("num", value * Fraction(10) ** int(exponent[1]))
+        if "." not in digits:
+            mixed = self.match(MIXED)
+            if mixed is not None:
+                above = int(mixed[1] or mixed[2] or mixed[5])
+                below = int(mixed[3] or mixed[4] or mixed[6])
+                if below == 0 or above >= below:
+                    raise Unreadable("a mixed number whose fraction is 1 or more")
+                return ("num", value + Fraction(above, below))
+        scale = self.match(SCALE)
+        return ("num", value * SCALES[scale[1]]) if scale is not None else ("num", value)
+
+    def brackets(self) -> Tree:
+        opening = self.text[self.at]
+        self.at += 1
+        outer_bars, self.bars = self.bars, 0
+        items = self.items()
+        closing = self.need(")", "]")
+        self.bars = outer_bars
+        if len(items) == 1 and items[0][0] == "relation":
+            raise Unreadable("a relation in brackets")
+        if len(items) == 1 and (opening, closing) == ("(", ")"):
+            return items[0]
+        if len(items) == 1 and (opening, closing) == ("[", "]"):
+            return items[0]
+        return ("tuple", opening, closing, *items)
+
+    def command(self) -> Tree:
+        if self.take("\\{"):
+            if self.take("\\}"):
+                return ("set",)
+            items = self.items()
+            self.need("\\}")
+            return ("set", *items)
+        if self.peek("\\begin"):
+            return self.matrix()
+        name_match = re.compile(r"\\([A-Za-z]+)").match(self.text, self.at)
+        if name_match is None:
+            raise Unreadable("a stray backslash")
+        name = name_match[1]
+        self.at = name_match.end()
+        if name == "frac":
+            above = self.argument()
+            return ("div", above, self.argument())
+        if name == "sqrt":
+            degree: Tree | None = None
+            if self.take("["):
+                degree = self.sum()
+                self.need("]")
+            inside = self.argument() if not self.peek("(") else self.atom()
+            return (
+                ("call", "sqrt", inside) if degree is None else ("pow", inside, ("div", ("num", Fraction(1)), degree))
+            )
+        if name in ("binom", "dbinom", "tbinom"):
+            above = self.argument()
+            return ("call", "binom", above, self.argument())
+        if name in ("pi", "infty"):
+            return ("const", "pi" if name == "pi" else "inf")
+        if name == "emptyset":
+            return ("set",)
+        if name in ("lfloor", "lceil"):
+            inner = self.sum()
+            self.need("\\rfloor" if name == "lfloor" else "\\rceil")
+            return ("call", "floor" if name == "lfloor" else "ceil", inner)
+        if name in ("overline", "bar", "hat", "tilde"):
+            start = self.at
+            self.argument()
+            return ("var", name + self.text[start : self.at].strip())
+        if name in FUNCTIONS:
+            return self.call(name)
+        if name in GREEK:
+            return self.named(name)
+        raise Unreadable(f"\\{name} is not of this grammar")
+
+    def call(self, name: str) -> Tree:
+        power: Tree | None = None
+        base: Tree | None = None
+        while True:
+            if power is None and self.take("^"):
+                power = self.exponent()
+            elif base is None and self.take("_"):
+                base = self.argument()
+            else:
+                break
+        if self.peek("("):
+            inner = self.atom()
+            arguments = list(inner[3:]) if inner[0] == "tuple" else [inner]
+        else:
+            factors = []
+            while True:
+                self.skip()
+                if factors and self.peek("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "("):
+                    break
+                factors.append(self.power())
+                if not self.starts_factor():
+                    break
+            arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
+        if name == "log" and base is not None:
+            arguments = [*arguments, base]
+        if power == ("num", Fraction(-1)) and name in ("sin", "cos", "tan"):
+            return ("call", "arc" + name, *arguments)
+        tree: Tree = ("call", {"lg": "log"}.get(name, name), *arguments)
+        return tree if power is None else ("pow", tree, power)
+
+    def letters(self) -> Tree:
+        run = LETTERS.match(self.text, self.at)
+        assert run is not None
+        word = run.group()
+        lower = word.lower()
+        if lower in WORDS and len(word) > 1:
+            self.at = run.end()
+            return WORDS[lower]
+        if lower in FUNCTIONS and len(word) > 1:
+            self.at = run.end()
+            if lower == "sqrt" and not self.peek("(", "{"):
+                raise Unreadable("sqrt without its argument")
+            if lower == "sqrt" and self.peek("{"):
+                return ("call", "sqrt", self.group())
+            return self.call(lower)
+        if word in ("C", "P") and re.compile(r"[CP]\(\s*\d+\s*,\s*\d+\s*\)").match(self.text, self.at):
+            self.at = run.end()
+            inner = self.atom()
+            return ("call", "binom" if word == "C" else "perm", *inner[3:])
+        if lower in NUMBER_WORDS:
+            self.at = run.end()
+            return ("num", Fraction(NUMBER_WORDS[lower]))
+        for name in ("sqrt", "pi"):
+            if lower.endswith(name) and len(word) == len(name) + 1:  # "xpi", "asqrt(2)"
+                self.at += 1
+                return _letter(word[0])
+        if len(word) > 3:
+            raise Unreadable(f"{word[:20]!r} is a word")
+        self.at += 1
+        return self.named(word[0])
+
+    def named(self, name: str) -> Tree:
+        subscript = self.match(SUBSCRIPT)
+        primes = ""
+        while self.text.startswith("'", self.at):
+            self.at += 1
+            primes += "'"
+        if subscript is not None:
+            return ("var", f"{name}_{(subscript[1] or subscript[2]).replace(' ', '')}{primes}")
+        return ("var", name + primes) if primes or len(name) > 1 else _letter(name)
+
+    def matrix(self) -> Tree:
+        found = self.match(MATRIX)
+        if found is None:
+            raise Unreadable("an environment that is no matrix")
+        rows: list[list[Tree]] = [[self.sum()]]
+        while True:
+            if self.take("&"):
+                rows[-1].append(self.sum())
+            elif self.take("\\\\"):
+                if self.peek("\\end"):
+                    break
+                rows.append([self.sum()])
+            else:
+                break
+        self.need("\\end")
+        self.need("{" + found[1] + "}")
+        return ("matrix", *(tuple(row) for row in rows))
+
+
+def _number(digits: str) -> Fraction:
+    digits = digits.replace(",", "").replace(" ", "").replace("_", "")
+    if len(digits) > MAX_DIGITS:
+        digits = digits.lstrip("0") or "0"
+        if len(digits) > MAX_DIGITS:
+            raise TooLarge(f"a number of more than {MAX_DIGITS} digits")
+    return Fraction(digits)
+
+
+def _negative(tree: Tree) -> Tree:
+    return ("num", -tree[1]) if tree[0] == "num" else ("neg", tree)
+
+
+def _letter(char: str) -> Tree:
+    return ("const", char) if char in "ei" else ("var", char)

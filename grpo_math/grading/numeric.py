@@ -1,0 +1,177 @@
+r"""Worker side: are two expressions equal, by their values at high precision in a few points?
+
+Two constants are equal where their difference vanishes as fast as the precision grows; expressions in variables where
+that holds at every sampled point. This says "different" with certainty (up to mpmath's own correctness) and "equal"
+with a chance of error that no model output will meet.
+
+>>> from grpo_math.grading.expression import parse
+>>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))
+(True, False)
+
+Does not bound its own time or memory: the worker process does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mpmath
+from mpmath import mp
+
+from grpo_math.grading.compare import Rules
+from grpo_math.grading.exact import certainly_huge
+from grpo_math.grading.expression import Tree
+
+LOW, HIGH = 40, 90  # decimal digits
+SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
+MAX_EXPONENT = 10**15
+
+
+class _NoValue(ArithmeticError):
+    pass
+
+
+class Overflow(Exception):
+    """A power too large to compute even in floating point."""
+
+
+def equal(gold: Tree, answer: Tree) -> bool | None:
+    """True, False, or None where neither can be evaluated anywhere; `Overflow` where a power is beyond computing."""
+    if gold == answer:
+        return True
+    names = sorted(_names(gold) | _names(answer))
+    verdicts = []
+    for number, sign in SAMPLES if names else SAMPLES[:1]:
+        verdicts.append(_equal_at(gold, answer, _point(names, number, sign), real=bool(names) and sign < 0))
+        if verdicts[-1] is False:
+            return False
+    return True if True in verdicts else None
+
+
+def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
+    """Is gold = k * answer for one number k (positive where asked), not 0?"""
+    names = sorted(_names(gold) | _names(answer))
+    if _names(gold) != _names(answer):
+        return False if names else None
+    ratios = []
+    with mp.workdps(LOW):
+        for number, sign in SAMPLES:
+            point = _point(names, number, sign)
+            try:
+                above, below = _value(gold, point), _value(answer, point)
+                if below == 0 or above == 0:
+                    return None
+                ratios.append(above / below)
+            except (ArithmeticError, ValueError, TypeError):
+                continue
+        if len(ratios) < 2:
+            return None
+        same = all(abs(ratio - ratios[0]) <= abs(ratios[0]) * mpmath.mpf(10) ** (10 - LOW) for ratio in ratios[1:])
+        return bool(same and (not positive or (mpmath.im(ratios[0]) == 0 and mpmath.re(ratios[0]) > 0)))
+
+
+def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bool | None:
+    try:
+        gaps = []
+        for digits in (LOW, HIGH):
+            with mp.workdps(digits):
+                p, q = _value(gold, point), _value(answer, point)
+                if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
+                    return None
+                if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
+                    return None
+                gaps.append(abs(p - q))
+                scale = max(abs(p), abs(q))
+        with mp.workdps(HIGH):
+            shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
+            return bool(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
+    except Overflow:
+        if certainly_huge(gold) != certainly_huge(answer):
+            return False
+        raise
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+
+
+def _names(tree: object) -> set[str]:
+    if not isinstance(tree, tuple) or not tree:
+        return set()
+    if tree[0] == "var":
+        return {tree[1]}
+    return set().union(*(_names(part) for part in tree[1:])) if len(tree) > 1 else set()
+
+
+def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
+    """Values that are fixed, distinct, and of no special form."""
+    values = {}
+    for index, name in enumerate(names):
+        fraction = ((index + 1) * 0.6180339887 + number * 0.4142135623) % 1
+        value = mpmath.mpf(round(0.35 + 1.9 * fraction, 6))
+        values[name] = -value if sign < 0 and index % 2 == 0 else value
+    return values
+
+
+def _value(tree: Tree, point: dict[str, Any]) -> Any:
+    kind = tree[0]
+    if kind == "num":
+        return mpmath.mpf(tree[1].numerator) / tree[1].denominator
+    if kind == "var":
+        return point[tree[1]]
+    if kind == "const":
+        if tree[1] == "inf":
+            raise _NoValue
+        return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
+    if kind == "add":
+        return mpmath.fsum(_value(term, point) for term in tree[1:])
+    if kind == "mul":
+        return mpmath.fprod(_value(factor, point) for factor in tree[1:])
+    if kind == "neg":
+        return -_value(tree[1], point)
+    if kind == "div":
+        return _value(tree[1], point) / _value(tree[2], point)
+    if kind == "pow":
+        return _power(tree, point)
+    if kind == "percent":
+        return _value(tree[1], point) / 100
+    if kind == "degrees":
+        return _value(tree[1], point) * mp.pi / 180
+    if kind == "fact":
+        n = _value(tree[1], point)
+        if abs(n) > MAX_EXPONENT:
+            raise Overflow
+        return mpmath.gamma(n + 1)
+    if kind == "call":
+        return _call(tree[1], [_value(argument, point) for argument in tree[2:]])
+    raise _NoValue
+
+
+def _power(tree: Tree, point: dict[str, Any]) -> Any:
+    base, exponent = _value(tree[1], point), _value(tree[2], point)
+    if abs(exponent) > MAX_EXPONENT or (base != 0 and abs(exponent) * abs(mpmath.log(abs(base))) > MAX_EXPONENT):
+        raise Overflow
+    root = tree[2]
+    if root[0] == "div" and root[1] == ("num", 1) and root[2][0] == "num" and mpmath.im(base) == 0 and base < 0:
+        degree = root[2][1]
+        if degree.denominator == 1 and degree % 2 == 1:  # the real root of a negative number
+            return -((-base) ** exponent)
+    return base**exponent
+
+
+def _call(name: str, values: list[Any]) -> Any:
+    if name == "log":
+        return mpmath.log(values[0]) / mpmath.log(values[1] if len(values) > 1 else 10)
+    functions = {
+        "sqrt": mpmath.sqrt, "abs": abs, "ln": mpmath.log, "exp": mpmath.exp, "sin": mpmath.sin, "cos": mpmath.cos,
+        "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc, "arcsin": mpmath.asin,
+        "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
+        "tanh": mpmath.tanh, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
+        "max": max, "min": min, "perm": lambda n, k: mpmath.gamma(n + 1) / mpmath.gamma(n - k + 1),
+    }  # fmt: skip
+    if name not in functions:
+        raise _NoValue
+    if name in ("exp", "sinh", "cosh", "binom", "perm") and any(abs(v) > MAX_EXPONENT for v in values):
+        raise Overflow
+    return functions[name](*values)
+
+
+NUMERIC = Rules(equal, proportional)

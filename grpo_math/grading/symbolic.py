@@ -1,0 +1,58 @@
+r"""Worker side: the verdict on two answers that the quick paths left open. The only module that imports Math-Verify.
+
+First the same structural comparison with numeric leaves; Math-Verify where an answer is outside our grammar (sums,
+integrals, sets in builder notation) or cannot be evaluated.
+
+Does not guard itself: the process that runs it has a memory limit, and is killed when its time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, MatrixBase
+
+from grpo_math.grading.clean import clean
+from grpo_math.grading.compare import compare, readings
+from grpo_math.grading.numeric import NUMERIC, Overflow
+
+logging.disable(logging.CRITICAL)
+
+MAX_CHARACTERS = 2000  # its parser's time grows faster than the text
+
+CONFIG = [
+    LatexExtractionConfig(
+        boxed_match_priority=-1,
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=True, malformed_operators=True, nits=True, boxed="none", equations=False
+        ),
+    )
+]
+
+
+def judge(gold: str, answer: str) -> tuple[str, str]:
+    """The verdict and its reason."""
+    try:
+        verdict, reason = compare(gold, answer, NUMERIC)
+    except Overflow:
+        return "timeout", "a power too large to compute"
+    if verdict is not None:
+        return str(verdict), "numeric" if reason == "trees" else reason
+    if max(len(gold), len(answer)) > MAX_CHARACTERS:
+        return ("bad_gold" if len(gold) > MAX_CHARACTERS else "unparseable"), f"more than {MAX_CHARACTERS} characters"
+    gold_read, answer_read = bool(readings(clean(gold))), bool(readings(clean(answer)))
+    gold_parsed, answer_parsed = _parsed(gold), _parsed(answer)
+    if not gold_parsed:
+        return ("bad_gold", "the gold cannot be read") if not gold_read else ("wrong", "only the gold can be read")
+    if not answer_parsed:
+        return ("unparseable", "the answer cannot be read") if not answer_read else ("wrong", "Math-Verify")
+    equal = verify(gold_parsed, answer_parsed, timeout_seconds=None)
+    return ("correct" if equal else "wrong"), "Math-Verify"
+
+
+def _parsed(text: str) -> list[Basic | MatrixBase]:
+    # Expressions only: a string inside sympy's containers would be sympified, and that evaluates it.
+    found = parse(f"${text}$", extraction_config=CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
+    return [item for item in found if isinstance(item, (Basic, MatrixBase))]

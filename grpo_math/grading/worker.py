@@ -1,0 +1,117 @@
+"""The program of one worker process: reads (gold, answer) frames on stdin, writes verdicts on stdout.
+
+``python -m grpo_math.grading.worker PARENT_PID MEMORY_BYTES``. It is a plain child process that speaks JSON, and no
+multiprocessing child: nothing of the user's main module is imported again, and nothing is unpickled. The address space
+is limited before Math-Verify is imported. Each job arms a kernel timer whose default action ends the process, so that
+even a hung worker whose parent was killed is gone soon after.
+
+Does not keep time for the caller: the parent's clock (pool.py) decides a timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import struct
+import sys
+from typing import Any, BinaryIO
+
+GRACE = 2.0  # seconds past the limit after which the kernel ends a worker that nobody killed
+HEADER = struct.Struct(">I")
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A length-prefixed JSON frame, pure ASCII so that lone surrogates travel too.
+
+    >>> encode({"a": 1})
+    b'\\x00\\x00\\x00\\x08{"a": 1}'
+    """
+    body = json.dumps(message).encode("ascii")
+    return HEADER.pack(len(body)) + body
+
+
+def decode(buffer: bytearray) -> dict[str, Any] | None:
+    """Take one whole frame from the front of the buffer, or None while it is incomplete.
+
+    >>> decode(bytearray(encode({"a": 1}))), decode(bytearray(b"\\x00\\x00"))
+    ({'a': 1}, None)
+    """
+    if len(buffer) < HEADER.size:
+        return None
+    (length,) = HEADER.unpack_from(buffer)
+    if len(buffer) < HEADER.size + length:
+        return None
+    body = bytes(buffer[HEADER.size : HEADER.size + length])
+    del buffer[: HEADER.size + length]
+    return json.loads(body)
+
+
+def main() -> None:
+    parent, memory = int(sys.argv[1]), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what ends
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints must not break the frames
+    _limit_memory(memory)
+    sys.setrecursionlimit(3000)
+    try:
+        from grpo_math.grading import symbolic
+    except ImportError as error:
+        _send(out, {"error": str(error)})
+        return
+    _send(out, {"ready": True})
+    buffer = bytearray()
+    while (job := _receive(buffer, parent)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, job["limit"] + GRACE)
+        try:
+            verdict, reason = symbolic.judge(job["gold"], job["answer"])
+        except MemoryError:
+            verdict, reason = "crash", "out of memory"
+        except RecursionError:
+            verdict, reason = "crash", "nested too deeply"
+        except Exception as error:
+            verdict, reason = "crash", f"{type(error).__name__} in the worker"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _send(out, {"verdict": verdict, "reason": reason, "retire": _peak_bytes() > memory // 2})
+
+
+def _limit_memory(memory: int) -> None:
+    if memory:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _peak_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _receive(buffer: bytearray, parent: int) -> dict[str, Any] | None:
+    """The next job; None where the parent closed the pipe or is gone."""
+    while True:
+        job = decode(buffer)
+        if job is not None:
+            return job
+        readable, _, _ = select.select([0], [], [], 10.0)
+        if not readable:
+            if os.getppid() != parent:
+                return None
+            continue
+        chunk = os.read(0, 65536)
+        if not chunk:
+            return None
+        buffer += chunk
+
+
+def _send(out: BinaryIO, message: dict[str, Any]) -> None:
+    out.write(encode(message))
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()

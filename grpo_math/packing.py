@@ -1,0 +1,109 @@
+"""Padded rollouts -> one packed row in which every prompt stands once -> the same padded tensors back. Pure torch.
+
+Stock TRL scores B x (longest prompt + longest completion) tokens. The G completions of a prompt need the prompt's keys
+and values only once, and padding not at all. So a group becomes
+
+    [prompt without its last token] [last prompt token, completion 1] ... [last prompt token, completion G]
+
+where position ids restart after the prompt for every completion, and each segment sees the prompt and itself alone
+(`attention.py`). The last prompt token opens every segment because its prediction is the completion's first token; the
+last token of a completion predicts nothing and is left out. Tokens: (len(prompt) - 1) + sum(len(completion)).
+
+Does not run the model, and does not know what the numbers mean that it carries back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # the label that TRL's fused LM head leaves unscored
+
+
+@dataclass(frozen=True)
+class GroupLayout:
+    """Where one group lies in the packed row: ``start``, then ``prompt`` tokens, then segments of ``lengths``."""
+
+    start: int
+    prompt: int
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """What `pack` makes: three tensors (1, L), the layout of the groups, and the way back to (B, T)."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    shift_labels: Tensor
+    groups: tuple[GroupLayout, ...]
+    packed_index: Tensor  # (N,) where each scored token lies in the row
+    padded_index: Tensor  # (N,) where it lies in (B, T), flattened
+    shape: tuple[int, int]  # (B, T)
+
+
+def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> PackedRow | None:
+    """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
+
+    Rows with the same prompt are put together, wherever they stand. Rows without a completion token are left out;
+    None where that leaves nothing.
+
+    >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
+    >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
+    >>> row.input_ids, row.position_ids, row.shift_labels
+    (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[-100,    7,    8,    9]]))
+    >>> row.groups
+    (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
+    """
+    batch, device = input_ids.size(0), input_ids.device
+    split = input_ids.size(1) - completion_length
+    prompt_lengths = attention_mask[:, :split].sum(dim=1).tolist()
+    lengths = attention_mask[:, split:].sum(dim=1).tolist()
+    rows_of: dict[tuple[int, ...], list[int]] = {}
+    for row, prompt_ids in enumerate(input_ids[:, :split].tolist()):
+        if lengths[row]:
+            rows_of.setdefault(tuple(prompt_ids[split - prompt_lengths[row] :]), []).append(row)
+    if not rows_of:
+        return None
+
+    ids, positions, labels, packed_index, padded_index, groups = [], [], [], [], [], []
+    start = 0
+    for rows in rows_of.values():
+        prompt = prompt_lengths[rows[0]] - 1
+        ids.append(input_ids[rows[0], split - prompt - 1 : split - 1])
+        positions.append(torch.arange(prompt, device=device))
+        labels.append(input_ids.new_full((prompt,), IGNORED))
+        offset = start + prompt
+        for row in rows:
+            length = lengths[row]
+            ids.append(input_ids[row, split - 1 : split - 1 + length])
+            labels.append(input_ids[row, split : split + length])
+            positions.append(torch.arange(prompt, prompt + length, device=device))
+            packed_index.append(torch.arange(offset, offset + length, device=device))
+            padded_index.append(torch.arange(row * completion_length, row * completion_length + length, device=device))
+            offset += length
+        groups.append(GroupLayout(start, prompt, tuple(lengths[row] for row in rows)))
+        start = offset
+    return PackedRow(
+        input_ids=torch.cat(ids)[None],
+        position_ids=torch.cat(positions)[None],
+        shift_labels=torch.cat(labels)[None],
+        groups=tuple(groups),
+        packed_index=torch.cat(packed_index),
+        padded_index=torch.cat(padded_index),
+        shape=(batch, completion_length),
+    )
+
+
+def unpack(values: Tensor, row: PackedRow) -> Tensor:
+    """Carry one number for each packed token (1, L) back to (B, T); 0 where there is padding.
+
+    >>> row = pack(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]]), 2)
+    >>> unpack(torch.tensor([[10.0, 20.0]]), row)
+    tensor([[20.,  0.]])
+    """
+    batch, length = row.shape
+    flat = values.new_zeros(batch * length)
+    return flat.scatter(0, row.padded_index, values.reshape(-1)[row.packed_index]).view(batch, length)

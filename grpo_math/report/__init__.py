@@ -1,0 +1,29 @@
+"""A run directory -> plots and one self-contained HTML page; two results files -> their paired difference.
+
+`compare` pairs two results, `run_dir` reads a run, `plots` draws its history and `page` puts all of it together.
+
+Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
+"""
+
+from grpo_math.report.compare import (
+    Change,
+    ResultsError,
+    changed,
+    compare,
+    read_results,
+    terminal_changes,
+    terminal_table,
+)
+from grpo_math.report.page import ReportFiles, report
+
+__all__ = [
+    "Change",
+    "ReportFiles",
+    "ResultsError",
+    "changed",
+    "compare",
+    "read_results",
+    "report",
+    "terminal_changes",
+    "terminal_table",
+]

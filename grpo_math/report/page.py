@@ -1,0 +1,365 @@
+"""A run -> `report.html` and `plots/*.png`, each written whole or not at all.
+
+The model's output is hostile text. Python escapes whatever it puts into the page; the viewer's rows travel as JSON
+without a ``<``, ``>`` or ``&`` in it and reach the page through ``textContent`` alone; and the page's content security
+policy runs no script but its own and loads nothing.
+
+Does not decide what a run did right or wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_math import metrics
+from grpo_math.errors import ConfigError
+from grpo_math.report.compare import (
+    ANSWER_RIGHT,
+    CATEGORIES,
+    Change,
+    Results,
+    ResultsError,
+    categories_of,
+    changed,
+    compare,
+    count,
+    share,
+)
+from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed, inline_svg, render, shows
+from grpo_math.report.run_dir import Run, prompt_of, read_run, text_of
+from grpo_math.stats import PairedDifference, mcnemar, wilson
+
+CHANGES_SHOWN = 5
+SECRET = re.compile(r"(token|password|secret|api_key)$")
+CHANGE_NAMES = {
+    (0, 1): "wrong to right",
+    (1, 0): "right to wrong",
+    (1, 1): "right both times",
+    (0, 0): "wrong both times",
+}
+
+
+class ReportFiles(NamedTuple):
+    """What `report` wrote. ``notes`` are one line each: what was missing, broken or skipped."""
+
+    html: Path
+    plots: list[Path]
+    findings: list[dict[str, Any]]
+    notes: list[str]
+
+
+def report(run_dir: str | Path) -> ReportFiles:
+    """Draw ``plots/training.png`` and ``plots/details.png`` and write ``report.html`` into the run directory."""
+    run = read_run(run_dir)
+    plots = []
+    for name, panels in (("training", TRAINING), ("details", [panel for panel in DETAILS if shows(run, panel)])):
+        if run.history and panels:
+            path = run.directory / "plots" / f"{name}.png"
+            _write(path, render(condensed(run), panels, "png"))
+            plots.append(path)
+    page = run.directory / "report.html"
+    _write(page, build_page(run).encode("utf-8"))
+    return ReportFiles(page, plots, [], run.notes)
+
+
+def build_page(run: Run) -> str:
+    """The page as one text. Results that cannot be compared become a note."""
+    paired = None
+    if run.before and run.after:
+        try:
+            paired = compare(run.before, run.after)
+        except ResultsError as error:
+            run.notes.append(f"before.json and after.json are not compared: {error}")
+    template = files("grpo_math.report").joinpath("page.html").read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
+    assert script is not None
+    parts = {
+        "script_hash": base64.b64encode(hashlib.sha256(script[1].encode("utf-8")).digest()).decode("ascii"),
+        "name": escape(run.directory.resolve().name),
+        "headline": _headline(run, paired),
+        "facts": _facts(run),
+        "notes": _notes(run.notes),
+        "categories": _category_table(run, paired),
+        "plots": _figures(run),
+        "changes": _changes(run.before, run.after) if run.before and run.after and paired else "",
+        "settings": _settings(run),
+        "data": _safe_json(_viewer(run, paired is not None)),
+    }
+    # One pass, so that nothing in a completion is taken for a placeholder.
+    return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)
+
+
+def _headline(run: Run, paired: PairedDifference | None) -> str:
+    if run.before and run.after:
+        figures = f"{_percent(share(run.before))} <span class=arrow>→</span> {_percent(share(run.after))}"
+    elif run.before or run.after:
+        when, results = ("before", run.before) if run.before else ("after", run.after)
+        assert results is not None
+        lo, hi = wilson(count(results, "correct"), len(results["rows"]))
+        words = f"accuracy {when} training, 95% interval {_percent(lo)} to {_percent(hi)}"
+        return f"<p class=figures>{_percent(share(results))}</p><p>{words}, n = {len(results['rows'])} problems</p>"
+    else:
+        return "<p>This run holds no evaluation.</p>"
+    if paired is None:
+        return (
+            f"<p class=figures>{figures}</p><p>held-out accuracy before and after training; not compared, see below</p>"
+        )
+    p = mcnemar(paired.gained, paired.lost)
+    verdict = "The interval holds zero: no clear change." if paired.lo <= 0 <= paired.hi else ""
+    return (
+        f"<p class=figures>{figures}</p>"
+        f"<p class=difference><strong>{_points(paired.difference)} points</strong>, 95% paired interval "
+        f"{_points(paired.lo)} to {_points(paired.hi)}. {verdict}</p>"
+        f"<p>Held-out accuracy before and after training on the same {paired.n} problems: {paired.gained} went from "
+        f"wrong to right and {paired.lost} back (McNemar p {'&lt; 0.0001' if p < 0.0001 else f'= {p:.2g}'}).</p>"
+    )
+
+
+def _facts(run: Run) -> str:
+    results = run.after or run.before or {}
+    facts = {
+        "model": results.get("model") or run.config.get("model_name_or_path"),
+        "evaluation data": results.get("data"),
+        "problems": len(results["rows"]) if results else None,
+        "template": results.get("template"),
+        "evaluation seed": results.get("seed"),
+        "training seed": run.config.get("seed"),
+        "last step": f"{run.history[-1][metrics.STEP]:.0f}" if run.history else None,
+    }
+    return "".join(
+        f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items() if value is not None
+    )
+
+
+def _notes(notes: list[str]) -> str:
+    if not notes:
+        return ""
+    return _section("Missing or skipped", f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>", "notes")
+
+
+def _section(title: str, body: str, kind: str = "") -> str:
+    return f'<section class="{kind}"><h2>{title}</h2>{body}</section>'
+
+
+def _category_table(run: Run, paired: PairedDifference | None) -> str:
+    several = [(name, results) for name, results in (("before", run.before), ("after", run.after)) if results]
+    if not several:
+        return ""
+    # A label and, for each results file, (how it reads, the share).
+    rows: list[tuple[str, list[tuple[str, float]]]] = []
+    for category in categories_of(*(results for _, results in several)):
+        shares = [share(results, (category,)) for _, results in several]
+        texts = [f"{count(results, category)} ({_percent(s)})" for s, (_, results) in zip(shares, several, strict=True)]
+        rows.append((CATEGORIES.get(category, category), list(zip(texts, shares, strict=True))))
+    shares = [share(results, ANSWER_RIGHT) for _, results in several]
+    rows.append(("answer right in any format", [(_percent(value), value) for value in shares]))
+    for name in ("pass@k", "maj@k"):
+        tables = [_dict(results.get(name)) for _, results in several]
+        for k in tables[0]:
+            values = [value for table in tables if isinstance(value := table.get(k), (int, float))]
+            if len(values) == len(tables):
+                rows.append((name.replace("@k", f"@{k}"), [(_percent(value), value) for value in values]))
+    names = ["outcome", *(name for name, _ in several), *(["change in points"] if paired else [])]
+    head = "".join(f"<th scope=col>{name}</th>" for name in names)
+    body = ""
+    for label, cells in rows:
+        texts = [text for text, _ in cells] + ([_points(cells[1][1] - cells[0][1])] if paired else [])
+        body += f"<tr><th scope=row>{escape(label)}</th>{''.join(f'<td>{text}</td>' for text in texts)}</tr>"
+    table = f"<table class=numbers><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return _section("Outcomes", table)
+
+
+def _figures(run: Run) -> str:
+    groups = [[panel for panel in panels if shows(run, panel)] for panels in (TRAINING, DETAILS)]
+    drawn = condensed(run)
+    first, more = (
+        f"<div class=plots>{''.join(_figure(run, drawn, panel) for panel in panels)}</div>" for panels in groups
+    )
+    if groups[1]:
+        first += f"<details><summary>More plots ({len(groups[1])})</summary>{more}</details>"
+    return _section("Training", first) if any(groups) else ""
+
+
+def _figure(run: Run, drawn: Run, panel: Panel) -> str:
+    words = "<br>".join(map(escape, captions(run, panel)))
+    return f"<figure>{inline_svg(render(drawn, [panel], 'svg'))}<figcaption>{words}</figcaption></figure>"
+
+
+def _changes(before: Results, after: Results) -> str:
+    parts = []
+    for lost, name in ((False, CHANGE_NAMES[0, 1]), (True, CHANGE_NAMES[1, 0])):
+        changes = changed(before, after, limit=None, lost=lost)
+        parts.append(f"<h3>From {name}: {len(changes)}</h3>")
+        parts += [_change(change, opened=not place) for place, change in enumerate(changes[:CHANGES_SHOWN])]
+        if len(changes) > CHANGES_SHOWN:
+            parts.append(f'<button type=button data-change="{name}">Show all {len(changes)} in the viewer</button>')
+    return _section("Problems that changed", "".join(parts))
+
+
+def _change(change: Change, opened: bool) -> str:
+    sides = "".join(
+        f"<div><h4>{name}</h4><pre dir=auto>{escape(text)}</pre></div>"
+        for name, text in (("before", change.before), ("after", change.after))
+    )
+    summary = f"{escape(change.problem)} <small>gold {escape(change.gold)}</small>"
+    return f"<details{' open' * opened}><summary>{summary}</summary><div class=sides>{sides}</div></details>"
+
+
+def _settings(run: Run) -> str:
+    config = dict(run.config)
+    versions = _dict(config.pop("versions", None)) or _dict((run.after or run.before or {}).get("versions"))
+    parts = []
+    for name, table in (("Versions", versions), ("Settings", config)):
+        if table:
+            rows = "".join(
+                f"<tr><th scope=row>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in _flat(table)
+            )
+            parts.append(f"<details><summary>{name} ({len(table)})</summary><table>{rows}</table></details>")
+    return _section("Configuration", "".join(parts) or "<p>No settings and no versions are recorded.</p>")
+
+
+def _flat(table: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Nested settings as dotted names. A page gets shared, so what looks like a credential is not on it."""
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _flat(value, name + ".")
+        elif isinstance(value, str) and SECRET.search(name.lower()):
+            yield name, "(not shown)"
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _viewer(run: Run, comparable: bool) -> dict[str, Any]:
+    """What the viewer shows: sources of rows, each with its filters; equal prompts are held once."""
+    prompts: dict[tuple[str, str], int] = {}
+    sources = [
+        _heldout_source(run.before, run.after, comparable, prompts),
+        _training_source(run.completions, prompts),
+    ]
+    return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
+
+
+def _heldout_source(
+    before: Results | None, after: Results | None, comparable: bool, prompts: dict[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Problems with the completion before and the completion after side by side, where the two can be compared."""
+    by_id: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, results in (("before", before), ("after", after)):
+        for row in results["rows"] if results else ():
+            key = str(row["id"]) if comparable else f"{name} {row['id']}"
+            by_id.setdefault(key, {})[name] = row
+    rows = []
+    for key, sides in by_id.items():
+        any_row = next(iter(sides.values()))
+        fields = {name: str(row["category"]) for name, row in sides.items()}
+        if len(sides) == 2:
+            right = (int(fields["before"] == "correct"), int(fields["after"] == "correct"))
+            fields["change"] = CHANGE_NAMES[right]
+        rows.append(
+            {
+                "title": f"{key}, gold {any_row.get('gold')}",
+                "prompt": prompts.setdefault((text_of(any_row.get("problem")), ""), len(prompts)),
+                "fields": fields,
+                "sides": [
+                    {
+                        "label": name,
+                        "badge": str(row["category"]),
+                        "facts": _row_facts(row),
+                        "text": text_of(row["completion"]),
+                    }
+                    for name, row in sides.items()
+                ],
+            }
+        )
+    return _source("Held-out problems", rows, ("change", "before", "after"), CATEGORIES)
+
+
+def _row_facts(row: dict[str, Any]) -> str:
+    answer = "no answer" if row.get("answer") is None else f"answer {row['answer']}"
+    return f"{answer}, {row['tokens']} tokens" if row.get("tokens") is not None else answer
+
+
+def _training_source(completions: list[dict[str, Any]], prompts: dict[tuple[str, str], int]) -> dict[str, Any]:
+    rows = []
+    for row in completions:
+        values = {name: v for name, v in row.items() if name not in ("step", "prompt", "completion", "verdict")}
+        fields = {name: str(row[name]) for name in ("step", "verdict") if row.get(name) is not None}
+        rows.append(
+            {
+                "title": f"step {row.get('step')}",
+                "prompt": prompts.setdefault(prompt_of(row.get("prompt")), len(prompts)),
+                "fields": fields,
+                "sides": [
+                    {
+                        "label": "completion",
+                        "badge": fields.get("verdict", ""),
+                        "facts": ", ".join(f"{name} {_short(value)}" for name, value in values.items()),
+                        "text": text_of(row.get("completion")),
+                    }
+                ],
+            }
+        )
+    return _source("Training completions", rows, ("step", "verdict"), {})
+
+
+def _source(name: str, rows: list[dict[str, Any]], fields: tuple[str, ...], labels: dict[str, str]) -> dict[str, Any]:
+    filters = []
+    for field in fields:
+        values = dict.fromkeys(row["fields"][field] for row in rows if field in row["fields"])
+        if len(values) > 1:
+            filters.append({"field": field, "values": list(values)})
+    return {"name": name, "labels": labels, "filters": filters, "rows": rows}
+
+
+def _short(value: object) -> str:
+    # pandas, with which TRL writes, makes a missing reward a NaN.
+    if value is None or value != value:
+        return "none"
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def _safe_json(value: object) -> str:
+    r"""JSON that can stand inside a script element: ASCII alone, and no character that HTML could take for markup.
+
+    >>> print(_safe_json("</script>\u2028"))
+    "\u003c/script\u003e\u2028"
+    """
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Into a file of another name first: a reader sees the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(
+            "run_dir", str(path.parent), f"cannot be written ({error.strerror})", "make room for it"
+        ) from None

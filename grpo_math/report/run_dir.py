@@ -1,0 +1,170 @@
+"""A run directory -> what it holds, and one line for each thing that is missing, broken or skipped.
+
+It may be of a run that is still going or that was killed: a half-written line, a damaged file or an absent one is a
+note and not an error.
+
+Does not interpret what it reads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_math import metrics
+from grpo_math.errors import ConfigError
+from grpo_math.report.compare import Results, ResultsError, read_results
+
+History = list[dict[str, float]]
+
+
+@dataclass
+class Run:
+    """What a run directory holds; ``notes`` say what is missing, broken or skipped."""
+
+    directory: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    history: History = field(default_factory=list)
+    before: Results | None = None
+    after: Results | None = None
+    completions: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+MOST_COMPLETION_FILES = 250
+MOST_COMPLETION_CHARACTERS = 20_000_000
+
+
+def read_run(run_dir: str | Path) -> Run:
+    """Read all that is readable. A folder with none of the run's files is a `ConfigError`."""
+    run = Run(Path(run_dir))
+    if not run.directory.is_dir():
+        raise ConfigError("run_dir", str(run_dir), "is not a folder", "give the run directory that training wrote")
+    if not any(
+        (run.directory / name).exists() for name in ("history.jsonl", "before.json", "after.json", "config.yaml")
+    ):
+        reason = "holds no config.yaml, history.jsonl, before.json or after.json"
+        raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
+    _read_config(run)
+    _read_history(run)
+    run.before = _read_evaluation(run, "before.json", "the accuracy before training is not known")
+    run.after = _read_evaluation(run, "after.json", "the accuracy after training is not known")
+    _read_completions(run)
+    return run
+
+
+def _read_config(run: Run) -> None:
+    import yaml
+
+    path = run.directory / "config.yaml"
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        run.notes.append("config.yaml is missing: the settings and versions of this run are not known")
+    except (OSError, yaml.YAMLError) as error:
+        run.notes.append(f"config.yaml cannot be read ({type(error).__name__}): the settings are not shown")
+    else:
+        if isinstance(config, dict):
+            run.config = config
+        else:
+            run.notes.append("config.yaml holds no settings: it has to be a table of names and values")
+
+
+def _read_history(run: Run) -> None:
+    """One row a step. A resumed run repeats steps: the newest attempt counts, and what it threw away is dropped."""
+    path = run.directory / "history.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        run.notes.append("history.jsonl is missing: there are no training curves")
+        return
+    by_step: dict[int, dict[str, float]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            step = int(row[metrics.STEP])
+            values = {key: float(value) for key, value in row.items() if isinstance(value, (int, float))}
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            # Only the last line has no line break after it, while the run writes it or after the run was killed.
+            what = "half written" if number == len(lines) else "not a JSON object with a step"
+            run.notes.append(f"history.jsonl line {number} is {what}: it was skipped")
+            continue
+        if by_step.get(step, {}).keys() & values.keys() - {metrics.STEP} and step < max(by_step):
+            by_step = {known: values for known, values in by_step.items() if known < step}
+            run.notes.append(
+                f"history.jsonl line {number}: the run was resumed and repeats step {step}, which counts anew"
+            )
+        by_step.setdefault(step, {}).update(values)
+    run.history = [by_step[step] for step in sorted(by_step)]
+    if not run.history:
+        run.notes.append("history.jsonl has no step yet: there are no training curves")
+
+
+def _read_evaluation(run: Run, name: str, without: str) -> Results | None:
+    path = run.directory / name
+    if not path.exists():
+        run.notes.append(f"{name} is missing: {without}")
+        return None
+    try:
+        return read_results(path)
+    except ResultsError as error:
+        run.notes.append(str(error).replace(str(path), name, 1))
+        return None
+
+
+def _read_completions(run: Run) -> None:
+    """TRL's logged completions, evenly thinned by step where a run has more than a page can carry."""
+    files = sorted((run.directory / "completions").glob("*.parquet"))
+    if not files:
+        run.notes.append(
+            "completions/ is missing or empty: there are no training completions to show (see log_completions)"
+        )
+        return
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    stride = -(-len(files) // MOST_COMPLETION_FILES)
+    batches: list[list[dict[str, Any]]] = []
+    previous: list[Any] = []
+    for path in files[::-1][::stride][::-1]:
+        try:
+            rows = parquet.read_table(path).to_pylist()
+        except (pyarrow.ArrowException, OSError):
+            run.notes.append(f"completions/{path.name} is half written or damaged: it was skipped")
+            continue
+        # A batch that TRL trains on for several steps is logged again at each.
+        texts = [(row.get("prompt"), row.get("completion")) for row in rows]
+        if texts != previous:
+            batches.append(rows)
+        previous = texts
+    size = sum(len(text_of(row.get("completion"))) for rows in batches for row in rows)
+    thin = -(-size // MOST_COMPLETION_CHARACTERS) or 1
+    run.completions = [row for rows in batches[::-1][::thin][::-1] for row in rows]
+    if stride * thin > 1:
+        run.notes.append(
+            f"the training completions of one logged step in {stride * thin} are shown: all of them are in completions/"
+        )
+
+
+def text_of(value: object) -> str:
+    """A completion as text: TRL logs a string, or a list of chat messages whose content may come in parts."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(text_of(part) for part in value)
+    if isinstance(value, dict):
+        return text_of(value.get("content") if value.get("content") is not None else value.get("text"))
+    return "" if value is None else str(value)
+
+
+def prompt_of(value: object) -> tuple[str, str]:
+    """A prompt as (its last user message, all of it)."""
+    if not isinstance(value, list):
+        return text_of(value), ""
+    users = [message for message in value if isinstance(message, dict) and message.get("role") == "user"]
+    short = text_of(users[-1]) if users else text_of(value)
+    return short, "\n\n".join(f"{m.get('role')}: {text_of(m)}" for m in value if isinstance(m, dict))

@@ -1,0 +1,167 @@
+"""What a run writes while it goes: config.yaml, one line a step in history.jsonl, a progress bar, the way to stop.
+
+As transformers callbacks, so that any trainer can carry them. Each line of the history is flushed when it is written:
+a run that dies loses no step that it reported.
+
+Does not read a run directory: report/ does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import signal
+import sys
+import threading
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from grpo_math import metrics
+from grpo_math.evaluation import write_json
+
+PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
+
+
+def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
+    """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
+    content = {
+        **{name: value for name, value in settings.items() if not _is_secret(name)},
+        "distributed_type": distributed_type,
+        "num_processes": processes,
+        "versions": versions(),
+        "command": command_line(argv),
+    }
+    plain = json.loads(json.dumps(content, default=str))
+    path.write_text(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True), encoding="utf-8")
+
+
+def versions() -> dict[str, str]:
+    """The installed version of each of `PACKAGES`, and Python's."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def command_line(argv: list[str]) -> str:
+    """The command as it can be typed again, with the values of tokens and keys hidden.
+
+    >>> command_line(["train.py", "--hub_token", "hf_x", "--seed=1", "--api-key=x"])
+    'train.py --hub_token *** --seed=1 --api-key=***'
+    """
+    words, hide = [], False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if hide:
+            words.append("***")
+            hide = False
+        elif name.startswith("--") and _is_secret(name):
+            words.append(f"{name}=***" if equals else name)
+            hide = not equals
+        else:
+            words.append(shlex.quote(word))
+    return " ".join(words)
+
+
+def _is_secret(name: str) -> bool:
+    name = name.lower().replace("-", "_")
+    return name.endswith(("_token", "_key", "_secret", "password"))
+
+
+class History(TrainerCallback):
+    """``history.jsonl``: one line for each logged step, and ``training_history.json``, the same as one array."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "history.jsonl"
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A resumed run writes again what came after its checkpoint."""
+        if state.is_world_process_zero and self.path.exists():
+            kept = [line for line in self.lines() if line[metrics.STEP] <= state.global_step]
+            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs and metrics.LOSS in logs:
+            self.append(state.global_step, logs)
+
+    def append(self, step: int, values: dict[str, Any]) -> None:
+        numbers = {name: number(value) for name, value in values.items()}
+        line = {metrics.STEP: step, **{name: value for name, value in numbers.items() if value is not None}}
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.path.exists():
+            write_json(self.path.with_name("training_history.json"), self.lines())
+
+
+def number(value: Any) -> float | None:
+    """A finite number, also out of the text that transformers makes of some; None for anything else.
+
+    >>> number("1e-3"), number(float("nan")), number("grpo")
+    (0.001, None, None)
+    """
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+class Progress(TrainerCallback):
+    """A bar with the step, the reward, the accuracy and the time left."""
+
+    bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="training", unit="step")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.bar is None or not logs:
+            return
+        shown = {name: number(logs.get(name)) for name in (metrics.REWARD, metrics.ACCURACY)}
+        self.bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items() if value is not None})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class StopOnInterrupt(TrainerCallback):
+    """Ctrl-C ends the run after the current step, with a checkpoint. A second Ctrl-C ends it at once."""
+
+    interrupted = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.interrupted = True
+        signal.signal(signal.SIGINT, self.before)
+        print("\nStopping after this step, with a checkpoint; Ctrl-C again stops at once.", file=sys.stderr)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.interrupted:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and not self.interrupted:
+            signal.signal(signal.SIGINT, self.before)

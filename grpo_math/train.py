@@ -1,0 +1,272 @@
+"""The training program: `accelerate launch --config_file ACCELERATE.yaml -m grpo_math.train --config RECIPE.yaml`.
+
+A recipe is a YAML file with fields of `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`; each of them can also
+be given on the command line, which wins. The run writes to ``output_dir``: config.yaml, history.jsonl, before.json and
+after.json (where ``eval_n`` asks for them), adapter/ or model/, report.html and plots/.
+
+Does not override anything of TRL: trainer.py does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from grpo_math import metrics
+from grpo_math.config import MathGRPOConfig
+from grpo_math.data import load_problems, to_dataset
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.evaluation import evaluate, summary, write_json
+from grpo_math.models import fast_dtype, keep_freed_memory, load_tokenizer, model_path
+from grpo_math.prompts import TEMPLATES
+from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
+from grpo_math.rewards import load_reward
+from grpo_math.run_log import History, Progress, StopOnInterrupt, write_config
+from grpo_math.trainer import MathGRPOTrainer
+
+
+@dataclass
+class TrainArguments:
+    dataset: str = field(
+        default="generated",
+        metadata={"help": "gsm8k, math, math500, generated, generated:LEVEL,LEVEL or a path to a .jsonl file."},
+    )
+    dataset_split: str = field(default="train", metadata={"help": "The split to train on."})
+    dataset_limit: int | None = field(default=None, metadata={"help": "Train on at most so many problems."})
+    skip_bad_rows: bool = field(default=False, metadata={"help": "Count and report bad rows instead of stopping."})
+    template: str = field(default="gsm8k", metadata={"help": f"The prompt: {', '.join(TEMPLATES)}."})
+    rewards: list[str] = field(
+        default_factory=lambda: ["accuracy"],
+        metadata={"help": "Reward functions: keys of REWARDS, or module:function for your own."},
+    )
+    eval_dataset: str | None = field(default=None, metadata={"help": "Held-out problems; default: as dataset."})
+    eval_split: str = field(default="test", metadata={"help": "The split to evaluate on."})
+    eval_n: int = field(default=0, metadata={"help": "Evaluate so many problems before and after; 0: none."})
+    heldout_every: int = field(default=0, metadata={"help": "Evaluate heldout_n problems every so many steps."})
+    heldout_n: int = field(default=64, metadata={"help": "Held-out problems of the evaluations during training."})
+
+    def __post_init__(self) -> None:
+        one_of("template", self.template, tuple(TEMPLATES))
+        for name in ("eval_n", "heldout_every", "heldout_n"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
+
+
+SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
+
+
+class Parser(TrlParser):
+    """TRL's parser; what it refuses is one line, with the nearest name."""
+
+    def __init__(self) -> None:
+        super().__init__(SETTINGS, prog="grpo_math.train", allow_abbrev=False)
+
+    def error(self, message: str) -> Any:
+        raise UserError(message)
+
+    def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
+        try:
+            train_args, config, model_args, unknown = self.parse_args_and_config(argv, return_remaining_strings=True)
+        except OSError as error:
+            raise UserError(f"--config {error.filename}: {error.strerror}: give the path of a recipe") from None
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(" ".join(str(error).split())) from None
+        if unknown:
+            names = [f.name for kind in SETTINGS for f in fields(kind)]
+            near = get_close_matches(unknown[0].lstrip("-"), names, n=1)
+            raise UserError(f"{unknown[0]} is no setting" + (f": did you mean --{near[0]}?" if near else ""))
+        return train_args, config, model_args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, train, and turn a user's error into one line and exit code 2."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+            finished = train(*Parser().parse(argv), argv)
+    except UserError as error:
+        if int(os.environ.get("RANK", 0)) == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if finished else 130
+
+
+def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig, argv: list[str]) -> bool:
+    """One run, from problems to report. False if it was interrupted, with a checkpoint to go on from."""
+    run_dir = Path(str(config.output_dir))
+    check(train_args, config, run_dir)
+    rewards = [load_reward(name) for name in train_args.rewards]
+    rows = load_problems(
+        train_args.dataset,
+        train_args.dataset_split,
+        template=train_args.template,
+        limit=train_args.dataset_limit,
+        seed=config.seed,
+        skip_bad_rows=train_args.skip_bad_rows,
+    )
+    held_out = _held_out(train_args, rows)
+    path = model_path(model_args.model_name_or_path)
+    if config.use_cpu:
+        keep_freed_memory()
+    if model_args.dtype == "auto":
+        model_args.dtype = fast_dtype()
+    own: Any = config.model_init_kwargs or {}
+    config.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        **own,
+    }
+    trainer = MathGRPOTrainer(
+        model=path,
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=to_dataset(rows),
+        processing_class=load_tokenizer(path, model_args.model_revision),
+        peft_config=get_peft_config(model_args),
+        quantization_config=get_quantization_config(model_args),
+    )
+    history, stop = History(run_dir), StopOnInterrupt()
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    for callback in (history, Progress(), stop):
+        trainer.add_callback(callback)
+    main_process = trainer.accelerator.is_main_process
+    if main_process:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        settings = {**asdict(train_args), **asdict(model_args), **config.to_dict()}
+        state = trainer.accelerator.state
+        write_config(
+            run_dir / "config.yaml", settings, ["grpo_math.train", *argv], state.distributed_type, state.num_processes
+        )
+
+    def score(problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
+        return _evaluate(trainer, problems, config, {"data": train_args.eval_dataset or train_args.dataset}, progress)
+
+    if train_args.heldout_every:
+        trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history))
+    before, after = run_dir / "before.json", run_dir / "after.json"
+    if train_args.eval_n and not before.exists():
+        results = score(held_out, True)
+        if main_process:
+            write_json(before, results)
+    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    if stop.interrupted:
+        if main_process:
+            print(
+                f"Interrupted after step {trainer.state.global_step} of {trainer.state.max_steps}; the run goes on "
+                "with the same command and --resume_from_checkpoint true.",
+                file=sys.stderr,
+            )
+        return False
+    target = run_dir / ("adapter" if model_args.use_peft else "model")
+    trainer.save_model(str(target))
+    if train_args.eval_n:
+        results = score(held_out, True)
+        if main_process:
+            write_json(after, {**results, "adapter": str(target) if model_args.use_peft else None})
+    if main_process:
+        print_verdict(run_dir, target)
+    return True
+
+
+def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> None:
+    """What cannot work, before data and weights are read."""
+    if config.trust_remote_code:
+        raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
+    whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
+    if (train_args.eval_n or train_args.heldout_every) and not (whole and not config.fsdp):
+        name = "eval_n" if train_args.eval_n else "heldout_every"
+        raise ConfigError(
+            name, getattr(train_args, name), "needs the whole model on each process", "evaluate after the run"
+        )
+    if str(config.resume_from_checkpoint).lower() == "true":
+        config.resume_from_checkpoint = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
+        if config.resume_from_checkpoint is None:
+            raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
+    elif not config.resume_from_checkpoint and (run_dir / "history.jsonl").exists():
+        raise ConfigError(
+            "output_dir", str(run_dir), "holds another run", "name a new folder or add --resume_from_checkpoint true"
+        )
+
+
+def _held_out(train_args: TrainArguments, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    wanted = max(train_args.eval_n, train_args.heldout_n if train_args.heldout_every else 0)
+    if not wanted:
+        return []
+    held_out = load_problems(
+        train_args.eval_dataset or train_args.dataset,
+        train_args.eval_split,
+        template=train_args.template,
+        limit=wanted,
+        skip_bad_rows=train_args.skip_bad_rows,
+    )
+    seen = {row["problem"] for row in rows}
+    shared = sum(row["problem"] in seen for row in held_out)
+    if shared:
+        print(f"warning: {shared} of {len(held_out)} held-out problems are also trained on.", file=sys.stderr)
+    return held_out
+
+
+def _evaluate(
+    trainer: MathGRPOTrainer, rows: list[dict[str, Any]], config: MathGRPOConfig, about: dict[str, Any], progress: bool
+) -> dict[str, Any]:
+    """Greedy results over all ranks: each takes every n-th row."""
+    accelerator = trainer.accelerator
+    results = evaluate(
+        accelerator.unwrap_model(trainer.model),
+        rows[accelerator.process_index :: accelerator.num_processes] or rows[:1],
+        tokenizer=trainer.processing_class,
+        max_new_tokens=config.max_completion_length or 512,
+        batch_size=64,
+        grade_timeout=config.grade_timeout,
+        progress=progress and accelerator.is_main_process,
+        about=about,
+    )
+    if accelerator.num_processes > 1:
+        by_id = {record["id"]: record for record in gather_object(results["rows"])}
+        results["rows"] = [by_id[row["id"]] for row in rows]
+        results.update(summary(results["rows"]))
+    return results
+
+
+class HeldOut(TrainerCallback):
+    """Accuracy on held-out problems every so many steps, as a line of the history."""
+
+    def __init__(self, score: Any, rows: list[dict[str, Any]], every: int, history: History) -> None:
+        self.score, self.rows, self.every, self.history = score, rows, every, history
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self.every:
+            return
+        results = self.score(self.rows, False)
+        if state.is_world_process_zero:
+            values = {metrics.HELDOUT_ACCURACY: results["accuracy"], metrics.HELDOUT_N: results["n"]}
+            self.history.append(state.global_step, values)
+
+
+def print_verdict(run_dir: Path, target: Path) -> None:
+    """The report, and on the terminal what it comes to."""
+    files = report(run_dir)
+    if (run_dir / "before.json").exists() and (run_dir / "after.json").exists():
+        before, after = read_results(run_dir / "before.json"), read_results(run_dir / "after.json")
+        print(terminal_table(before, after, compare(before, after)))
+        print(terminal_changes(changed(before, after)))
+    print(f"report   {files.html}\n{target.name:<8} {target}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
