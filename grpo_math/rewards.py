@@ -62,9 +62,8 @@ def text_of(completion: Completion) -> str:
 
 
 def _name(reward: Any) -> str:
-    return getattr(reward, "__name__", None) or getattr(
-        getattr(reward, "func", None), "__name__", type(reward).__name__
-    )
+    function = reward if hasattr(reward, "__name__") else getattr(reward, "func", reward)
+    return str(getattr(function, "__name__", type(reward).__name__))
 
 
 # ---------------------------------------------------------------------------------------------- is the answer right?
@@ -119,7 +118,7 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
 def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
     """3 for the right answer, 1 for another number, 0 for no number.
 
-    >>> number_match([""] * 3, ["#### 5", "#### 6", "#### five apples?"], answer=["5"] * 3)
+    >>> number_match([""] * 3, ["#### 5", "#### 6", "#### lots"], answer=["5"] * 3)
     [3.0, 1.0, 0.0]
     """
     return [
@@ -269,7 +268,7 @@ def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
         for completion in completions:
             words = text_of(completion).lower().split()
             grams = list(zip(*(words[i:] for i in range(ngram)), strict=False))
-            rewards.append(-penalty * (1 - len(set(grams)) / len(grams)) if len(words) > ngram else 0.0)
+            rewards.append(penalty * (len(set(grams)) / len(grams) - 1) if len(words) > ngram else 0.0)
         return rewards
 
     return repetition

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from grpo_math.errors import one_of
 from grpo_math.grading.compare import compare, holds_several
-from grpo_math.grading.extract import extract, extract_gold
+from grpo_math.grading.extract import Extraction, extract, extract_gold
 from grpo_math.grading.pool import shared_pool, shutdown
 from grpo_math.grading.verdict import Grade, Verdict
 from grpo_math.prompts import FORMATS, in_format
@@ -63,7 +63,8 @@ def grade_batch(
     for name in set(formats) - {None}:
         one_of("answer_format", name, tuple(FORMATS))
 
-    rows = list(zip(golds, completions, formats, strict=True))
+    texts = ["" if gold is None else str(gold) for gold in golds]  # a data set's golds may be numbers
+    rows = list(zip(texts, completions, formats, strict=True))
     count: dict[tuple[str, str, str | None], int] = {}
     for row in rows:
         count[row] = count.get(row, 0) + 1
@@ -73,8 +74,9 @@ def grade_batch(
         started = time.perf_counter()
         try:
             quick = _quick(*row)
-        except RecursionError:  # no known text does this; the batch must survive the unknown one
-            quick = Grade(Verdict.UNPARSEABLE, None, _kept(row[1], row[2]), reason="nested too deeply")
+        except Exception as error:  # no known text does this; the batch must survive the unknown one
+            reason = f"{type(error).__name__} while reading the answer"
+            quick = Grade(Verdict.CRASH, None, _kept(row[1], row[2]), reason=reason)
         if isinstance(quick, Grade):
             done[row] = quick._replace(seconds=time.perf_counter() - started)
             if progress is not None:
@@ -82,10 +84,11 @@ def grade_batch(
         else:
             open_jobs.setdefault(quick, []).append(row)
     if open_jobs:
+        waiting = list(open_jobs.values())
 
-        def report(_: int) -> None:
+        def report(job: int) -> None:
             if progress is not None:
-                progress(1)
+                progress(sum(count[row] for row in waiting[job]))
 
         outcomes = shared_pool().run(list(open_jobs), timeout, workers, report)
         for (_, answer), same, outcome in zip(open_jobs, open_jobs.values(), outcomes, strict=True):
@@ -124,17 +127,26 @@ def _quick(gold: str, completion: str, answer_format: str | None) -> Grade | tup
     found = extract(completion, answer_format)
     if not found.text:
         return Grade(Verdict.NO_ANSWER, None, kept, reason=found.how)
-    gold_text, answer = wanted.text, found.text
-    verdict, reason = compare(gold_text, answer)
-    if verdict is not Verdict.CORRECT and len(wanted.boxes) > 1:  # the parts of one gold in several boxes
-        gold_text = ", ".join(wanted.boxes)
+    graded: list[Grade] = []
+    undecided: list[tuple[str, str]] = []
+    for gold_text, answer in _pairs(wanted, found):
         verdict, reason = compare(gold_text, answer)
-    if verdict is not Verdict.CORRECT and len(found.boxes) > 1 and holds_several(gold_text):
-        answer = ", ".join(found.boxes)
-        verdict, reason = compare(gold_text, answer)
-    if verdict is None:
-        return gold_text, answer
-    return Grade(verdict, answer[:ANSWER_CHARACTERS], kept, reason=reason)
+        if verdict is None:
+            undecided.append((gold_text, answer))
+            continue
+        graded.append(Grade(verdict, answer[:ANSWER_CHARACTERS], kept, reason=reason))
+        if verdict is Verdict.CORRECT:
+            return graded[-1]
+    return undecided[0] if undecided else graded[0]
+
+
+def _pairs(wanted: Extraction, found: Extraction) -> list[tuple[str, str]]:
+    """What may be compared: the last boxes, and where one side gives its parts in several boxes, all of them."""
+    golds = [wanted.text or ""] + ([", ".join(wanted.boxes)] if len(wanted.boxes) > 1 else [])
+    pairs = [(gold, found.text or "") for gold in golds]
+    if len(found.boxes) > 1:
+        pairs += [(gold, ", ".join(found.boxes)) for gold in golds if holds_several(gold)]
+    return pairs
 
 
 def _kept(completion: str, answer_format: str | None) -> bool:

@@ -14,6 +14,8 @@ from functools import lru_cache
 
 from grpo_math.grading.extract import strip_wrappers
 
+CACHED_CHARACTERS = 300  # golds and ordinary answers recur; a cache of hostile ones would only fill memory
+
 CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－‐‑", "-"),
     **dict.fromkeys("×∗⋅·∙•✕", "*"),
@@ -48,37 +50,43 @@ COMMANDS = {
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("to", "rightarrow"), "\\to "),
     "div": "/", "lt": "<", "gt": ">", "degree": "°", "colon": ":", "lbrack": "[", "rbrack": "]", "ln": "\\ln ",
-    "langle": "(", "rangle": ")", "textdollar": "", "pounds": "", "euro": "", "varphi": "\\phi ", "backslash": "\\setminus ",
-    "iff": "=", "simeq": "\\approx ",
+    "langle": "(", "rangle": ")", "textdollar": "", "pounds": "", "euro": "", "varphi": "\\phi ",
+    "backslash": "\\setminus ",     "iff": "=", "simeq": "\\approx ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
-NUMBER_WORDS = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-        "eighteen nineteen twenty".split()
-    )
-}
+COUNTING = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen twenty"
+)
+NUMBER_WORDS = {word: value for value, word in enumerate(COUNTING.split())}
 LEADING_WORD = re.compile(rf"({'|'.join(NUMBER_WORDS)})(?= [a-z])", re.IGNORECASE)
+SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
+SET_BUILDER = re.compile(r"\\\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?(.{1,200}?) ?\\\}")
+RATIO_WORDS = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
+ASIDE = re.compile(r"(?<=\d) \([A-Za-z][A-Za-z ,.\-]{1,40}\)$")
 DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
 FONT = re.compile(r"\\(?:mathrm|operatorname|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)\*?\s*")
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
-@lru_cache(maxsize=8192)
 def clean(text: str) -> str:
     """The canonical spelling of an answer."""
+    return _clean(text) if len(text) <= CACHED_CHARACTERS else _clean.__wrapped__(text)
+
+
+@lru_cache(maxsize=8192)
+def _clean(text: str) -> str:
     if not text.isascii():
         text = _ascii(text)
     elif "\0" in text:
         text = text.replace("\0", "")
     text = strip_wrappers(text)
-    if "\\" in text or "$" in text or "~" in text:
+    if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         if "\\\\" in text:
             text = _single_backslashes(text)
         text = re.sub(r",\\!\s*", "{,}", text).replace("\\!", "")
         text = THIN.sub(lambda m: "," if "," in m.group() and m.group() != "\\," else "", text)
-        text = re.sub(r"\\[,;:> ]|(?<!\\)~", " ", text)
+        text = SPACE.sub(lambda m: m.group() if m.group() == "\\\\" else " ", text)
         text = re.sub(r"\\q?quad(?=[a-z])", " ", text)
         text = DEGREES.sub("°", text)
         text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else "", text)
@@ -89,6 +97,13 @@ def clean(text: str) -> str:
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)
+    builder = SET_BUILDER.fullmatch(text)
+    if builder is not None:
+        text = builder[1]
+    ratio = RATIO_WORDS.fullmatch(text)
+    if ratio is not None:
+        text = f"{ratio[1]}:{ratio[2]}"
+    text = ASIDE.sub("", text) if text.endswith(")") else text
     leading = LEADING_WORD.match(text)
     if leading is not None:
         text = str(NUMBER_WORDS[leading[1].lower()]) + text[leading.end(1) :]

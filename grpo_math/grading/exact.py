@@ -131,7 +131,7 @@ def _call(name: str, values: list[Fraction], work: list[int]) -> Fraction:
         raise _Undecided
     if name in ("gcd", "lcm"):
         return _sized(Fraction(math.gcd(*integers) if name == "gcd" else _lcm(integers)), work)
-    if name in ("binom", "perm") and len(integers) == 2 and 0 <= integers[1] and 0 <= integers[0] <= 5000:
+    if name in ("binom", "perm") and len(integers) == 2 and min(integers) >= 0 and integers[0] <= 5000:
         return _sized(Fraction((math.comb if name == "binom" else math.perm)(*integers)), work)
     raise _Undecided
 

@@ -29,6 +29,8 @@ Tree = tuple[Any, ...]
 MAX_CHARACTERS = 20_000
 MAX_DEPTH = 40
 MAX_DIGITS = 4_000
+DIGITS = frozenset("0123456789")
+ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 class Unreadable(ValueError):
@@ -39,18 +41,24 @@ class TooLarge(Unreadable):
     """The text is longer, or nested more deeply, than an answer can be."""
 
 
-FUNCTIONS = (
-    "arcsin arccos arctan arccot sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm max min floor ceil"
-).split()  # fmt: skip
+FUNCTION_NAMES = (
+    "arcsin arccos arctan arccot sinh cosh tanh sin cos tan cot sec csc log ln lg exp sqrt abs gcd lcm max min "
+    "floor ceil"
+)
+FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 WORDS = {"pi": ("const", "pi"), "infinity": ("const", "inf"), "inf": ("const", "inf"), "infty": ("const", "inf")}
+NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
+               "\\text", "\\setminus", "\\to", "\\mod", "\\pmod")  # fmt: skip
 RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv")
-GREEK = set(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon "
-    "phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar".split()
+GREEK_NAMES = (
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
+    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar"
 )
+GREEK = frozenset(GREEK_NAMES.split())
 NUMBER = re.compile(
-    r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
+    r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
 )
+INTEGER = re.compile(r"[0-9]+")
 PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
 EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
@@ -230,7 +238,7 @@ class _Reader:
                 above = factors.pop() if len(factors) == 1 else ("mul", *factors)
                 factors = [("div", above, below)]
             elif self.starts_factor():
-                if (self.text[self.at].isdigit() or self.text[self.at] == ".") and factors[-1][0] != "pow":
+                if (self.text[self.at] in DIGITS or self.text[self.at] == ".") and factors[-1][0] != "pow":
                     raise Unreadable("two numbers side by side")
                 factors.append(self.power())
             else:
@@ -249,17 +257,16 @@ class _Reader:
         if self.at >= len(self.text):
             return False
         char = self.text[self.at]
-        if char in "([" or char.isdigit() or char == ".":
+        if char in "([" or char in DIGITS or char == ".":
             return char != "["
         if char == "{":
             return True
         if char == "|":
             return self.bars == 0
-        if char.isalpha():
+        if char in ASCII_LETTERS:
             return self.peek("and", "or", "U") is None
         if char == "\\":
-            return self.peek("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\\\", "\\end",
-                             "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\{") is None  # fmt: skip
+            return self.peek(*NOT_FACTORS) is None
         return False
 
     def power(self) -> Tree:
@@ -288,11 +295,9 @@ class _Reader:
             return self.group()
         if self.take("-"):
             return _negative(self.exponent())
-        if self.text[self.at : self.at + 1].isdigit():
-            number = re.compile(r"\d+").match(self.text, self.at)
-            assert number is not None
-            self.at = number.end()
-            tree: Tree = ("num", _number(number.group()))
+        if self.text[self.at : self.at + 1] in tuple(DIGITS):
+            number = self.match(INTEGER)
+            tree: Tree = ("num", _number(number.group() if number is not None else "0"))
         else:
             tree = self.atom()
         return ("pow", tree, self.exponent()) if self.take("^", "**") else tree
@@ -334,10 +339,10 @@ class _Reader:
         if self.peek("{"):
             return self.group()
         char = self.text[self.at : self.at + 1]
-        if char.isdigit():
+        if char in DIGITS:
             self.at += 1
             return ("num", Fraction(int(char)))
-        if char.isalpha():
+        if char in ASCII_LETTERS:
             self.at += 1
             return _letter(char)
         return self.atom()
@@ -353,7 +358,7 @@ class _Reader:
         if self.at >= len(self.text):
             raise Unreadable("an operand is missing")
         char = self.text[self.at]
-        if char.isdigit() or char == ".":
+        if char in DIGITS or char == ".":
             return self.number()
         if char in "([":
             return self.brackets()
@@ -368,7 +373,7 @@ class _Reader:
             return ("call", "abs", inner)
         if char == "\\":
             return self.command()
-        if char.isalpha():
+        if char in ASCII_LETTERS:
             return self.letters()
         raise Unreadable(f"cannot read {char!r}")
 
@@ -480,7 +485,7 @@ class _Reader:
             inner = self.atom()
             arguments = list(inner[3:]) if inner[0] == "tuple" else [inner]
         else:
-            factors = []
+            factors: list[Tree] = []
             while True:
                 self.skip()
                 if factors and self.peek("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "("):
@@ -498,7 +503,8 @@ class _Reader:
 
     def letters(self) -> Tree:
         run = LETTERS.match(self.text, self.at)
-        assert run is not None
+        if run is None:
+            raise Unreadable("no letters")
         word = run.group()
         lower = word.lower()
         if lower in WORDS and len(word) > 1:

@@ -19,18 +19,23 @@ TAIL = 20_000  # characters from the end in which phrases and bare values are lo
 BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 FINAL = re.compile(r"final answer\s*(?:is\b|[:：=])", re.IGNORECASE)
 BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,300}?)(?<=\S)\*\*(?![\w(*])")
-BETWEEN = re.compile(r"(?:[\s$,;&]|and|or|[A-Za-z]{2,12}){0,12}")
+REFUSAL = re.compile(r"(?:I|We|Sorry|Unfortunately)[ ,']", re.IGNORECASE)
+NEGATED = re.compile(r"(?:\bnot|n't)\s{1,3}(?:be\s{1,3})?$", re.IGNORECASE)
+EMPTY_TAG = re.compile(r"<answer>\s*</answer>")
 BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 EMPTY_BOX = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}")
 ANSWER_PHRASE = re.compile(
-    r"(?:\banswers?\b|\b(?:correct|right|final) (?:option|choice|value)\b|答案|\bresult\b|\bsolution\b)[ \t]*(?:\([^()\n]{0,60}\)[ \t]*)?"
-    r"(?:(?:to|for|of|in)\b[^.:=\n]{0,80}?)?[*_\s]{0,4}(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|\bequals\b|[:：=是为])"
+    r"(?:\banswers?\b|\b(?:correct|right|final) (?:option|choice|value)\b|答案|\bresult\b|\bsolution\b)"
+    r"[ \t]{0,9}(?:\([^()\n]{0,60}\)[ \t]{0,9})?"
+    r"(?:(?:to|for|of|in)\b[^.:=\n]{0,80}?)?[*_\s]{0,4}"
+    r"(?:\bis\b|\bare\b|\bwould be\b|\bmust be\b|\bequals\b|[:：=是为])"
     r"[*_\s]{0,4}(?:(?:simply|just|therefore|thus|equal to|exactly|option|choice|indeed|given by)\b)?[:：*_\s]{0,4}",
     re.IGNORECASE,
 )
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])[.!?](?:[\"')*\]]*)(?=\s|$)")
 CLAUSE = re.compile(
-    r"[,;]?\s+(?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus)\b.*|[,;]\s+(?:but|then)\b.*",
+    r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|not|rather than)\b.*"
+    r"|[,;] (?:but|then)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
 NUMBER = re.compile(
@@ -41,7 +46,9 @@ INLINE_MATH = re.compile(r"\$\$?([^$\n]{1,400})\$\$?|\\\((.{1,400}?)\\\)|\\\[(.{
 HEADING = re.compile(
     r"(?:step|part|solution|explanation|conclusion|final answer|answer|summary)\b[^\d$\\]*\d{0,2}[.:]?\s*$", re.I
 )
-WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|of|to|in|so|we|he|it|as|at|by|or|on|if|an|my|be)\b)")
+WORD = re.compile(
+    r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|of|to|in|so|we|he|it|as|at|by|or|on|if|an|my|be)\b)", re.IGNORECASE
+)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 
 
@@ -71,7 +78,7 @@ def extract(completion: str, answer_format: str | None = None) -> Extraction:
     if found is not None:
         return found
     tail = BOLD.sub(r"\1", visible[-TAIL:])
-    without = EMPTY_BOX.sub(" ", tail)
+    without = EMPTY_TAG.sub(" ", EMPTY_BOX.sub(" ", tail))
     if without != tail:
         return _phrase(without) or Extraction(None, "empty box")
     return _phrase(tail) or _bare(tail) or Extraction(None, "nothing")
@@ -80,8 +87,8 @@ def extract(completion: str, answer_format: str | None = None) -> Extraction:
 def extract_gold(gold: str) -> Extraction:
     r"""The gold answer: what its last marker holds, or the whole text where it has none.
 
-    >>> extract_gold("48 + 24 = 72\n#### 72").text, extract_gold(r"so $\boxed{\frac34}$").text, extract_gold(" x=5 ").text
-    ('72', '\\frac34', 'x=5')
+    >>> extract_gold("48 + 24 = 72\n#### 72").text, extract_gold(r"so $\boxed{3}$").text, extract_gold(" x=5 ").text
+    ('72', '3', 'x=5')
     """
     found = _boxed(gold) or _hashes(gold) or _tagged(gold)
     if found is not None:
@@ -102,7 +109,7 @@ def strip_wrappers(text: str) -> str:
     while before != text:
         before = text
         text = text.strip().strip('`"“”').strip()
-        while len(text) > 1 and text[-1] in ".,;:。" and not text.endswith(("\\,", "\\;", "\\:")):
+        while len(text) > 1 and text[-1] in ".,;:?。" and not text.endswith(("\\,", "\\;", "\\:")):
             text = text[:-1].rstrip()
         for opening, closing in (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
             inner = text[len(opening) : -len(closing)]
@@ -157,7 +164,7 @@ def _hashes(text: str) -> Extraction | None:
         if phrase is not None:
             line = line[phrase.end() :]
         line = strip_wrappers(line)
-        if line and not HEADING.fullmatch(line):
+        if line and not (len(line) < 80 and HEADING.fullmatch(line)):
             return Extraction(line, "####")
     return None
 
@@ -166,16 +173,13 @@ def _box_or_hashes(text: str) -> Extraction | None:
     boxed, hashes = _boxed(text), _hashes(text)
     if boxed is None or hashes is None:
         return boxed or hashes
-    return (
-        boxed
-        if text.rfind("box") > text.rfind("####") or not re.match(r"[-−+$\\(\[.\d]", hashes.text or "")
-        else hashes
-    )
+    heading = re.match(r"[-−+$\\(\[.\d]", hashes.text or "") is None  # "#### Step 3" is a heading
+    return boxed if heading or text.rfind("box") > text.rfind("####") else hashes
 
 
 def _boxed(text: str) -> Extraction | None:
     """The last box that is not empty; a text of None where all boxes are empty, and None where there is no box."""
-    starts = [m for m in BOX.finditer(text, max(0, len(text) - 10 * TAIL))]
+    starts = list(BOX.finditer(text, max(0, len(text) - 10 * TAIL)))
     if not starts:
         return None
     boxes: list[str] = []
@@ -192,7 +196,11 @@ def _boxed(text: str) -> Extraction | None:
             break
     if not boxes:
         return None
-    return Extraction(boxes[0], "box", tuple(reversed(boxes)))
+    last = boxes[0]
+    if "nswer" in last:  # "the answer is 7" inside the box
+        phrased = _phrase(re.sub(r"\\text\w*\s*\{([^{}]*)\}", r"\1", last))
+        last = phrased.text if phrased is not None and phrased.text else last
+    return Extraction(last, "box", tuple(reversed(boxes)))
 
 
 def _joined(between: str) -> bool:
@@ -201,7 +209,7 @@ def _joined(between: str) -> bool:
         return False
     plain = re.sub(r"\\(?:q?quad|text|mathrm|[,;: ()\[\]])|[{}]", " ", between)
     listed = re.search(r",|;|\band\b|\bor\b|&", plain) is not None or not plain.strip(" $")
-    return listed and "." not in plain and BETWEEN.fullmatch(plain) is not None
+    return listed and re.fullmatch(r"[A-Za-z\s$,;&]*", plain) is not None and len(plain.split()) <= 6
 
 
 def _box_content(text: str, start: int) -> tuple[str, int]:
@@ -224,10 +232,13 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
 
 
 def _conclusion(text: str) -> Extraction | None:
-    """What a "final answer" sentence says after the last box, which was then an interim result."""
+    """The value that a "final answer" sentence gives after the last box, which was then an interim result."""
     last = text.rfind("box")
-    for match in reversed(list(FINAL.finditer(text, max(0, last, len(text) - TAIL)))):
-        return _phrase(BOLD.sub(r"\1", text[match.start() :])) if last >= 0 else None
+    if last < 0:
+        return None
+    for match in reversed(list(FINAL.finditer(text, max(last, len(text) - TAIL)))):
+        found = _phrase(BOLD.sub(r"\1", text[match.start() :]))
+        return found if found is not None and re.search(r"\d|\\", found.text or "") else None
     return None
 
 
@@ -245,7 +256,7 @@ def _phrase(text: str) -> Extraction | None:
 
 def _leading_value(line: str) -> str:
     """The value at the start of a line: its math, or the words up to the end of the sentence."""
-    line = line.strip().strip("*").strip()
+    line = re.sub(r"\s+", " ", line).strip().strip("*").strip()
     math = re.match(r"\$\$?(?!\s*\d[\d,.]*\s+[a-z])([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", line)
     if math is not None:
         rest = line[math.end() :].strip(" .,!*")
@@ -266,12 +277,18 @@ def _bare(text: str) -> Extraction | None:
     """The whole text where it is a value itself; else the last formula, number, or choice letter of its end."""
     whole = strip_wrappers(text)
     words = len(_prose_words(whole)) if len(whole) <= 2000 else 99
+    if REFUSAL.match(whole) and not re.search(r"\d", whole) and CHOSEN.search(whole) is None:
+        return None
     if whole and (words == 0 or (words <= 2 and "\n" not in whole)) and not _is_sentence(whole):
         return Extraction(whole, "whole text")
     lines = [line for line in whole.split("\n") if line.strip()]
     for line in reversed(lines[-3:]):
         formulas = list(INLINE_MATH.finditer(line))
-        numbers = [m for m in NUMBER.finditer(line) if m.group().strip()]
+        numbers = [
+            m
+            for m in NUMBER.finditer(line)
+            if m.group().strip() and not NEGATED.search(line[max(0, m.start() - 9) : m.start()])
+        ]
         if formulas and (not numbers or formulas[-1].end() >= numbers[-1].end()):
             return Extraction(strip_wrappers(next(g for g in formulas[-1].groups() if g)), "last formula")
         if numbers:
@@ -279,8 +296,14 @@ def _bare(text: str) -> Extraction | None:
         chosen = list(CHOSEN.finditer(line))
         if chosen:
             return Extraction(next(g for g in chosen[-1].groups() if g), "last choice")
-    numbers = [m for m in NUMBER.finditer(whole) if m.group().strip()]
-    return Extraction(numbers[-1].group().strip(), "last number") if numbers else None
+    numbers = [
+        m
+        for m in NUMBER.finditer(whole)
+        if m.group().strip() and not NEGATED.search(whole[max(0, m.start() - 9) : m.start()])
+    ]
+    if numbers:
+        return Extraction(numbers[-1].group().strip(), "last number")
+    return Extraction(whole, "whole text") if 0 < len(whole) <= 60 and not _is_sentence(whole) else None
 
 
 def _is_sentence(text: str) -> bool:
@@ -291,9 +314,8 @@ def _is_sentence(text: str) -> bool:
         r"(?!let\b)[A-Za-z]{2,}(?: [A-Za-z]+){0,3} ?=[^=]*$", text, re.I
     ):
         return False
-    return (
-        re.search(r"\d|\\[a-z]|\$", text) is not None and len(WORD.findall(text)) > 0 or CHOSEN.search(text) is not None
-    )
+    valued = re.search(r"\d|\\[a-z]|\$", text) is not None and WORD.search(text) is not None
+    return valued or CHOSEN.search(text) is not None
 
 
 def _prose_words(text: str) -> list[str]:

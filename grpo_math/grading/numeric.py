@@ -18,9 +18,9 @@ from typing import Any
 import mpmath
 from mpmath import mp
 
-from grpo_math.grading.compare import Rules
 from grpo_math.grading.exact import certainly_huge
 from grpo_math.grading.expression import Tree
+from grpo_math.grading.structure import Rules
 
 LOW, HIGH = 40, 90  # decimal digits
 SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)

@@ -10,6 +10,7 @@ Does not look into an answer: what the frames hold is the worker's business.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import selectors
 import subprocess
@@ -22,12 +23,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
+from grpo_math.grading.frames import decode, encode
 from grpo_math.grading.verdict import Verdict
-from grpo_math.grading.worker import decode, encode
 
-MEMORY_BYTES = 1_000_000_000  # address space of one worker
+MEMORY_BYTES = 1_000_000_000  # address space of one worker, unless GRPO_MATH_GRADE_MEMORY names another
 START_SECONDS = 120.0  # a worker that has not said "ready" by then cannot start
-START_ALLOWANCE = 0.6  # seconds of a worker's start that do not count against its first job
+START_ALLOWANCE = 0.8  # seconds of a worker's start that do not count against its first job
 
 
 class Outcome(NamedTuple):
@@ -44,7 +45,7 @@ class _Worker:
     def __init__(self, memory: int) -> None:
         root = str(Path(__file__).resolve().parents[2])
         path = [root, *(entry for entry in sys.path if entry and entry != root)]
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "PYTHON"))}
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         env.update(PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "grpo_math.grading.worker", str(os.getpid()), str(memory)],
@@ -86,10 +87,8 @@ class _Worker:
 
     def close(self) -> None:
         for pipe in (self.stdin, self.stdout):
-            try:
+            with contextlib.suppress(OSError):
                 pipe.close()
-            except OSError:
-                pass
 
 
 class Pool:
@@ -110,7 +109,7 @@ class Pool:
         workers: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> list[Outcome]:
-        """The outcome of each (gold, answer), in order."""
+        """The outcome of each (gold, answer), in order. ``progress`` gets the index of each job as it ends."""
         outcomes: list[Outcome | None] = [None] * len(jobs)
         waiting = deque(range(len(jobs)))
         busy: set[_Worker] = set()
@@ -120,9 +119,9 @@ class Pool:
 
         def finish(worker: _Worker, verdict: Verdict, reason: str) -> None:
             outcomes[worker.job] = Outcome(verdict, reason, time.monotonic() - worker.started)
-            worker.job = -1
+            job, worker.job = worker.job, -1
             if progress is not None:
-                progress(1)
+                progress(job)
 
         def release(worker: _Worker, alive: bool) -> None:
             selector.unregister(worker.stdout)
@@ -171,7 +170,7 @@ class Pool:
                 now = time.monotonic()
                 for worker in [w for w in busy if w.deadline <= now]:
                     if worker.job >= 0:
-                        finish(worker, Verdict.TIMEOUT, f"stopped after {timeout:g} s")
+                        finish(worker, Verdict.TIMEOUT, f"stopped after {time.monotonic() - worker.started:.1f} s")
                     else:
                         self._note_failed_start(f"not ready after {START_SECONDS:g} s")
                     release(worker, alive=False)
@@ -264,7 +263,7 @@ def shared_pool() -> Pool:
     global _pool
     with _lock:
         if _pool is None:
-            _pool = Pool(default_size())
+            _pool = Pool(default_size(), int(os.environ.get("GRPO_MATH_GRADE_MEMORY", MEMORY_BYTES)))
             atexit.register(shutdown)
         return _pool
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 
-from latex2sympy2_extended import NormalizationConfig
+import math_verify.grader
+import math_verify.parser
+from latex2sympy2_extended import NormalizationConfig, latex2sympy2
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, MatrixBase
 
@@ -19,6 +21,16 @@ from grpo_math.grading.compare import compare, readings
 from grpo_math.grading.numeric import NUMERIC, Overflow
 
 logging.disable(logging.CRITICAL)
+
+# Math-Verify answers "no" after any Exception. Running out of memory or stack is no answer: within its modules the name
+# Exception means all others, so that these two reach the worker's loop and become `crash`.
+ORDINARY = tuple(
+    kind
+    for kind in (*Exception.__subclasses__(), *RuntimeError.__subclasses__())
+    if kind not in (MemoryError, RuntimeError, RecursionError)
+)
+for module in (math_verify.grader, math_verify.parser, latex2sympy2):
+    setattr(module, "Exception", ORDINARY)  # noqa: B010
 
 MAX_CHARACTERS = 2000  # its parser's time grows faster than the text
 

@@ -12,23 +12,23 @@ import re
 
 NAMES = {
     "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
-    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mile": "mi", "g": "gram", "kg": "kilogram", "mg": "milligram",
-    "lb": "lbs pound", "oz": "ounce", "ton": "tonne", "s": "sec second", "min": "mins minute", "h": "hr hrs hour", "day": "",
-    "week": "", "month": "", "year": "yr yrs", "l": "L liter litre", "ml": "mL milliliter millilitre", "gallon": "gal",
-    "degree": "deg", "rad": "radian", "dollar": "usd USD", "cent": "", "euro": "eur EUR", "mph": "", "hz": "Hz hertz",
+    "in": "inch inches", "ft": "foot feet", "yd": "yard", "mile": "mi", "g": "gram", "kg": "kilogram",
+    "mg": "milligram", "lb": "lbs pound", "oz": "ounce", "ton": "tonne", "s": "sec second", "min": "mins minute",
+    "h": "hr hrs hour", "day": "", "week": "", "month": "", "year": "yr yrs", "l": "L liter litre",
+    "ml": "mL milliliter millilitre", "gallon": "gal", "quart": "qt", "pint": "pt", "cup": "", "acre": "",
+    "degree": "deg", "rad": "radian", "dollar": "usd USD", "cent": "", "euro": "eur EUR", "hz": "Hz hertz",
     "n": "N newton", "j": "J joule", "w": "W watt", "v": "V volt", "k": "K kelvin", "pa": "Pa pascal", "mole": "mol",
-    "quart": "qt", "pint": "pt", "cup": "", "acre": "", "hectare": "", "kph": "km/h", "percent": "",
 }  # fmt: skip
 CANONICAL = {alias: name for name, aliases in NAMES.items() for alias in (name, *aliases.split())}
 SINGLE = {"m", "g", "s", "h", "L", "l", "N", "J", "W", "V", "K"}
-FUNCTION_WORDS = {"and", "or", "pi", "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "if", "mod",
-                  "infinity", "inf", "million", "billion", "trillion", "thousand", "hundred", "dozen", "over", "to",
-                  "arcsin", "arccos", "arctan", "abs", "not", "but", "is", "are", "equals", "times", "plus", "minus"}  # fmt: skip
+NOT_UNITS = (
+    "and or pi sqrt sin cos tan cot sec csc log ln exp if mod infinity inf million billion trillion thousand hundred "
+    "dozen over to arcsin arccos arctan abs not but is are equals times plus minus"
+)
+FUNCTION_WORDS = frozenset(NOT_UNITS.split())
 EXPONENT = r"(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23]))?"
 IN_TEXT = re.compile(rf"\s*\\text\s*\{{\s*([^{{}}]*?)\s*\}}({EXPONENT})\s*$")
-PLAIN = re.compile(
-    rf"(?<=[\d)}}%°\s])(\s*)([A-Za-z][A-Za-z.]*(?:[ \-/]+(?:of |per |a |an |the |\()?[A-Za-z][A-Za-z.]*\)?)*)({EXPONENT})\s*$"
-)
+PLAIN = re.compile(rf"(?<=[\d)}}%°\s])(\s*)([A-Za-z][A-Za-z./()\- ]*)({EXPONENT})\s*$")
 LEADING = re.compile(r"(?:USD|US\$|Rs\.?|EUR|GBP)\s*(?=[\d.])")
 
 
@@ -46,7 +46,7 @@ def split(text: str) -> tuple[str, str | None]:
             return text, None
         before, unit = split(text[: found.start()].rstrip())
         own = canonical(words, found[2])
-        return before, own if not unit else unit
+        return before, unit or own
     found = PLAIN.search(text)
     if found is None or not re.search(r"\d|\\pi", text[: found.start()]):
         return text, None

@@ -10,42 +10,15 @@ Does not keep time for the caller: the parent's clock (pool.py) decides a timeou
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
-import struct
 import sys
 from typing import Any, BinaryIO
 
+from grpo_math.grading.frames import decode, encode
+
 GRACE = 2.0  # seconds past the limit after which the kernel ends a worker that nobody killed
-HEADER = struct.Struct(">I")
-
-
-def encode(message: dict[str, Any]) -> bytes:
-    """A length-prefixed JSON frame, pure ASCII so that lone surrogates travel too.
-
-    >>> encode({"a": 1})
-    b'\\x00\\x00\\x00\\x08{"a": 1}'
-    """
-    body = json.dumps(message).encode("ascii")
-    return HEADER.pack(len(body)) + body
-
-
-def decode(buffer: bytearray) -> dict[str, Any] | None:
-    """Take one whole frame from the front of the buffer, or None while it is incomplete.
-
-    >>> decode(bytearray(encode({"a": 1}))), decode(bytearray(b"\\x00\\x00"))
-    ({'a': 1}, None)
-    """
-    if len(buffer) < HEADER.size:
-        return None
-    (length,) = HEADER.unpack_from(buffer)
-    if len(buffer) < HEADER.size + length:
-        return None
-    body = bytes(buffer[HEADER.size : HEADER.size + length])
-    del buffer[: HEADER.size + length]
-    return json.loads(body)
 
 
 def main() -> None:
@@ -81,6 +54,8 @@ def _limit_memory(memory: int) -> None:
     if memory:
         import resource
 
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        memory = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

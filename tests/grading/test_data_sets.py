@@ -56,7 +56,9 @@ def test_math_solutions_are_wrong_against_the_next_rows_answer():
     math = rows("math500/test.jsonl")
     pairs = [(math[i], math[i - 1]) for i in range(len(math)) if math[i]["answer"] != math[i - 1]["answer"]]
     grades = grade_batch([gold["answer"] for gold, _ in pairs], [other["solution"] for _, other in pairs])
-    said_yes = [(gold["answer"], g.answer) for (gold, _), g in zip(pairs, grades, strict=True) if g.verdict == "correct"]
+    said_yes = [
+        (gold["answer"], g.answer) for (gold, _), g in zip(pairs, grades, strict=True) if g.verdict == "correct"
+    ]
     print(said_yes)
     assert all(sorted(filter(str.isdigit, a)) == sorted(filter(str.isdigit, b or "")) for a, b in said_yes)
     assert len(said_yes) <= 5

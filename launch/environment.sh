@@ -1,0 +1,36 @@
+# shellcheck shell=bash
+# For the other scripts to source: make_environment FOLDER EXTRAS makes a virtual environment with this package in it,
+# at the versions of constraints.txt, and activates it. What is there and up to date is used again as it is.
+# pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
+
+make_environment() {
+    local folder=$1 extras=$2 wanted
+    find_python
+    wanted=$(cat pyproject.toml constraints.txt - <<<"$extras $PWD" | cksum)
+    if [ "$(cat "$folder/ready" 2>/dev/null)" != "$wanted" ]; then
+        echo "Making the environment $folder (once; a few minutes) ..." >&2
+        rm -f "$folder/ready"
+        [ -x "$folder/bin/python" ] || "$PYTHON" -m venv "$folder"
+        warn_of_cuda_download "$folder/bin/python"
+        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+        echo "$wanted" >"$folder/ready"
+    fi
+    # shellcheck disable=SC1091
+    . "$folder/bin/activate"
+}
+
+find_python() {
+    PYTHON=${PYTHON:-python3}
+    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
+        echo "error: $PYTHON is not Python 3.10 or newer: install one, or name it with PYTHON=/path/to/python" >&2
+        exit 2
+    }
+}
+
+# Without a GPU, torch's CUDA build works too, but brings gigabytes for nothing: say so before pip fetches them.
+warn_of_cuda_download() {
+    command -v nvidia-smi >/dev/null && return
+    "$1" -c 'import torch' 2>/dev/null && return
+    "$1" -m pip install --quiet --disable-pip-version-check --dry-run --report - -c constraints.txt torch 2>/dev/null |
+        "$1" launch/download_size.py >&2 || true
+}

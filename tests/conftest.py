@@ -1,0 +1,89 @@
+"""What several tests share: the embedded model, tiny models of the common families, and a tokenizer for them."""
+
+from __future__ import annotations
+
+import os
+
+# Before any test imports them: no network, no forked tokenizer threads, no chatter.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    folder = os.environ.get("GRPO_MATH_DATA")
+    if not folder:
+        pytest.skip("GRPO_MATH_DATA names no folder with GSM8K and MATH")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def smollm() -> str:
+    """The embedded model's folder: real pretrained weights."""
+    from grpo_math.models import embedded_model
+
+    return str(embedded_model())
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm):
+    from grpo_math.models import load_tokenizer
+
+    return load_tokenizer(smollm)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory, tokenizer):
+    """family -> the folder of a tiny random model of that family, float32, with the embedded model's tokenizer."""
+    import torch
+    from transformers import (
+        GemmaConfig,
+        GemmaForCausalLM,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    shape = {
+        "vocab_size": 49152,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    classes = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False)),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)),
+        "gemma": lambda: GemmaForCausalLM(GemmaConfig(**shape)),
+    }
+    made: dict[str, str] = {}
+
+    def folder(family: str = "llama") -> str:
+        if family not in made:
+            torch.manual_seed(0)
+            model = classes[family]()
+            for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
+                parameter.data.mul_(3.0 if parameter.dim() > 1 else 1.0)
+            # One token in eight ends a completion, so that lengths differ.
+            model.generation_config.eos_token_id = list(range(2, shape["vocab_size"], 8))
+            path = tmp_path_factory.mktemp("models") / family
+            model.save_pretrained(path)
+            tokenizer.save_pretrained(path)
+            made[family] = str(path)
+        return made[family]
+
+    return folder

@@ -1,0 +1,158 @@
+"""What two answers have in common: structure by structure, with the leaves compared exactly (None = the worker's)."""
+
+import pytest
+
+from grpo_math.grading import units
+from grpo_math.grading.clean import clean
+from grpo_math.grading.compare import compare
+from grpo_math.grading.exact import certainly_huge
+from grpo_math.grading.expression import MAX_DEPTH, TooLarge, Unreadable, parse
+from grpo_math.grading.numeric import NUMERIC
+from grpo_math.grading.verdict import Verdict
+
+RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        # lists and sets without order, tuples with it
+        ("1, 2", "2, 1", RIGHT),
+        (r"\{1, 2\}", "2 and 1", RIGHT),
+        ("1, 2", "1, 2, 3", WRONG),
+        ("(1, 2)", "(2, 1)", WRONG),
+        ("(1, 2)", "x = 1, y = 2", RIGHT),
+        ("n = 2, 3", "2, 3", RIGHT),
+        ("1,234", "1234", RIGHT),
+        ("100,200", "100, 200", RIGHT),
+        # plus and minus
+        (r"\pm 3", "3, -3", RIGHT),
+        (r"\pm 3", "3", WRONG),
+        ("3", r"\pm 3", WRONG),
+        # intervals
+        ("[1, 2)", "[1, 2]", WRONG),
+        ("[1, 2)", r"1 \le x < 2", RIGHT),
+        (r"(-\infty, 3)", "x < 3", RIGHT),
+        ("x > 3", "3 < x", RIGHT),
+        ("x > 3", r"x \ge 3", WRONG),
+        (r"x < 0 \text{ or } x > 1", r"(-\infty, 0) \cup (1, \infty)", RIGHT),
+        # assignments and labels
+        ("x = 5", "5", RIGHT),
+        ("5", "x = 5", RIGHT),
+        ("2", "2 = y", RIGHT),
+        ("x = 5", "y = 5", WRONG),
+        ("64", r"\text{Area} = 64", RIGHT),
+        ("7", "3 + 4 = 7", RIGHT),
+        ("AB = 4", "4", RIGHT),
+        ("7 = 11a + c", "11a + c", WRONG),
+        # units
+        ("5 cm", "5 m", WRONG),
+        ("5 cm", "5", RIGHT),
+        ("5", r"5\text{ apples}", RIGHT),
+        ("5", "5x", OPEN),
+        # ratios, times, bases
+        ("3:4", "4:3", WRONG),
+        ("3:4", "3 to 4", RIGHT),
+        ("12:00", "1:00", WRONG),
+        ("8:34 pm", "20:34", RIGHT),
+        ("8:34 am", "8:34 pm", WRONG),
+        ("52_8", "52_9", WRONG),
+        ("52_8", "52_{8}", RIGHT),
+        # choices
+        ("B", "(B) 12", RIGHT),
+        ("(B) 12", "12", RIGHT),
+        ("(B) 12", "(C) 12", WRONG),
+        # sizes that nobody computes
+        ("42", "9^{9^{9^9}}", WRONG),
+        ("9^{9^{9^9}}", "9^{9^{9^{9}}}", RIGHT),
+        ("42", "(10^9)!", WRONG),
+        # the worker's
+        (r"\sqrt{12}", r"2\sqrt{3}", OPEN),
+        ("(x+1)^2", "x^2+2x+1", OPEN),
+        ("1+x", "x+1", RIGHT),
+    ],
+)
+def test_two_answers_are_compared_by_their_structure(gold, answer, verdict):
+    assert compare(gold, answer)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"\sqrt{12}", r"2\sqrt{3}", RIGHT),
+        (r"\sqrt{2}", r"\sqrt{2.0000000001}", WRONG),
+        ("(x+1)^2", "x^2+2x+1", RIGHT),
+        (r"\sqrt{x^2}", "x", WRONG),
+        (r"\frac{1}{2004!}", r"\frac{1}{2006!}", WRONG),
+        (r"\sin 30^\circ", r"\frac12", RIGHT),
+        ("y = 2x + 3", "2x - y + 3 = 0", RIGHT),
+        ("y = 2x + 3", "2x - y - 3 = 0", WRONG),
+        ("x + y < 1", "2x + 2y < 2", RIGHT),
+        ("x + y < 1", "-2x - 2y < -2", WRONG),
+        (r"2^{10^{9}}", r"2^{10^{9}+1}", WRONG),
+    ],
+)
+def test_the_worker_compares_leaves_by_their_values(gold, answer, verdict):
+    assert compare(gold, answer, NUMERIC)[0] is verdict
+
+
+@pytest.mark.parametrize("text", ["", "(", "1 2", "2 +", r"\frac{1}", "x^", "apples", "[1, 2", r"\sum_{i=1}^3 i"])
+def test_what_is_outside_the_grammar_is_unreadable_and_never_guessed(text):
+    with pytest.raises(Unreadable):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", [r"\sqrt{" * 100 + "2" + "}" * 100, "3" + "!" * 200, "1/" * 200 + "1", "9" * 5000])
+def test_what_is_too_deep_or_too_long_says_so(text):
+    assert MAX_DEPTH < 100
+    with pytest.raises(TooLarge):
+        parse(text)
+
+
+def test_towers_are_known_to_be_huge_only_where_that_is_certain():
+    assert certainly_huge(parse("9^{9^{9^9}}"))
+    assert certainly_huge(parse("(10^9)!"))
+    for text in ("9^9", "0^{9^{9^9}}", "1^{9^{9^9}}", "10^{-10^{10}}", "5!", r"\frac{9^{9^{9}}}{9^{9^{9}}}"):
+        assert not certainly_huge(parse(text)), text
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("４２", "42"),
+        ("٤٢", "42"),
+        ("1\u00a0000", "1 000"),
+        (r"1\,000", "1000"),
+        (r"\dfrac12", r"\frac12"),
+        (r"\left(1,2\right]", "(1,2]"),
+        ("x²", "x^{2}"),
+        ("$5", "5"),
+        (r"5\%", "5%"),
+        ("5\u200b", "5"),
+        ("four apples", "4 apples"),
+    ],
+)
+def test_spellings_become_one(text, cleaned):
+    assert clean(text) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("text", "bare", "unit"),
+    [
+        ("5 square inches", "5", "in^2"),
+        (r"5\text{ in}^2", "5", "in^2"),
+        ("60 mph", "60", "mile/h"),
+        ("3 apples", "3", ""),
+        ("5m", "5m", None),
+        ("2 pi", "2 pi", None),
+        ("USD 20", "20", "dollar"),
+    ],
+)
+def test_a_unit_is_split_off_where_it_is_one(text, bare, unit):
+    assert units.split(text) == (bare, unit)
+
+
+def test_bad_golds_and_unreadable_answers_have_their_own_verdicts():
+    assert compare("  ", "5")[0] is Verdict.BAD_GOLD
+    assert compare("1+" * 20_000 + "1", "5")[0] is Verdict.BAD_GOLD
+    assert compare("5", "1+" * 20_000 + "1")[0] is Verdict.UNPARSEABLE

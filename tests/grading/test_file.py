@@ -1,0 +1,65 @@
+"""A JSONL file of answers -> the object that `grpo-math grade --json` prints."""
+
+import json
+
+import pytest
+
+from grpo_math.errors import ConfigError, DataError
+from grpo_math.grading.file import grade_file
+
+
+def write(tmp_path, *lines):
+    path = tmp_path / "answers.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n")
+    return path
+
+
+def test_results_keep_the_row_order_and_verdicts_are_counted(tmp_path):
+    rows = [{"gold": "7", "prediction": p} for p in ("#### 7", "#### 8", "")] + [{"gold": "", "prediction": "7"}]
+    found = grade_file(write(tmp_path, *rows))
+    assert found["rows"] == 4
+    assert [r["verdict"] for r in found["results"]] == ["correct", "wrong", "no_answer", "bad_gold"]
+    assert [r["answer"] for r in found["results"]] == ["7", "8", None, None]
+    assert found["verdicts"] == dict.fromkeys(("unparseable", "timeout", "crash"), 0) | dict.fromkeys(
+        ("correct", "wrong", "no_answer", "bad_gold"), 1
+    )
+    assert all(isinstance(r["seconds"], float) for r in found["results"])
+    json.dumps(found)
+
+
+def test_a_row_can_name_its_own_format(tmp_path):
+    both = "<answer>1</answer>\n#### 2"
+    rows = [{"gold": "1", "prediction": both, "format": "xml"}, {"gold": "1", "prediction": both}]
+    found = grade_file(write(tmp_path, *rows), answer_format="gsm8k")
+    assert [r["verdict"] for r in found["results"]] == ["correct", "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"gold": "1"}', ":2: prediction is missing"),
+        ('{"prediction": "1"}', ":2: gold is missing"),
+        ('{"gold": 1, "prediction": "1"}', ":2: gold is a int"),
+        ('{"gold": "1", "prediction": null}', ":2: prediction is a NoneType"),
+        ("not json", ":2: row is not JSON"),
+        ("[1]", ":2: row is a list"),
+        ('{"gold": "1", "prediction": "1", "format": "latex"}', ":2: format is 'latex'"),
+    ],
+)
+def test_a_bad_row_is_named_with_its_line_and_field(tmp_path, line, message):
+    with pytest.raises(DataError, match="answers.jsonl" + message):
+        grade_file(write(tmp_path, {"gold": "1", "prediction": "1"}, line))
+
+
+def test_a_missing_file_and_an_unknown_format_are_user_errors(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        grade_file(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match="did you mean 'gsm8k'"):
+        grade_file(write(tmp_path, {"gold": "1", "prediction": "1"}), answer_format="gsm8")
+
+
+def test_lone_surrogates_and_nul_bytes_travel(tmp_path):
+    rows = [{"gold": "x^2-1", "prediction": "\\boxed{(x-1)(x+1)\ud800}"}, {"gold": "42", "prediction": "\u000042"}]
+    found = grade_file(write(tmp_path, *rows))
+    assert found["rows"] == 2
+    assert found["results"][1]["verdict"] == "correct"

@@ -1,0 +1,148 @@
+"""Property tests: a number equals itself in every spelling, and never a different one."""
+
+from fractions import Fraction
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from grpo_math.grading import Verdict, grade
+from grpo_math.grading.clean import clean
+from grpo_math.grading.compare import compare, value
+from grpo_math.grading.exact import rational
+from grpo_math.grading.expression import parse
+
+rationals = st.fractions(min_value=-10_000, max_value=10_000, max_denominator=1_000)
+decimals = st.builds(lambda n, places: Fraction(n, 10**places), st.integers(-(10**6), 10**6), st.integers(0, 6))
+
+
+def latex(p: int, q: int, command: str) -> str:
+    return f"\\{command}{{{p}}}{{{q}}}"
+
+
+def decimal(q: Fraction) -> str:
+    """The finite decimal of a fraction whose denominator divides 10^6."""
+    scaled = q * 10**6
+    assert scaled.denominator == 1
+    sign, digits = ("-" if q < 0 else ""), str(abs(scaled.numerator)).rjust(7, "0")
+    return (sign + digits[:-6] + "." + digits[-6:]).rstrip("0").rstrip(".")
+
+
+def fraction_spellings(q: Fraction) -> list[str]:
+    n, d = q.numerator, q.denominator
+    spelled = [f"{n}/{d}", f"{3 * n}/{3 * d}", latex(n, d, "frac"), latex(n, d, "dfrac"), latex(n, d, "tfrac")]
+    spelled += [f"${latex(n, d, 'frac')}$", f"-{latex(-n, d, 'frac')}" if n < 0 else latex(n, d, "cfrac")]
+    if 0 < n < 10 and d < 10:
+        spelled.append(f"\\frac{n}{d}")
+    whole, rest = divmod(abs(n), d)
+    if whole and rest:
+        sign = "-" if n < 0 else ""
+        spelled += [f"{sign}{whole} {rest}/{d}", f"{sign}{whole}\\frac{{{rest}}}{{{d}}}"]
+    return spelled
+
+
+def decimal_spellings(q: Fraction) -> list[str]:
+    text = decimal(q)
+    spelled = [text, f"{text}0" if "." in text else f"{text}.0", f"\\${text}", text.replace("-", "−"), f"{text} cm"]
+    spelled += [decimal(q * 100) + "%" if (q * 100 * 10**6).denominator == 1 else text]
+    if text.startswith("0."):
+        spelled.append(text[1:])
+    if q.denominator == 1:
+        spelled += [f"{q.numerator:,}", f"{q.numerator:,}".replace(",", "{,}"), f"{q.numerator:,}".replace(",", "\\,")]
+    return spelled
+
+
+@given(rationals)
+@settings(max_examples=300, deadline=None)
+def test_a_rational_equals_itself_in_every_spelling(q):
+    for one in fraction_spellings(q):
+        for two in fraction_spellings(q):
+            assert compare(one, two)[0] is Verdict.CORRECT, (one, two)
+            assert grade(one, f"\\boxed{{{two}}}") is Verdict.CORRECT
+
+
+@given(decimals)
+@settings(max_examples=300, deadline=None)
+def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(q):
+    for one in decimal_spellings(q):
+        for two in [*decimal_spellings(q), f"{q.numerator}/{q.denominator}"]:
+            assert compare(one, two)[0] is Verdict.CORRECT, (one, two)
+            assert compare(two, one)[0] is Verdict.CORRECT, (two, one)
+
+
+@given(rationals, rationals)
+@settings(max_examples=300, deadline=None)
+def test_a_rational_never_equals_a_different_one(p, q):
+    assume(p != q)
+    for one in fraction_spellings(p):
+        for two in fraction_spellings(q):
+            assert compare(one, two)[0] is Verdict.WRONG, (one, two)
+
+
+@given(decimals, st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_a_difference_far_below_float_precision_is_seen(q, places):
+    other = q + Fraction(1, 10 ** (6 + places))
+    assert compare(f"{q.numerator}/{q.denominator}", f"{other.numerator}/{other.denominator}")[0] is Verdict.WRONG
+
+
+@given(st.integers(0, 10**9), st.integers(1, 99))
+@settings(max_examples=200, deadline=None)
+def test_a_percentage_is_its_hundredth_and_its_bare_number_and_nothing_else(n, other):
+    assert compare(f"{n}%", str(n))[0] is Verdict.CORRECT
+    assert compare(f"{n}%", f"{n}/100")[0] is Verdict.CORRECT
+    assume(n and Fraction(other, 7) not in (1, Fraction(1, 100)))
+    assert compare(f"{n}%", f"{n * other}/7")[0] is Verdict.WRONG
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=500, deadline=None)
+def test_any_text_gets_a_verdict_against_a_number_without_an_exception(text):
+    verdict, _ = compare("42", text)
+    assert verdict is None or isinstance(verdict, Verdict)
+
+
+latexish = st.lists(
+    st.sampled_from(
+        [*"0123456789xyi+-*/^_(){}[]|,.!%= ", "\\frac", "\\sqrt", "\\pi", "\\pm", "\\text{", "\\{", "\\}", "\\le"]
+    ),
+    max_size=14,
+).map("".join)
+
+
+@given(latexish)
+@settings(max_examples=600, deadline=None)
+def test_any_text_is_correct_against_itself(text):
+    assume(clean(text))
+    assert compare(text, f" {text} ")[0] is Verdict.CORRECT
+
+
+def test_numbers_that_floats_cannot_tell_apart_are_different():
+    long = "1" + "0" * 29
+    assert compare(long + "0", long + "1")[0] is Verdict.WRONG
+    assert compare("0.1", "0.1" + "0" * 20 + "1")[0] is Verdict.WRONG
+    assert compare("0.1%", "0.001" + "0" * 20 + "1")[0] is Verdict.WRONG
+    assert compare("9" * 300, "9" * 299 + "8")[0] is Verdict.WRONG
+
+
+def test_a_decimal_comma_is_read_where_it_cannot_be_a_list():
+    assert compare("1000.99", "1000,99")[0] is Verdict.CORRECT
+    assert compare("0,75", "0.75")[0] is Verdict.CORRECT
+    assert compare("4.5", "4,5")[0] is Verdict.WRONG
+    assert compare("1,2", "1.2")[0] is Verdict.WRONG
+
+
+def test_worked_values():
+    assert rational(parse(r"0.\overline{142857}")) == Fraction(1, 7)
+    assert rational(parse(r"\sqrt{\frac{49}{81}}")) == Fraction(7, 9)
+    assert rational(parse(r"8^{2/3}")) == 4
+    assert rational(parse(r"\binom{5}{2} + 3!")) == 16
+    assert rational(parse(r"2^{-3}")) == Fraction(1, 8)
+    assert rational(parse("-2^2")) == -4
+    assert value(r"3\frac{1}{4}\text{ cups}") == Fraction(13, 4)
+    assert value("1.5 million") == 1_500_000
+
+
+def test_beyond_the_size_limit_there_is_no_exact_value():
+    assert rational(parse("2^{10^9}")) is None
+    assert rational(parse("100000!")) is None
+    assert rational(parse("1/0")) is None

@@ -1,0 +1,245 @@
+"""One hostile property a test: killed in time, capped in memory, one death one answer, no orphans, any thread."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_math.grading import Verdict, grade, grade_batch, pool, shutdown
+from grpo_math.grading.pool import Pool
+
+ROOT = Path(__file__).parents[2]
+HANGS = r"\sum_{i=1}^{10^9} \sin(i^i)"
+NEEDS_WORKER = ("x^2-1", "(x-1)(x+1)")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids, within: float) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def script(body: str, **options):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, env=environment, **options
+    )
+
+
+@pytest.fixture
+def two():
+    """A pool of two workers of its own."""
+    made = Pool(2)
+    yield made
+    made.close()
+
+
+def test_a_hung_answer_times_out_and_delays_no_other(two):
+    started = time.monotonic()
+    jobs = [("42", HANGS), *[("x^2-1", f"(x-1)(x+1)+{n}-{n}") for n in range(20)]]
+    outcomes = two.run(jobs, timeout=1.0)
+    assert outcomes[0].verdict is Verdict.TIMEOUT
+    assert [o.verdict for o in outcomes[1:]] == [Verdict.CORRECT] * 20
+    assert 0.5 <= outcomes[0].seconds <= 1.5  # the wait for its worker counts too
+    assert time.monotonic() - started < 3.5
+
+
+def test_a_killed_worker_takes_one_answer_with_it_and_is_replaced(two):
+    two.run([NEEDS_WORKER], timeout=5.0)
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(two.run([("42", HANGS)], timeout=20.0)))
+    thread.start()
+    time.sleep(0.5)
+    for pid in two.pids():
+        os.kill(pid, signal.SIGKILL)
+    thread.join(10)
+    assert [o.verdict for o in results] == [Verdict.CRASH]
+    assert two.run([NEEDS_WORKER] * 3, timeout=5.0)[2].verdict is Verdict.CORRECT
+
+
+def test_a_worker_that_died_while_idle_costs_no_answer(two):
+    two.run([NEEDS_WORKER], timeout=5.0)
+    for pid in two.pids():
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert two.run([NEEDS_WORKER], timeout=5.0)[0].verdict is Verdict.CORRECT
+
+
+def test_an_interrupt_does_not_end_a_worker(two):
+    two.run([NEEDS_WORKER], timeout=5.0)
+    pids = two.pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.2)
+    assert all(alive(pid) for pid in pids)
+    assert two.run([NEEDS_WORKER], timeout=5.0)[0].verdict is Verdict.CORRECT
+    assert two.pids() == pids
+
+
+def test_the_address_space_of_a_worker_is_limited(two):
+    two.run([NEEDS_WORKER], timeout=5.0)
+    for pid in two.pids():
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        line = next(line for line in limits.splitlines() if line.startswith("Max address space"))
+        assert line.split()[3] == str(pool.MEMORY_BYTES)
+
+
+def test_a_true_pair_that_needs_more_memory_than_the_limit_is_a_crash_and_not_wrong():
+    small = Pool(1, memory=150_000_000)
+    try:
+        pair = (r"\sum_{i=1}^{2} i^{10^{10}}", "1+2^{10^{10}}")  # 2^(10^10) alone takes 1.25 GB
+        [outcome] = small.run([pair], timeout=5.0)
+        assert (outcome.verdict, outcome.reason) == (Verdict.CRASH, "out of memory")
+        assert small.run([NEEDS_WORKER], timeout=5.0)[0].verdict is Verdict.CORRECT
+    finally:
+        small.close()
+
+
+def test_four_threads_share_the_workers(two):
+    results = {}
+
+    def work(n):
+        results[n] = two.run([(f"x^2-{n * n}", f"(x-{n})(x+{n})")] * 5, timeout=10.0)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    [thread.start() for thread in threads]
+    [thread.join(30) for thread in threads]
+    assert {n: [str(o.verdict) for o in r] for n, r in results.items()} == {n: ["correct"] * 5 for n in range(1, 5)}
+    assert len(two.pids()) <= 2
+
+
+def test_the_order_of_the_rows_is_kept_and_equal_rows_are_graded_once():
+    counted = []
+    rows = [("x+1", "1+x"), ("x^2-4", r"\boxed{(x-2)(x+2)}"), ("2", "3"), ("x^2-4", r"\boxed{(x-2)(x+2)}")]
+    grades = grade_batch(*zip(*rows, strict=True), progress=counted.append)
+    assert [str(g.verdict) for g in grades] == ["correct", "correct", "wrong", "correct"]
+    assert grades[1] is grades[3]
+    assert sum(counted) == 4
+
+
+def test_shutdown_ends_the_workers_and_grading_starts_new_ones():
+    grade(NEEDS_WORKER[0], NEEDS_WORKER[1])
+    pids = pool.shared_pool().pids()
+    assert pids
+    shutdown()
+    assert gone(pids, within=2.0)
+    assert grade(NEEDS_WORKER[0], NEEDS_WORKER[1]) is Verdict.CORRECT
+
+
+def test_the_exact_path_starts_no_process_and_imports_neither_sympy_nor_torch():
+    process = script("""
+        import sys
+        from grpo_math.grading import grade_batch, pool
+        grade_batch(["72", r"\\frac12", "B", "(1,2)"], ["#### 72", "0.5", "The answer is (B).", "(1, 2)"])
+        heavy = [name for name in ("torch", "sympy", "math_verify", "mpmath", "numpy") if name in sys.modules]
+        print(heavy, pool._pool)
+    """)
+    assert process.communicate(timeout=60)[0].split() == ["[]", "None"]
+
+
+GRADES_THEN = """
+    import os, signal, sys, threading, time
+    from grpo_math.grading import grade, pool
+    def main():
+        grade("x^2-1", "(x-1)(x+1)")
+        print(*pool.shared_pool().pids(), flush=True)
+        {then}
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "then"),
+    [
+        ("an ordinary end", "pass"),
+        ("an exception", "raise SystemExit(3)"),
+        ("os._exit", "os._exit(0)"),
+        ("SIGKILL", "os.kill(os.getpid(), signal.SIGKILL)"),
+        ("SIGTERM", "os.kill(os.getpid(), signal.SIGTERM)"),
+    ],
+)
+def test_no_worker_outlives_its_parent_after(name, then):
+    process = script(GRADES_THEN.format(then=then), stderr=subprocess.DEVNULL)
+    pids = [int(pid) for pid in process.communicate(timeout=60)[0].split()]
+    assert pids
+    assert gone(pids, within=3.0), name
+
+
+def test_a_hung_worker_whose_parent_was_killed_ends_itself():
+    hangs = GRADES_THEN.format(
+        then="""threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+        grade("42", r"\\sum_{i=1}^{10^9} \\sin(i^i)", timeout=1.0)"""
+    )
+    process = script(hangs, stderr=subprocess.DEVNULL)
+    pids = [int(pid) for pid in process.communicate(timeout=60)[0].split()]
+    assert gone(pids, within=6.0)
+
+
+def test_ctrl_c_ends_a_batch_at_once_and_leaves_no_worker():
+    process = script(
+        GRADES_THEN.format(then='grade("42", r"\\sum_{i=1}^{10^9} \\sin(i^i)", timeout=60.0)'),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    time.sleep(0.5)
+    started = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert time.monotonic() - started < 3.0
+    assert errors.count("Traceback") == 1  # the user's own; no worker prints one
+    assert "KeyboardInterrupt" in errors
+    assert gone(pids, within=3.0)
+
+
+def test_a_forked_child_starts_its_own_workers_and_leaves_the_parents_alone():
+    grade(*NEEDS_WORKER)
+    mine = set(pool.shared_pool().pids())
+    child = os.fork()
+    if child == 0:  # pragma: no cover - the child
+        try:
+            fine = grade("x^2-9", "(x-3)(x+3)") is Verdict.CORRECT and not mine & set(pool.shared_pool().pids())
+            shutdown()
+        finally:
+            os._exit(0 if fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert grade("x^2-16", "(x-4)(x+4)") is Verdict.CORRECT
+    assert mine <= set(pool.shared_pool().pids())
+
+
+def test_a_worker_that_cannot_start_is_one_clear_error(monkeypatch, tmp_path):
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no module of that name')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = Pool(1)
+    monkeypatch.setattr("grpo_math.grading.pool.sys.path", [str(tmp_path), *sys.path])
+    with pytest.raises(pool.WorkerError, match="the grading worker cannot start"):
+        broken.run([NEEDS_WORKER], timeout=5.0)
+    broken.close()
+
+
+def test_the_main_module_is_not_imported_again_by_a_worker(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "print('imported', flush=True)\n"
+        "from grpo_math.grading import grade\n"
+        "print(grade('x^2-1', '(x-1)(x+1)'))\n"  # no __main__ guard, as in a notebook
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.stdout.split() == ["imported", "correct"]

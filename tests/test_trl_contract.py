@@ -1,0 +1,112 @@
+"""What this package relies on in TRL: a new TRL fails here, with the name of what moved."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import trl
+from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import add_fused_lm_head
+
+from grpo_math.config import TRL_EQUAL, MathGRPOConfig
+from grpo_math.trainer import MathGRPOTrainer
+
+SIGNATURES = {
+    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_generate_single_turn": [
+        "self",
+        "prompt_ids",
+        "images",
+        "multimodal_fields",
+        "num_generations",
+        "has_tool_images",
+    ],
+    "_compute_loss": ["self", "model", "inputs"],
+    "log": ["self", "logs", "start_time"],
+}
+SCORING = [
+    "self",
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+    "compute_aux_loss",
+]
+
+
+def parameters(method) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def test_the_version_is_the_one_that_this_was_written_against():
+    assert trl.__version__.startswith("1.16.")
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_overridden_methods_have_the_signatures_that_we_override(name):
+    assert parameters(getattr(GRPOTrainer, name)) == SIGNATURES[name]
+
+
+def test_the_scoring_method_begins_as_ours_does():
+    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
+    assert parameters(MathGRPOTrainer._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
+
+
+def test_nothing_else_of_trl_is_overridden():
+    ours = {name for name, value in vars(MathGRPOTrainer).items() if inspect.isfunction(value)}
+    overridden = {name for name in ours if hasattr(GRPOTrainer, name)}
+    assert overridden == {*SIGNATURES, "__init__", "_get_per_token_logps_and_entropies"}
+
+
+def test_the_constructor_takes_what_trls_takes():
+    assert parameters(GRPOTrainer.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
+    assert parameters(MathGRPOTrainer.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
+
+
+def test_the_fused_head_scores_shifted_labels_and_passes_other_arguments_on():
+    source = inspect.getsource(add_fused_lm_head)
+    assert "labels = shift_labels" in source
+    assert "getattr(self, backbone_attr)(*args, **kwargs)" in source
+
+
+def test_a_missing_old_log_prob_is_the_policys_own_detached():
+    """The reinforce surrogate rests on this."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert "per_token_logps.detach() if old_per_token_logps is None else old_per_token_logps" in source
+
+
+def test_trls_epsilon_of_the_deviation_is_the_trl_equal_one():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "advantages / (std_rewards + 1e-4)" in source
+    assert TRL_EQUAL["advantage_eps"] == 1e-4
+
+
+def test_trl_equal_names_every_field_that_moves_a_weight():
+    own = set(MathGRPOConfig.__annotations__) - {"logging_steps"}
+    assert own == set(TRL_EQUAL)
+
+
+def test_the_attributes_that_we_read_are_set_in_trls_constructor():
+    source = inspect.getsource(grpo_trainer)
+    for name in (
+        "beta",
+        "_entropy_bonus_enabled",
+        "aux_loss_enabled",
+        "top_entropy_quantile",
+        "reward_weights",
+        "num_generations_eval",
+        "multi_objective_aggregation",
+        "scale_rewards",
+        "loss_type",
+        "use_transformers_continuous_batching",
+        "generation_config",
+        "_is_vlm",
+        "_logs",
+        "_metrics",
+    ):
+        assert f"self.{name} = " in source, name
