@@ -1,11 +1,11 @@
 """`MathGRPOConfig`: TRL's `GRPOConfig` and the fields that it lacks, every choice checked before weights load.
 
->>> MathGRPOConfig("runs/x", baseline="leave_one_out", use_cpu=True, bf16=False).surrogate
+>>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
->>> MathGRPOConfig("runs/x", baseline="mean")
+>>> MathGRPOConfig("runs/x", surrogate="ppo")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: baseline='mean' is not known: did you mean 'group_mean'? (group_mean, leave_one_out, none)
+grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce
 
 Does not repeat a field of TRL, and does not check TRL's own fields except where one of ours cannot work with it.
 """
@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from grpo_math.advantages import BASELINES
@@ -63,7 +64,12 @@ class MathGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
+        if self.bf16 is None:  # TRL's default asks for it on a CPU too, where transformers then refuses to start
+            self.bf16 = not self.fp16 and is_torch_bf16_gpu_available()
+        self._check()
         super().__post_init__()
+
+    def _check(self) -> None:
         one_of("baseline", self.baseline, tuple(BASELINES))
         one_of("surrogate", self.surrogate, SURROGATES)
         for name in ("advantage_eps", "grade_timeout"):

@@ -308,7 +308,7 @@ def _gold(answer: str, problem: str, name: str) -> str | None:
         return gsm8k_gold(answer)
     if FORMATS["boxed"].marker.search(answer):
         known = (gold for start, gold in WRONG_BOX_IN_MATH.items() if name == "math" and problem.startswith(start))
-        return next(known, None) or extract_gold(answer)
+        return next(known, None) or extract_gold(answer).text
     return answer.strip()
 
 

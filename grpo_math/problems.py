@@ -12,7 +12,7 @@ taken, and in what order. All of it hangs on sha256 and integers, so the bytes a
 >>> generate("heldout", 2)[0]
 Problem(id='sums/plus/4,13', problem='What is 4 + 13?', answer='17', level=1)
 >>> count(1, "train"), count(1, "heldout")
-(266, 134)
+(512, 272)
 
 Does not make negative numbers, fractions or decimals: every answer is an integer >= 0.
 """

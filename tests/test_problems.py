@@ -281,7 +281,7 @@ def test_no_problems_at_all_may_be_asked_for():
         (
             ("heldout", 600),
             "n=600 takes 300 of level 1 (sums), which has 272 heldout problems in all: "
-            "ask for 306 or fewer, or for other levels or wider ranges",
+            "ask for 544 or fewer, or for other levels or wider ranges",
         ),
         (("train", 1, 0, ()), "levels=() must be one or more different levels: for example (1, 2)"),
         (("train", 1, 0, (1, 1)), "levels=(1, 1) must be one or more different levels: for example (1, 2)"),

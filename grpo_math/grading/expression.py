@@ -395,8 +395,8 @@ class _Reader:
         value = _number(digits)
         exponent = self.match(EXPONENT)
         if exponent is not None:
-            if abs(int(exponent[1])) > MAX_DIGITS:
-                raise TooLarge("an exponent of more than 4 digits")
+            if len(digits) + abs(int(exponent[1])) > MAX_DIGITS:
+                raise TooLarge(f"a number of more than {MAX_DIGITS} digits")
             return ("num", value * Fraction(10) ** int(exponent[1]))
         if "." not in digits:
             mixed = self.match(MIXED)
