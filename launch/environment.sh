@@ -19,12 +19,17 @@ make_environment() {
     . "$folder/bin/activate"
 }
 
+# The first Python that is new enough: TRL 1.16 needs 3.11.
 find_python() {
-    PYTHON=${PYTHON:-python3}
-    "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || {
-        echo "error: $PYTHON is not Python 3.10 or newer: install one, or name it with PYTHON=/path/to/python" >&2
-        exit 2
-    }
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            PYTHON=$candidate
+            return
+        fi
+    done
+    echo "error: no Python 3.11 or newer is here: install one, or name it with PYTHON=/path/to/python" >&2
+    exit 2
 }
 
 # Without a GPU, torch's CUDA build works too, but brings gigabytes for nothing: say so before pip fetches them.

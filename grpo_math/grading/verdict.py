@@ -8,11 +8,11 @@ Does not grade, and gives no verdict a number: rewards.py does.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The seven outcomes. The last three are `ungradable`: they say nothing about the answer."""
 
     CORRECT = "correct"
@@ -27,9 +27,6 @@ class Verdict(str, Enum):
     def ungradable(self) -> bool:
         """True where a reward function must return None instead of a number."""
         return self in (Verdict.BAD_GOLD, Verdict.TIMEOUT, Verdict.CRASH)
-
-    def __str__(self) -> str:
-        return self.value
 
 
 class Grade(NamedTuple):

@@ -1,0 +1,60 @@
+"""The README says what is there: the tree, every command, every field, every reward, every file it links."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from grpo_math.config import TRL_EQUAL
+from grpo_math.prompts import TEMPLATES
+from grpo_math.rewards import REWARDS
+from grpo_math.train import TrainArguments
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_tree_names_every_module_and_no_other():
+    tree = re.search(r"```text\n(grpo_math/.*?)```", README, re.DOTALL)
+    assert tree, "the README has no tree"
+    named = set(re.findall(r"^ {2}(\w+(?:\.py|/))", tree[1], re.MULTILINE))
+    package = ROOT / "grpo_math"
+    there = {path.name for path in package.glob("*.py")}
+    there |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert named == there
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "grade", "report"])
+def test_every_command_is_shown(command):
+    assert f"grpo-math {command}" in README
+
+
+@pytest.mark.parametrize("name", [*TRL_EQUAL, *(f.name for f in fields(TrainArguments))])
+def test_every_field_is_described(name):
+    assert f"`{name}`" in README
+
+
+@pytest.mark.parametrize("name", [*REWARDS, *TEMPLATES])
+def test_every_reward_and_template_is_named(name):
+    assert f"`{name}`" in README
+
+
+def test_every_script_that_is_named_can_be_run():
+    for script in re.findall(r"\./(launch/\w+\.sh)", README):
+        path = ROOT / script
+        assert path.stat().st_mode & 0o111, script
+
+
+def test_no_path_of_one_machine_and_no_python_file_in_deepspeed():
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.splitlines():
+        assert not re.match(r"deepspeed/.*\.py$", name)
+        if name.endswith((".py", ".sh", ".yaml", ".toml", ".md", ".txt")):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/\w", text), name

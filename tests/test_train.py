@@ -1,0 +1,140 @@
+"""The training program on real weights and real rows, launched as a user launches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_math.metrics import METRICS, VERDICT_PREFIX
+
+ROOT = Path(__file__).parents[1]
+TINY = [
+    "--use_cpu=true",
+    "--bf16=false",
+    "--gradient_checkpointing=false",
+    "--per_device_train_batch_size=4",
+    "--num_generations=2",
+    "--max_completion_length=8",
+    "--learning_rate=1e-3",
+    "--dataset=generated:sums",
+    "--eval_split=heldout",
+    "--save_strategy=no",
+]
+
+
+def launch(*arguments: str, check: bool = True, **kwargs) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    command += ["-m", "grpo_math.train", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def history(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+
+
+def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):
+    recipe = ROOT / "launch/configs/gsm8k_smoke_cpu.yaml"
+    launch("--config", recipe, "--output_dir", tmp_path / "run", "--max_completion_length", "24")
+    lines = history(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert {"loss", "reward", "reward_min", "reward_max", "accuracy", "grad_norm", "learning_rate"} <= set(line)
+        shares = [value for name, value in line.items() if name.startswith(VERDICT_PREFIX)]
+        assert sum(shares) == pytest.approx(1)
+    saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert saved["distributed_type"] == "NO"
+    assert saved["num_processes"] == 1
+    assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
+    assert saved["versions"]["trl"].startswith("1.16")
+    import pandas
+
+    rows = pandas.read_parquet(next((tmp_path / "run/completions").glob("*.parquet")))
+    asked = [message["content"] for message in rows["prompt"][0] if message["role"] == "user"][-1]
+    known = {json.loads(line)["question"] for line in (data_dir / "gsm8k/train.jsonl").read_text().splitlines()}
+    assert asked in known
+    adapter = tmp_path / "run/adapter"
+    assert (adapter / "adapter_model.safetensors").exists()
+
+
+def test_every_logged_name_that_is_ours_is_in_the_table_of_metrics(tmp_path, tiny):
+    launch("--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY)
+    (line,) = history(tmp_path / "run")
+    assert set(METRICS) - {"kl", "heldout/accuracy", "heldout/n"} <= set(line)
+
+
+def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(tmp_path, tiny):
+    done = launch(
+        "--model_name_or_path",
+        tiny(),
+        "--output_dir",
+        tmp_path / "run",
+        "--max_steps",
+        "2",
+        "--eval_n",
+        "6",
+        "--heldout_every",
+        "1",
+        "--heldout_n",
+        "4",
+        *TINY,
+    )
+    before, after = (json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after"))
+    assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
+    assert before["n"] == after["n"] == 6
+    assert sum(before["categories"].values()) == 6
+    assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
+    assert {path.name for path in (tmp_path / "run/plots").iterdir()} >= {"training.png"}
+    held_out = [line for line in history(tmp_path / "run") if "heldout/accuracy" in line]
+    assert [line["step"] for line in held_out] == [1, 2]
+    assert "95% paired interval" in done.stdout
+    assert (tmp_path / "run/model/model.safetensors").exists()
+
+
+def test_evaluating_in_between_changes_nothing_in_what_is_trained(tmp_path, tiny):
+    weights = []
+    for name, extra in (("plain", []), ("evaluated", ["--eval_n", "4", "--heldout_every", "1", "--heldout_n", "2"])):
+        run_dir = tmp_path / name
+        launch("--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", "3", *TINY, *extra)
+        weights.append((run_dir / "model/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on_where_it_stopped(tmp_path, tiny):
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir)]
+    command += ["--max_steps", "400", *TINY]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    for _ in range(600):
+        time.sleep(0.1)
+        if (run_dir / "history.jsonl").exists() and len(history(run_dir)) >= 2:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Interrupted after step" in err
+    assert "--resume_from_checkpoint true" in err
+    stopped = history(run_dir)[-1]["step"]
+    assert (run_dir / f"checkpoint-{stopped}").is_dir()
+    more = ["--max_steps", str(stopped + 2), "--resume_from_checkpoint", "true"]
+    done = subprocess.run([*command[: -len(TINY) - 2], *TINY, *more], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in history(run_dir)] == list(range(1, stopped + 3))
+
+
+def test_no_token_reaches_the_run_directory(tmp_path, tiny):
+    secret = "hf_" + "s3cr3t" * 5
+    arguments = ["--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY]
+    launch(*arguments, "--hub_token", secret, env={**os.environ, "HF_TOKEN": secret, "WANDB_API_KEY": secret})
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.suffix != ".safetensors":
+            assert secret.encode() not in path.read_bytes(), path

@@ -1,0 +1,72 @@
+"""The built wheel, installed in a fresh environment, works from another folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The Python of an environment that has the wheel, and what this one has beside it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheel = next(folder.glob("grpo_math-*.whl"))
+    venv.create(folder / "env", with_pip=True)
+    python = folder / "env/bin/python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel)]
+    subprocess.run(pip, check=True)
+    # The dependencies are those of the environment that runs the tests: their gigabyte is not installed twice.
+    site = next((folder / "env/lib").glob("python*/site-packages"))
+    here = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    (site / "dependencies.pth").write_text(f"{here}\n")
+    return python
+
+
+def run(python, *arguments, cwd):
+    command = [str(python), "-I", "-m", "grpo_math.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_the_command_is_there_and_answers(installed, tmp_path):
+    done = subprocess.run([installed.with_name("grpo-math"), "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "demo" in done.stdout
+
+
+def test_it_is_the_wheel_and_not_the_checkout_that_answers(installed, tmp_path):
+    program = "import grpo_math; print(grpo_math.__file__)"
+    done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert "site-packages" in done.stdout
+    assert str(ROOT / "grpo_math") not in done.stdout
+
+
+def test_grade_works_there_and_so_do_its_workers(installed, tmp_path):
+    rows = [
+        {"gold": "72", "prediction": "#### 72"},
+        {"gold": "x^2+2x+1", "prediction": r"\boxed{(x+1)^2}"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = run(installed, "grade", "rows.jsonl", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [r["verdict"] for r in json.loads(done.stdout)["results"]] == ["correct", "correct"]
+
+
+def test_the_recipes_and_the_page_travel_in_it(installed, tmp_path):
+    program = (
+        "from grpo_math.cli import recipe\n"
+        "from importlib.resources import files\n"
+        "print(recipe('demo_cpu.yaml').exists(), (files('grpo_math.report') / 'page.html').is_file(),"
+        "      (files('grpo_math') / 'accelerate_configs/cpu.yaml').is_file())"
+    )
+    done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == ["True", "True", "True"], done.stderr
