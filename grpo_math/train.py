@@ -107,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
 def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig, argv: list[str]) -> bool:
     """One run, from problems to report. False if it was interrupted, with a checkpoint to go on from."""
     run_dir = Path(str(config.output_dir))
+    if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
+        os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
     check(train_args, config, run_dir)
     rewards = [load_reward(name) for name in train_args.rewards]
     rows = load_problems(

@@ -141,8 +141,6 @@ class MathGRPOTrainer(GRPOTrainer):
             log[metrics.REWARD_MAX].append(graded.max().item())
         log[metrics.ADVANTAGE_MEAN].append(every_advantage.mean().item())
         log[metrics.ADVANTAGE_STD].append(every_advantage.std(correction=0).item())
-        equal = rewards.nan_to_num(nan=-torch.inf).amax(dim=1) == rewards.nan_to_num(nan=torch.inf).amin(dim=1)
-        log[metrics.DEGENERATE].append((equal | rewards.isnan().all(dim=1)).float().mean().item())
         if self._grades is None:
             return
         verdicts = gather_object([str(grade.verdict) for grade in self._grades])

@@ -57,4 +57,4 @@ def test_no_path_of_one_machine_and_no_python_file_in_deepspeed():
         assert not re.match(r"deepspeed/.*\.py$", name)
         if name.endswith((".py", ".sh", ".yaml", ".toml", ".md", ".txt")):
             text = (ROOT / name).read_text(encoding="utf-8")
-            assert not re.search(r"(?<![\w.])/(home|root|work|tmp)/\w", text), name
+            assert not re.search(r"(?<![\w.])/(home|root|work)/\w", text), name
