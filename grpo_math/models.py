@@ -9,7 +9,6 @@ Does not run remote code: ``trust_remote_code`` is never set.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import shutil
@@ -129,15 +128,3 @@ def fast_dtype() -> str:
     except OSError:
         return "float32"
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc's malloc to keep what is freed, for training on a CPU: about half of a step went into page faults."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # musl has none
-        mmap_max, trim_threshold, top_pad = -4, -1, -2
-        mallopt(mmap_max, 0)
-        mallopt(trim_threshold, 2**31 - 1)
-        mallopt(top_pad, 256 * 2**20)

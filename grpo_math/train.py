@@ -27,7 +27,7 @@ from grpo_math.config import MathGRPOConfig
 from grpo_math.data import load_problems, to_dataset
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
-from grpo_math.models import fast_dtype, keep_freed_memory, load_tokenizer, model_path
+from grpo_math.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
 from grpo_math.rewards import load_reward
@@ -121,8 +121,6 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     )
     held_out = _held_out(train_args, rows)
     path = model_path(model_args.model_name_or_path)
-    if config.use_cpu:
-        keep_freed_memory()
     if model_args.dtype == "auto":
         model_args.dtype = fast_dtype()
     own: Any = config.model_init_kwargs or {}
