@@ -24,7 +24,6 @@ from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import SURROGATES
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
-# `logging_steps` moves no weight.
 TRL_EQUAL: dict[str, Any] = {
     "baseline": "group_mean",
     "surrogate": "clip",
@@ -36,9 +35,6 @@ TRL_EQUAL: dict[str, Any] = {
 
 @dataclass
 class MathGRPOConfig(GRPOConfig):
-    logging_steps: float = field(
-        default=1, metadata={"help": "Log every so many steps. TRL's own default is 10; the history wants each one."}
-    )
     baseline: str = field(
         default="group_mean",
         metadata={"help": "What is subtracted from a reward: group_mean, leave_one_out, or none."},

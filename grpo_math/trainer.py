@@ -62,9 +62,15 @@ class MathGRPOTrainer(GRPOTrainer):
     def _set_up_packing(self) -> bool:
         """Switch the model, and the reference where there is one, to the packed attention; False where it has none."""
         models = [self.accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
+        prompt_learning = any(
+            is_peft_model(model) and any(adapter.is_prompt_learning for adapter in model.peft_config.values())
+            for model in models
+        )
         models = [model.get_base_model() if is_peft_model(model) else model for model in models]
         for model in models:
-            reason = "an image processor" if self._is_vlm else attention.unsupported(model.config)
+            reason = attention.unsupported(model.config)
+            if self._is_vlm or prompt_learning:
+                reason = "an image processor" if self._is_vlm else "a prompt-learning adapter"
             if reason:
                 logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
                 return False
@@ -78,7 +84,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         started = time.perf_counter()
         shares = self._packs and not self.use_vllm and not self.use_transformers_continuous_batching
-        shares = shares and self.generation_config.cache_implementation is None
+        if shares:  # beams and several sequences repeat the rows themselves
+            own = self.generation_config
+            shares = own.cache_implementation is None and not {own.num_beams, own.num_return_sequences} - {None, 1}
         with shared_prefill(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
             output = super()._generate_single_turn(*args, **kwargs)
         self._metrics[self._mode][metrics.SECONDS_GENERATE].append(time.perf_counter() - started)

@@ -249,3 +249,21 @@ def test_pack_updates_false_leaves_the_model_as_it_is(tiny, tokenizer, tmp_path)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, pack_updates=False)
     assert trainer.model.config._attn_implementation != attention.NAME
     trainer.train()
+
+
+def test_beams_are_left_to_transformers(tiny, tokenizer, tmp_path):
+    """Beams repeat the rows inside `generate`: a cache of our own would not fit them."""
+    kwargs = {"generation_kwargs": {"num_beams": 2, "do_sample": False}, "max_steps": 1}
+    make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, **kwargs).train()
+
+
+def test_a_prompt_learning_adapter_is_scored_the_plain_way(tiny, tokenizer, tmp_path, caplog):
+    from peft import PromptTuningConfig
+
+    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    trainer = make(
+        MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, peft_config=adapter, max_steps=1
+    )
+    assert not trainer._packs
+    assert "a prompt-learning adapter" in caplog.text
+    trainer.train()
