@@ -73,22 +73,15 @@ class MathGRPOConfig(GRPOConfig):
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(name, value, "is not a positive number", f"the default is {TRL_EQUAL[name]:g}")
         if self.multi_objective_aggregation == "normalize_then_sum":
-            self._refuse(
-                "baseline", "group_mean", "multi_objective_aggregation=normalize_then_sum has its own baseline"
-            )
+            self._refuse("baseline", "multi_objective_aggregation='normalize_then_sum' has a baseline of its own")
+            self._refuse("advantage_eps", "multi_objective_aggregation='normalize_then_sum' uses TRL's own constant")
         if self.surrogate == "reinforce":
-            self._refuse_ratio_settings()
+            why = "surrogate='reinforce' holds the ratio at 1"
+            for name in ("epsilon", "epsilon_high", "delta", "off_policy_mask_threshold", "importance_sampling_level"):
+                self._refuse(name, why)
 
-    def _refuse_ratio_settings(self) -> None:
-        why = "surrogate='reinforce' holds the ratio at 1, so that it would be ignored"
-        self._refuse("epsilon", 0.2, why)
-        self._refuse("epsilon_high", None, why)
-        self._refuse("delta", None, why)
-        self._refuse("off_policy_mask_threshold", None, why)
-        self._refuse("importance_sampling_level", "token", why)
-        self._refuse("use_bias_correction_kl", False, why)
-
-    def _refuse(self, name: str, default: object, why: str) -> None:
-        """A field that is not at its default although another setting leaves it without effect."""
+    def _refuse(self, name: str, why: str) -> None:
+        """A field that is not at its default although another setting would leave it without effect."""
+        default = self.__dataclass_fields__[name].default
         if getattr(self, name) != default:
-            raise ConfigError(name, getattr(self, name), f"cannot be combined ({why})", f"leave it at {default!r}")
+            raise ConfigError(name, getattr(self, name), f"would be ignored ({why})", f"leave it at {default!r}")

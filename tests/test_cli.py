@@ -66,7 +66,7 @@ BAD = {
     "remote code": (["train", "--output_dir", "x", "--trust_remote_code", "true"], "trust_remote_code"),
     "a ratio setting without a ratio": (
         ["train", "--output_dir", "x", "--surrogate", "reinforce", "--epsilon", "0.1"],
-        "epsilon=0.1 cannot be combined",
+        "epsilon=0.1 would be ignored",
     ),
     "an unknown dataset": (["train", "--output_dir", "x", "--dataset", "gsm9k"], "gsm8k"),
 }

@@ -439,7 +439,7 @@ def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch
 
 
 def test_generated_without_a_limit_is_all_that_the_levels_evenly_have():
-    assert Counter(row["level"] for row in load_problems("generated")) == {1: 266, 2: 266}
+    assert Counter(row["level"] for row in load_problems("generated")) == {1: 312, 2: 312}
     assert len(load_problems("generated:products")) == 80
     train, heldout = (
         {row["problem"] for row in load_problems("generated:sums,products,word", split)}
@@ -449,8 +449,8 @@ def test_generated_without_a_limit_is_all_that_the_levels_evenly_have():
 
 
 def test_more_generated_problems_than_there_are_is_an_error_with_their_number():
-    with pytest.raises(ConfigError, match="which has 134 heldout problems in all: ask for 268 or fewer"):
-        load_problems("generated", "heldout", limit=300)
+    with pytest.raises(ConfigError, match="which has 153 heldout problems in all: ask for 306 or fewer"):
+        load_problems("generated", "heldout", limit=320)
 
 
 # What comes out

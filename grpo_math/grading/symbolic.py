@@ -20,18 +20,6 @@ from grpo_math.grading.clean import clean
 from grpo_math.grading.compare import compare, readings
 from grpo_math.grading.numeric import NUMERIC, Overflow
 
-logging.disable(logging.CRITICAL)
-
-# Math-Verify answers "no" after any Exception. Running out of memory or stack is no answer: within its modules the name
-# Exception means all others, so that these two reach the worker's loop and become `crash`.
-ORDINARY = tuple(
-    kind
-    for kind in (*Exception.__subclasses__(), *RuntimeError.__subclasses__())
-    if kind not in (MemoryError, RuntimeError, RecursionError)
-)
-for module in (math_verify.grader, math_verify.parser, latex2sympy2):
-    setattr(module, "Exception", ORDINARY)  # noqa: B010
-
 MAX_CHARACTERS = 2000  # its parser's time grows faster than the text
 
 CONFIG = [
@@ -42,6 +30,19 @@ CONFIG = [
         ),
     )
 ]
+
+
+def prepare() -> None:
+    """Set this process up as a worker: no log lines, and Math-Verify lets two errors through.
+
+    Math-Verify answers "no" after any Exception. Running out of memory or stack is no answer: within its modules the
+    name Exception means all others, so that these two reach the worker's loop and become `crash`.
+    """
+    logging.disable(logging.CRITICAL)
+    kinds = (*Exception.__subclasses__(), *RuntimeError.__subclasses__())
+    ordinary = tuple(kind for kind in kinds if kind not in (MemoryError, RuntimeError, RecursionError))
+    for module in (math_verify.grader, math_verify.parser, latex2sympy2):
+        setattr(module, "Exception", ordinary)  # noqa: B010
 
 
 def judge(gold: str, answer: str) -> tuple[str, str]:

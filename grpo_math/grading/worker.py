@@ -34,6 +34,7 @@ def main() -> None:
     except ImportError as error:
         _send(out, {"error": str(error)})
         return
+    symbolic.prepare()
     _send(out, {"ready": True})
     buffer = bytearray()
     while (job := _receive(buffer, parent)) is not None:

@@ -120,4 +120,4 @@ def test_extraction_stays_quick_on_a_hostile_completion(completion):
     for answer_format in (None, "gsm8k", "boxed", "r1_zero"):
         started = time.perf_counter()
         extract(completion, answer_format)
-        assert time.perf_counter() - started < 0.5
+        assert time.perf_counter() - started < 5  # a quadratic pattern takes a minute
