@@ -18,18 +18,11 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.metrics import CATEGORIES
 from grpo_math.rollout import Completion, complete
 from grpo_math.stats import maj_at_k, mean_at_n, pass_at_k, wilson
 
 SCHEMA = 1
-CATEGORIES = (
-    "correct",
-    "correct_answer_bad_format",
-    "wrong_answer",
-    "bad_format",
-    "truncated",
-    "ungradable",
-)
 
 
 def category(grade: Grade, truncated: bool) -> str:

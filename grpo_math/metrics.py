@@ -83,6 +83,17 @@ METRICS: dict[str, Metric] = {
 }
 
 
+# What a completion of an evaluation falls in, and how tables call it.
+CATEGORIES = {
+    "correct": "correct, in the format",
+    "correct_answer_bad_format": "answer right, format wrong",
+    "wrong_answer": "format right, answer wrong",
+    "bad_format": "wrong, and not in the format",
+    "truncated": "cut at the length limit",
+    "ungradable": "ungradable",
+}
+
+
 def verdict_key(verdict: str) -> str:
     """The key under which the share of a verdict is logged.
 

@@ -15,7 +15,7 @@ def main() -> None:
         return
     urls = [p["download_info"]["url"] for p in packages]
     sizes = [size(url) for url in urls]
-    total = f"{sum(filter(None, sizes)) / 1e9:.1f} GB" + (" or more" if None in sizes else "")
+    total = "several GB" if None in sizes else f"{sum(filter(None, sizes)) / 1e9:.1f} GB"
     print(
         f"This package index has only torch's CUDA build: {len(cuda)} CUDA packages, {total} to download in all.\n"
         "It works without a GPU too. To avoid it, press Ctrl-C and set PIP_EXTRA_INDEX_URL to the index of CPU builds "

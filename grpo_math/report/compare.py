@@ -14,18 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
+from grpo_math.metrics import CATEGORIES
 from grpo_math.stats import PairedDifference, paired_bootstrap
 
 Results = dict[str, Any]
 
-CATEGORIES = {
-    "correct": "correct, in the format",
-    "correct_answer_bad_format": "answer right, format wrong",
-    "wrong_answer": "format right, answer wrong",
-    "bad_format": "wrong, and not in the format",
-    "truncated": "cut at the length limit",
-    "ungradable": "ungradable",
-}
 ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
 
 
