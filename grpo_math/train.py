@@ -163,8 +163,8 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     if train_args.heldout_every:
         trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history))
     before, after = run_dir / "before.json", run_dir / "after.json"
-    if train_args.eval_n and not before.exists():
-        results = score(held_out, True)
+    if train_args.eval_n and not (config.resume_from_checkpoint and before.exists()):
+        results = score(held_out[: train_args.eval_n], True)
         if main_process:
             write_json(before, results)
     trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
@@ -179,7 +179,7 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     target = run_dir / ("adapter" if model_args.use_peft else "model")
     trainer.save_model(str(target))
     if train_args.eval_n:
-        results = score(held_out, True)
+        results = score(held_out[: train_args.eval_n], True)
         if main_process:
             write_json(after, {**results, "adapter": str(target) if model_args.use_peft else None})
     if main_process:
