@@ -104,6 +104,24 @@ def test_an_interrupt_does_not_end_a_worker(two):
     assert two.pids() == pids
 
 
+def test_a_worker_of_a_large_parent_lives_on_after_its_job(tmp_path):
+    """A parent that holds gigabytes is the rule in training; its size must not count as the worker's."""
+    process = script(
+        """
+        from grpo_math.grading.pool import Pool
+        ballast = bytearray(900_000_000)
+        made = Pool(1)
+        job = ("x^2-1", "(x-1)(x+1)")
+        made.run([job], timeout=5.0)
+        before = made.pids()
+        made.run([job], timeout=5.0)
+        print(before == made.pids() != [])
+        made.close()
+        """
+    )
+    assert process.communicate(timeout=60)[0].strip() == "True"
+
+
 def test_the_address_space_of_a_worker_is_limited(two):
     for pid in ready(two):
         limits = Path(f"/proc/{pid}/limits").read_text()
