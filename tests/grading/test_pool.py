@@ -37,8 +37,14 @@ def gone(pids, within: float) -> bool:
 
 def script(body: str, **options):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # A shell's background job starts with SIGINT ignored, and its children inherit that.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(body)], stdout=subprocess.PIPE, text=True, env=environment, **options
+        [sys.executable, "-c", heard + textwrap.dedent(body)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,
     )
 
 
