@@ -68,13 +68,14 @@ def _segments(q: Tensor, k: Tensor, v: Tensor, group: GroupLayout, dropout: floa
     q, own_k, own_v = q[first:end], k[first:end], v[first:end]
     prompt_k, prompt_v = k[group.start : first], v[group.start : first]
     outputs = []
-    for gather, _ in (plan := _batches(group.lengths, q.device))[0]:
+    gathers, back = _batches(group.lengths, q.device)
+    for gather in gathers:
         n, length = gather.shape
         keys = torch.cat([prompt_k.expand(n, *prompt_k.shape), own_k[gather]], dim=1)
         values = torch.cat([prompt_v.expand(n, *prompt_v.shape), own_v[gather]], dim=1)
         mask = _visible(length, group.prompt, q.device)
         outputs.append(_attend(q[gather], keys, values, mask, dropout, scaling).flatten(0, 1))
-    return torch.cat(outputs)[plan[1]]
+    return torch.cat(outputs)[back]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
@@ -93,7 +94,7 @@ def _visible(length: int, prompt: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[tuple[Tensor, int]], Tensor]:
+def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor], Tensor]:
     """Segments in batches of similar length, as indices (n, longest) into the group's segment tokens; then the index
     that brings the batches' padded output back into the row's order."""
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
@@ -103,7 +104,7 @@ def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[tuple
             batches[-1].append(i)
         else:
             batches.append([i])
-    gathers: list[tuple[Tensor, int]] = []
+    gathers: list[Tensor] = []
     back = torch.empty(sum(lengths), dtype=torch.long)
     offset = 0
     for batch in batches:
@@ -113,7 +114,7 @@ def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[tuple
             rows.append([starts[i] + min(t, lengths[i] - 1) for t in range(longest)])
             back[starts[i] : starts[i] + lengths[i]] = torch.arange(offset, offset + lengths[i])
             offset += longest
-        gathers.append((torch.tensor(rows, device=device), longest))
+        gathers.append(torch.tensor(rows, device=device))
     return gathers, back.to(device)
 
 

@@ -122,9 +122,6 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     )
     held_out = _held_out(train_args, rows)
     path = model_path(model_args.model_name_or_path)
-    # On a CPU, oneDNN keeps a compiled kernel for each of the last 1,024 shapes: gigabytes, since every packed row has
-    # a length of its own.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     if model_args.dtype == "auto":
         model_args.dtype = fast_dtype()
     own: Any = config.model_init_kwargs or {}

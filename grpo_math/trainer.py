@@ -97,7 +97,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         started = time.perf_counter()
         self._grades = self._grade(inputs, completions)
-        inputs = [{"max_completion_length": self.max_completion_length, **row} for row in inputs]
+        limits = {"max_completion_length": self.max_completion_length, "grade_timeout": self._math["grade_timeout"]}
+        inputs = [{**limits, **row} for row in inputs]
         if self._grades is not None:
             inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
