@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from grpo_math import metrics
 from grpo_math.errors import ConfigError
+from grpo_math.metrics import CATEGORIES
 from grpo_math.report.compare import (
     ANSWER_RIGHT,
-    CATEGORIES,
     Change,
     Results,
     ResultsError,
