@@ -163,12 +163,16 @@ class MathGRPOTrainer(GRPOTrainer):
     # The update
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        if not (self._packs and model.training and self._only_advantages_move_weights()):
+            return self._loss_of(model, inputs)
+        inputs, factor = without_zero_advantages(inputs, self.loss_type)
+        return self._loss_of(model, inputs) * factor
+
+    def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """TRL's loss of one micro-batch, with the surrogate that was asked for."""
         if self._math["surrogate"] == "reinforce":
             inputs = hold_ratio_at_one(inputs)
-        if not (self._packs and model.training and self._only_advantages_move_weights()):
-            return super()._compute_loss(model, inputs)
-        inputs, factor = without_zero_advantages(inputs, self.loss_type)
-        return super()._compute_loss(model, inputs) * factor
+        return super()._compute_loss(model, inputs)
 
     def _only_advantages_move_weights(self) -> bool:
         return (
