@@ -29,6 +29,7 @@ TRL_EQUAL: dict[str, Any] = {
     "surrogate": "clip",
     "advantage_eps": 1e-4,
     "pack_updates": True,
+    "update_token_budget": 0,
     "grade_timeout": 5.0,
 }
 
@@ -54,6 +55,13 @@ class MathGRPOConfig(GRPOConfig):
             "skip completions whose advantage is zero. The gradient is the same; false is TRL's own way."
         },
     )
+    update_token_budget: int = field(
+        default=0,
+        metadata={
+            "help": "Most tokens in one forward and backward pass of a packed update; a longer completion stays whole. "
+            "0: as many as TRL's padded micro-batch would have."
+        },
+    )
     grade_timeout: float = field(
         default=5.0,
         metadata={"help": "Seconds for grading one answer; after that its verdict is timeout, not wrong."},
@@ -75,6 +83,13 @@ class MathGRPOConfig(GRPOConfig):
         if self.multi_objective_aggregation == "normalize_then_sum":
             self._refuse("baseline", "multi_objective_aggregation='normalize_then_sum' has a baseline of its own")
             self._refuse("advantage_eps", "multi_objective_aggregation='normalize_then_sum' uses TRL's own constant")
+        if self.update_token_budget < 0:
+            raise ConfigError("update_token_budget", self.update_token_budget, "is negative", "give tokens, or 0")
+        if not self.pack_updates:
+            self._refuse("update_token_budget", "pack_updates=False has no budget")
+        if self.entropy_coef or self.use_adaptive_entropy or self.top_entropy_quantile < 1.0:
+            name = "top_entropy_quantile" if self.top_entropy_quantile < 1.0 else "entropy_coef"
+            self._refuse("update_token_budget", f"{name} looks at whole micro-batches of per_device_train_batch_size")
         if self.surrogate == "reinforce":
             why = "surrogate='reinforce' holds the ratio at 1"
             for name in ("epsilon", "epsilon_high", "delta", "off_policy_mask_threshold", "importance_sampling_level"):

@@ -30,34 +30,21 @@ def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
 
 
-def without_zero_advantages(inputs: dict[str, Any], loss_type: str) -> tuple[dict[str, Any], float | torch.Tensor]:
-    r"""The rows of a micro-batch that carry a gradient, and the factor that keeps the loss what it was.
+def weight_of_part(loss_type: str, scored: torch.Tensor, rows: int, tokens: torch.Tensor) -> float | torch.Tensor:
+    """The factor of a part's loss with which the parts add up to the loss of the micro-batches they came from.
 
-    A row with :math:`A = 0` adds exactly 0 to loss and gradient when no other term (KL, entropy bonus, auxiliary
-    loss) is on; the caller sees to that. Dropping it changes only what ``loss_type`` divides by: the number of rows
-    (grpo, sapo, dr_grpo, luspo), of tokens (bnpo), or a count over the whole batch that stays as it is (dapo, cispo,
-    vespo). One row always stays, since every rank has to run a forward and a backward pass.
+    ``scored`` (n, T) marks the part's tokens that count; ``rows`` is the number of rows of TRL's micro-batch,
+    ``tokens`` the number of its tokens that count. ``loss_type`` divides by rows (grpo, sapo, dr_grpo, luspo), by the
+    micro-batch's tokens (bnpo), or by a count over the whole batch, which a part leaves as it is (dapo, cispo, vespo).
 
-    >>> inputs = {"advantages": torch.tensor([0.0, 2.0, 0.0, 0.0]), "completion_mask": torch.ones(4, 3).long()}
-    >>> kept, factor = without_zero_advantages(inputs, "grpo")
-    >>> kept["advantages"], factor
-    (tensor([2.]), 0.25)
+    >>> scored = torch.ones(2, 3)
+    >>> weight_of_part("grpo", scored, 8, torch.tensor(40))
+    0.25
+    >>> weight_of_part("bnpo", scored, 8, torch.tensor(40))
+    tensor(0.1500)
     """
-    advantages, mask = inputs["advantages"], inputs["completion_mask"]
-    rows = advantages.size(0)
-    keep = advantages.reshape(rows, -1).ne(0).any(dim=1)
-    if keep.all():
-        return inputs, 1.0
-    if not keep.any():
-        keep[mask.sum(dim=1).argmin()] = True
-    kept = {
-        name: value[keep] if isinstance(value, torch.Tensor) and value.dim() > 0 and value.size(0) == rows else value
-        for name, value in inputs.items()
-    }
     if loss_type in ("dapo", "cispo", "vespo"):
-        return kept, 1.0
+        return 1.0
     if loss_type == "bnpo":
-        tool_mask = inputs.get("tool_mask")
-        scored = mask if tool_mask is None else mask * tool_mask
-        return kept, scored[keep].sum().clamp(min=1) / scored.sum().clamp(min=1)
-    return kept, int(keep.sum()) / rows
+        return scored.sum().clamp(min=1) / tokens.clamp(min=1)
+    return scored.size(0) / rows

@@ -44,6 +44,21 @@ class PackedRow:
     shape: tuple[int, int]  # (B, T)
 
 
+def layout(
+    input_ids: Tensor, attention_mask: Tensor, completion_length: int
+) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
+    """Of each row (B, S) as `pack` takes them: the ids of its prompt, their number, the number of completion tokens.
+
+    >>> layout(torch.tensor([[0, 5, 6, 7, 8]]), torch.tensor([[0, 1, 1, 1, 0]]), 2)
+    ([(5, 6)], [2], [1])
+    """
+    split = input_ids.size(1) - completion_length
+    prompt_lengths = attention_mask[:, :split].sum(dim=1).tolist()
+    lengths = attention_mask[:, split:].sum(dim=1).tolist()
+    ids = input_ids[:, :split].tolist()
+    return [tuple(row[split - n :]) for row, n in zip(ids, prompt_lengths, strict=True)], prompt_lengths, lengths
+
+
 def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
@@ -59,12 +74,11 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     """
     batch, device = input_ids.size(0), input_ids.device
     split = input_ids.size(1) - completion_length
-    prompt_lengths = attention_mask[:, :split].sum(dim=1).tolist()
-    lengths = attention_mask[:, split:].sum(dim=1).tolist()
+    prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length)
     rows_of: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt_ids in enumerate(input_ids[:, :split].tolist()):
+    for row, prompt_ids in enumerate(prompts):
         if lengths[row]:
-            rows_of.setdefault(tuple(prompt_ids[split - prompt_lengths[row] :]), []).append(row)
+            rows_of.setdefault(prompt_ids, []).append(row)
     if not rows_of:
         return None
 

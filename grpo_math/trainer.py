@@ -6,9 +6,10 @@ it differs from TRL:
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
 - advantages are those of `advantages.py` (TRL's own with ``baseline=group_mean, advantage_eps=1e-4``);
 - ``surrogate=reinforce`` drops the old log-probs (`losses.py`);
-- with ``pack_updates``, prompts are prefilled once a group, rows are scored packed, and completions whose advantage is
-  zero leave the update where no other term would move a weight by them. Gradients are TRL's, to rounding; the logged
-  entropy and clip fractions are then means over the completions that were trained on.
+- with ``pack_updates``, prompts are prefilled once a group; the rows of an optimizer step are put together by prompt,
+  filled up to ``update_token_budget`` and shared out among ranks (`arrange.py`); they are scored packed; and
+  completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
+  TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on.
 
 Does not copy TRL's loss.
 """
@@ -16,6 +17,7 @@ Does not copy TRL's loss.
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,14 +31,18 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import attention, metrics
 from grpo_math.advantages import advantages
+from grpo_math.arrange import arrange, over_steps
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.grading import Verdict, grade_batch, offending
-from grpo_math.losses import hold_ratio_at_one, without_zero_advantages
-from grpo_math.packing import pack, unpack
+from grpo_math.losses import hold_ratio_at_one, weight_of_part
+from grpo_math.packing import layout, pack, unpack
 from grpo_math.rewards import REWARDS, checked, text_of
 from grpo_math.rollout import shared_prefill
 
 logger = get_logger(__name__)
+
+Rows = dict[str, Any]  # TRL's inputs of a loss: tensors with a row for each completion, and what all rows share
+Part = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 
 
 class MathGRPOTrainer(GRPOTrainer):
@@ -162,11 +168,103 @@ class MathGRPOTrainer(GRPOTrainer):
 
     # The update
 
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        buffered = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self._packs or self._buffered_inputs is buffered:
+            return inputs
+        # So many micro-batches in a row lie in one optimizer step, however the two numbers relate.
+        window = math.gcd(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+        of_trl = self._buffered_inputs
+        steps = [step for i in range(0, len(of_trl), window) for step in self._arrange(of_trl[i : i + window])]
+        self._buffered_inputs = [{"parts": parts} for parts in steps]
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def _arrange(self, micro_batches: list[Rows]) -> list[list[Part]]:
+        """TRL's micro-batches of one optimizer step -> the parts to compute in each of its training steps.
+
+        Every rank gets the same number of parts, since each is a forward and a backward pass that the others wait for.
+        The last step has one in any case: the optimizer has to see gradients, if only of 0.
+        """
+        if self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled:
+            return [[(rows, 1.0)] for rows in micro_batches]  # a mean or a quantile over this very micro-batch
+        n_rows, n_steps = len(micro_batches[0]["advantages"]), len(micro_batches)
+        budget = self._math["update_token_budget"] or n_rows * _width(micro_batches[0])
+        steps: list[list[Part]]
+        if self.loss_type == "bnpo":  # divides by the tokens of TRL's micro-batch, which stays together
+            steps = [
+                [self._part(rows, index, n_rows) for index in self._plan(rows, budget)[0]] for rows in micro_batches
+            ]
+            counts = torch.tensor([len(parts) for parts in steps], device=self.accelerator.device)
+            wanted = self.accelerator.gather(counts).view(-1, n_steps).amax(dim=0).tolist()
+            steps = [
+                parts + [_idle(rows)] * (n - len(parts))
+                for parts, rows, n in zip(steps, micro_batches, wanted, strict=True)
+            ]
+        else:
+            rows = self._of_all_ranks({name: _cat([m[name] for m in micro_batches]) for name in micro_batches[0]})
+            plan = self._plan(rows, budget, self.accelerator.num_processes)
+            own = [self._part(rows, index, n_rows) for index in plan[self.accelerator.process_index]]
+            own += [_idle(rows)] * (max(map(len, plan)) - len(own))
+            steps = over_steps(own, n_steps)
+        if not any(steps):
+            steps[-1] = [_shortest(micro_batches[-1])]
+        if self.is_deepspeed_enabled:  # its offloaded gradients need the first backward pass of a step, too
+            steps = [parts or [_shortest(micro_batches[0])] for parts in steps]
+        return steps
+
+    def _plan(self, rows: Rows, budget: int, ranks: int = 1) -> list[list[list[int]]]:
+        ids, mask = _concatenated(rows)
+        prompts, prompt_tokens, tokens = layout(ids, mask, rows["completion_ids"].size(1))
+        if self._only_advantages_move_weights():
+            signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
+            tokens = [n if has else 0 for n, has in zip(tokens, signal, strict=True)]
+        return arrange(prompts, prompt_tokens, tokens, budget, ranks)
+
+    def _part(self, rows: Rows, index: list[int], n_rows: int) -> Part:
+        """Some rows, and what their loss weighs in the loss of the micro-batches of ``n_rows`` that they came from."""
+        at = torch.tensor(index, device=rows["advantages"].device)
+        part = {name: value[at] if _by_row(value) else value for name, value in rows.items()}
+        return part, weight_of_part(self.loss_type, _scored(part), n_rows, _scored(rows).sum())
+
+    def _of_all_ranks(self, rows: Rows) -> Rows:
+        """The rows of every rank, in the order of ranks."""
+        if self.accelerator.num_processes == 1:
+            return rows
+        gathered = {}
+        for name, value in rows.items():
+            if _by_row(value):
+                if value.dim() > 1:
+                    value = self.accelerator.pad_across_processes(value, dim=1, pad_first=name.startswith("prompt"))
+                value = self.accelerator.gather(value)
+            gathered[name] = value
+        return gathered
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        if not (self._packs and model.training and self._only_advantages_move_weights()):
+        if "parts" not in inputs:
             return self._loss_of(model, inputs)
-        inputs, factor = without_zero_advantages(inputs, self.loss_type)
-        return self._loss_of(model, inputs) * factor
+        if not inputs["parts"]:
+            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
+        *first, (rows, weight) = inputs["parts"]
+        done = torch.zeros((), device=self.accelerator.device)
+        for part in first:
+            done += self._accumulate(model, *part)
+        return self._loss_of(model, rows) * weight + done  # the caller runs the last backward pass, and synchronises
+
+    def _accumulate(self, model: Any, rows: Rows, weight: Any) -> Tensor:
+        """Forward and backward of a part that others follow."""
+        state = self.accelerator.gradient_state
+        synchronises = state.sync_gradients
+        with self.accelerator.no_sync(model):
+            loss = self._loss_of(model, rows) * weight
+            state._set_sync_gradients(False)
+            try:
+                # As in transformers' own training step: the loss is already divided by the accumulation steps.
+                options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+                self.accelerator.backward(loss, **options)
+            finally:
+                state._set_sync_gradients(synchronises)
+        return loss.detach()
 
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss of one micro-batch, with the surrogate that was asked for."""
@@ -194,8 +292,9 @@ class MathGRPOTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probs and entropies (B, T) as TRL's method gives them, from packed rows; 0 where there is padding."""
+        score = super()._get_per_token_logps_and_entropies
         if not self._packs or compute_aux_loss:
-            return super()._get_per_token_logps_and_entropies(
+            return score(
                 model,
                 input_ids,
                 attention_mask,
@@ -205,28 +304,44 @@ class MathGRPOTrainer(GRPOTrainer):
                 compute_aux_loss,
                 **kwargs,
             )
-        chunk = batch_size or input_ids.size(0)
-        logps, entropies = [], []
-        for ids, mask in zip(input_ids.split(chunk), attention_mask.split(chunk), strict=True):
-            row = pack(ids, mask, logits_to_keep)
-            if row is None:  # not one token to score: TRL's own way still runs a forward, as DDP needs
-                return super()._get_per_token_logps_and_entropies(
-                    model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **kwargs
+        logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
+        entropies = torch.zeros_like(logps)
+        for index in self._score_batches(input_ids, attention_mask, logits_to_keep, batch_size):
+            at = torch.tensor(index, device=input_ids.device)
+            row = pack(input_ids[at], attention_mask[at], logits_to_keep)
+            if row is None:  # not one token to score, but other ranks may wait for this forward pass
+                plain = score(
+                    model, input_ids[at], attention_mask[at], logits_to_keep, compute_entropy=compute_entropy, **kwargs
                 )
+                logps = logps.index_put((at,), plain[0].to(logps.dtype))
+                continue
             with self.accelerator.autocast():
                 outputs = model(
                     input_ids=row.input_ids,
                     position_ids=row.position_ids,
                     # A mask in four dimensions is taken as it is: transformers builds none, and ours needs none.
-                    attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
+                    attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device),
                     shift_labels=row.shift_labels,
                     fused_lm_head=True,
                     packed_groups=row.groups,
                 )
-            logps.append(unpack(outputs.log_probs, row))
+            logps = logps.index_put((at,), unpack(outputs.log_probs, row).to(logps.dtype))
             if compute_entropy:
-                entropies.append(unpack(outputs.entropy, row))
-        return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+                entropies = entropies.index_put((at,), unpack(outputs.entropy, row).to(logps.dtype))
+        return logps, entropies if compute_entropy else None, None
+
+    def _score_batches(
+        self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
+    ) -> list[list[int]]:
+        """The rows of each forward pass. A part of the update is one; other rows are filled to the token budget, in as
+        many passes on every rank."""
+        prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
+        if torch.is_grad_enabled():
+            return [[row for row, n in enumerate(tokens) if n] or [0]]
+        budget = self._math["update_token_budget"] or (batch_size or len(tokens)) * input_ids.size(1)
+        batches = arrange(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
+        passes = int(self.accelerator.gather(torch.tensor([len(batches)], device=input_ids.device)).max())
+        return batches + batches[-1:] * (passes - len(batches))
 
     # Logging
 
@@ -241,6 +356,46 @@ class MathGRPOTrainer(GRPOTrainer):
             rest = sum(steps) - sum(sum(self._metrics["train"].get(phase, ())) for phase in phases)
             self._metrics["train"][metrics.SECONDS_UPDATE].append(rest / len(steps))
         super().log(logs, start_time)
+
+
+def _by_row(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _cat(values: list[Any]) -> Any:
+    return torch.cat(values) if _by_row(values[0]) else values[0]
+
+
+def _concatenated(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Ids and mask (B, S), prompt and completion."""
+    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    return ids, torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+
+
+def _width(rows: Rows) -> int:
+    return rows["prompt_ids"].size(1) + rows["completion_ids"].size(1)
+
+
+def _scored(rows: Rows) -> Tensor:
+    return rows["completion_mask"] * rows.get("tool_mask", 1)
+
+
+def _shortest(rows: Rows) -> Part:
+    """A part of one row that weighs nothing, where no rank has one with a gradient."""
+    lengths = rows["completion_mask"].sum(dim=1)
+    at = lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin().view(1)
+    return {name: value[at] if _by_row(value) else value for name, value in rows.items()}, 0.0
+
+
+def _idle(rows: Rows) -> Part:
+    """A part that weighs nothing, for a rank that has to keep step: a row of two tokens, neither of them scored."""
+    short: Rows = {}
+    for name, value in rows.items():
+        if _by_row(value):
+            value = value[:1] if value.dim() == 1 else value[:1, -1:] if name.startswith("prompt") else value[:1, :1]
+        short[name] = value
+    short["completion_mask"] = torch.zeros_like(short["completion_mask"])
+    return short, 0.0
 
 
 def _resolve(reward_funcs: Any) -> Any:

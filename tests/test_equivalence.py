@@ -166,6 +166,7 @@ def test_a_shared_prefill_gives_the_same_greedy_tokens_and_runs_each_prompt_once
     assert "generate" not in model.__dict__
 
 
+SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 RUNS = {
     "defaults": {},
     "kl": {"beta": 0.1},
@@ -182,7 +183,20 @@ RUNS = {
     "truncated completions masked": {"mask_truncated_completions": True},
     "batch deviation": {"scale_rewards": "batch"},
     "gradient checkpointing": {"gradient_checkpointing": True},
+    "groups torn over small micro-batches": SMALL,
+    "the same, with kl": {**SMALL, "beta": 0.1},
+    "grpo in small micro-batches": {**SMALL, "loss_type": "grpo"},
+    "bnpo in small micro-batches": {**SMALL, "loss_type": "bnpo"},
+    "dr_grpo in small micro-batches": {**SMALL, "loss_type": "dr_grpo"},
+    "luspo in small micro-batches": {**SMALL, "loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "rollouts of three micro-batches, steps of two": {
+        **SMALL,
+        "steps_per_generation": 6,
+        "gradient_accumulation_steps": 4,
+    },
 }
+# Tokens in one pass: less than a group, about a group, and all rows in one. 0 is TRL's own number.
+BUDGETS = (20, 60, 10_000)
 
 
 def sparse(completions, **columns):
@@ -191,19 +205,37 @@ def sparse(completions, **columns):
     return [float(len(t) % 3) if "".join(g) > "K" else 1.0 for g in groups for t in g]
 
 
+def weights(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def trl_weights(tiny, tokenizer, tmp_path_factory):
+    """(rewards, settings) -> the weights before and after TRL's own run of them; each is run once."""
+    done = {}
+
+    def run(rewards, settings):
+        key = (rewards.__name__, *sorted(settings.items()))
+        if key not in done:
+            folder = tmp_path_factory.mktemp("trl")
+            trainer = make(GRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, folder, rewards, **settings)
+            before = weights(trainer.model)
+            trainer.train()
+            done[key] = before, weights(trainer.model)
+        return done[key]
+
+    return run
+
+
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
-def test_five_steps_end_with_trls_weights(run, rewards, tiny, tokenizer, tmp_path):
-    trainers = []
-    for kind, settings in ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, MathGRPOConfig)):
-        extra = {"advantage_eps": 1e-4} if settings is MathGRPOConfig else {}
-        trainer = make(kind, settings, tiny("llama"), tokenizer, tmp_path, rewards, **RUNS[run], **extra)
-        before = torch.cat([p.detach().flatten().clone() for p in trainer.model.parameters()])
-        trainer.train()
-        trainers.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    plain, ours = trainers
+def test_five_steps_end_with_trls_weights(run, rewards, trl_weights, tiny, tokenizer, tmp_path):
+    before, plain = trl_weights(rewards, RUNS[run])
+    extra = {"advantage_eps": 1e-4, **RUNS[run]}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **extra)
+    trainer.train()
     assert relative(plain, before) > 1e-4, "nothing was trained"
-    assert relative(ours, plain) < 1e-6
+    assert relative(weights(trainer.model), plain) < 1e-6
 
 
 def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, tokenizer, tmp_path):
@@ -224,6 +256,24 @@ def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, toke
         trainer.train()
         adapters.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]))
     assert relative(adapters[1], adapters[0]) < 1e-5
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
+@pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
+def test_a_token_budget_changes_no_weight(budget, loss_type, rewards, trl_weights, tiny, tokenizer, tmp_path):
+    settings = {**SMALL, "loss_type": loss_type, "beta": 0.05 if rewards is letters else 0.0, "num_iterations": 2}
+    own = {"advantage_eps": 1e-4, "update_token_budget": budget}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **own)
+    passes = []
+    trainer.model.register_forward_pre_hook(lambda m, args, kwargs: passes.append(kwargs), with_kwargs=True)
+    trainer.train()
+    packed = [seen for seen in passes if "packed_groups" in seen]
+    assert packed
+    for seen in packed:
+        one_row = sum(len(group.lengths) for group in seen["packed_groups"]) == 1
+        assert seen["input_ids"].numel() <= budget or one_row
+    assert relative(weights(trainer.model), trl_weights(rewards, settings)[1]) < 1e-6
 
 
 def test_a_plain_grpo_config_trains_as_trl_does(tiny, tokenizer, tmp_path):

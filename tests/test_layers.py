@@ -16,13 +16,25 @@ LAYERS = [
     {"trainer", "run_log", "evaluation", "report"},
     {"rollout", "models"},
     {"config", "data", "problems"},
-    {"rewards", "advantages", "losses", "attention", "packing"},
+    {"rewards", "advantages", "losses", "arrange", "attention", "packing"},
     {"grading"},
     {"stats", "metrics", "prompts"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-NO_TORCH = ["cli", "data", "problems", "rewards", "grading", "report", "stats", "metrics", "prompts", "errors"]
+NO_TORCH = [
+    "cli",
+    "arrange",
+    "data",
+    "problems",
+    "rewards",
+    "grading",
+    "report",
+    "stats",
+    "metrics",
+    "prompts",
+    "errors",
+]
 NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "models", "evaluation", "stats"]
 
 

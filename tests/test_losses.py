@@ -1,10 +1,11 @@
-"""The reinforce surrogate's gradient, and rows without advantage leaving a loss as it was."""
+"""What a loss is given for the reinforce surrogate, and what a part of a micro-batch weighs."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from grpo_math.losses import hold_ratio_at_one, without_zero_advantages
+from grpo_math.losses import hold_ratio_at_one, weight_of_part
 
 
 def batch(advantages: list[float], lengths: list[int], width: int = 4) -> dict:
@@ -25,27 +26,10 @@ def test_the_ratio_held_at_one_keeps_everything_but_the_old_log_probs():
     assert all(held[name] is inputs[name] for name in held)
 
 
-def test_rows_without_advantage_leave_every_tensor_of_the_batch():
-    kept, factor = without_zero_advantages(batch([0.0, 2.0, 0.0, -1.0], [1, 2, 3, 4]), "grpo")
-    assert kept["advantages"].tolist() == [2.0, -1.0]
-    assert kept["completion_mask"].sum(dim=1).tolist() == [2, 4]
-    assert kept["completion_ids"][:, 0].tolist() == [4, 12]
-    assert kept["num_items_in_batch"] == 99
-    assert factor == 0.5
-
-
-def test_the_factor_is_what_the_loss_type_divides_by():
-    inputs = batch([0.0, 2.0, 0.0, -1.0], [1, 2, 3, 4])
-    assert without_zero_advantages(inputs, "dr_grpo")[1] == 0.5
-    assert without_zero_advantages(inputs, "dapo")[1] == 1.0  # divides by the tokens of the whole batch
-    assert float(without_zero_advantages(inputs, "bnpo")[1]) == 0.6000000238418579  # 6 of 10 tokens
-
-
-def test_the_shortest_row_stays_where_no_row_has_an_advantage():
-    kept, _ = without_zero_advantages(batch([0.0, 0.0, 0.0], [3, 1, 2]), "grpo")
-    assert kept["completion_mask"].sum(dim=1).tolist() == [1]
-
-
-def test_nothing_is_touched_where_every_row_has_an_advantage():
-    inputs = batch([1.0, -1.0], [2, 3])
-    assert without_zero_advantages(inputs, "grpo") == (inputs, 1.0)
+def test_the_weight_of_a_part_is_what_the_loss_type_divides_by():
+    scored = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    for loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):
+        assert weight_of_part(loss_type, scored, 8, torch.tensor(10)) == 2 / 8
+    for loss_type in ("dapo", "cispo", "vespo"):  # divide by a number of the whole batch
+        assert weight_of_part(loss_type, scored, 8, torch.tensor(10)) == 1.0
+    assert float(weight_of_part("bnpo", scored, 8, torch.tensor(10))) == pytest.approx(3 / 10)

@@ -1,0 +1,91 @@
+"""A few short trainings in each of several processes, for tests/test_processes.py: torchrun or accelerate starts it.
+
+train.py trl|ours MODEL FOLDER SETTINGS.json -> FOLDER/NAME.pt for each {"NAME": {setting: value}}: the trained weights,
+and on every rank FOLDER/NAME.RANK.json with what kind of launch it was and a hash of that rank's weights.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math.config import MathGRPOConfig
+from grpo_math.trainer import MathGRPOTrainer
+
+PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, with more words in it than the others", "x"]
+
+
+def letters(completions, **columns):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+def sparse(completions, **columns):
+    """Most completions get the same reward, so that ranks have unequal work."""
+    return [1.0 if "e" in text and len(text) % 2 else 0.0 for text in completions]
+
+
+def main(kind: str, model: str, folder: str, settings: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for name, own in json.loads(settings).items():
+        rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
+        base = {
+            "use_cpu": True,
+            "bf16": False,
+            "max_steps": 3,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 4,
+            "num_generations": 4,
+            "max_completion_length": 12,
+            "learning_rate": 0.05,
+            "optim": "sgd",
+            "max_grad_norm": 0.0,
+            "report_to": "none",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "gradient_checkpointing": False,
+        }
+        trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
+        if kind == "trl":
+            own.pop("update_token_budget", None)
+        else:
+            own["advantage_eps"] = 1e-4
+        trainer = trainer_class(
+            model=model,
+            reward_funcs=rewards,
+            args=config_class(str(Path(folder) / name), **{**base, **own}),
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
+            processing_class=tokenizer,
+        )
+        tokens = [0]
+        model_ = trainer.accelerator.unwrap_model(trainer.model)
+        model_.register_forward_pre_hook(
+            lambda m, a, kwargs, seen=tokens: seen.append(
+                kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0
+            ),
+            with_kwargs=True,
+        )
+        trainer.train()
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        rank = trainer.accelerator.process_index
+        about = {
+            "distributed_type": str(trainer.accelerator.distributed_type),
+            "processes": trainer.accelerator.num_processes,
+            "tokens": sum(tokens),
+        }
+        (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
+        if rank == 0:
+            torch.save({k: v.detach().float().cpu().clone() for k, v in state.items()}, Path(folder) / f"{name}.pt")
+        trainer.accelerator.wait_for_everyone()
+        AcceleratorState._reset_state()
+        GradientState._reset_state()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
