@@ -20,6 +20,7 @@ import json
 import math
 import time
 from contextlib import nullcontext
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -188,25 +189,24 @@ class MathGRPOTrainer(GRPOTrainer):
         """
         if self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled:
             return [[(rows, 1.0)] for rows in micro_batches]  # a mean or a quantile over this very micro-batch
-        n_rows, n_steps = len(micro_batches[0]["advantages"]), len(micro_batches)
+        n_rows = len(micro_batches[0]["advantages"])
         budget = self._math["update_token_budget"] or n_rows * _width(micro_batches[0])
-        steps: list[list[Part]]
         if self.loss_type == "bnpo":  # divides by the tokens of TRL's micro-batch, which stays together
-            steps = [
-                [self._part(rows, index, n_rows) for index in self._plan(rows, budget)[0]] for rows in micro_batches
-            ]
-            counts = torch.tensor([len(parts) for parts in steps], device=self.accelerator.device)
-            wanted = self.accelerator.gather(counts).view(-1, n_steps).amax(dim=0).tolist()
-            steps = [
-                parts + [_idle(rows)] * (n - len(parts))
-                for parts, rows, n in zip(steps, micro_batches, wanted, strict=True)
-            ]
+            sources = micro_batches
+            of_steps = [[(rows, index) for index in self._plan(rows, budget)[0]] for rows in sources]
         else:
             rows = self._of_all_ranks({name: _cat([m[name] for m in micro_batches]) for name in micro_batches[0]})
+            sources = [rows] * len(micro_batches)
             plan = self._plan(rows, budget, self.accelerator.num_processes)
-            own = [self._part(rows, index, n_rows) for index in plan[self.accelerator.process_index]]
-            own += [_idle(rows)] * (max(map(len, plan)) - len(own))
-            steps = over_steps(own, n_steps)
+            own = [(rows, index) for index in plan[self.accelerator.process_index]]
+            own += [(rows, [])] * (max(map(len, plan)) - len(own))
+            of_steps = over_steps(own, len(micro_batches))
+        sizes = gather_object([[[len(index) for _, index in parts] for parts in of_steps]])
+        steps: list[list[Part]] = []
+        for step, (rows, parts) in enumerate(zip(sources, of_steps, strict=True)):
+            largest = [max(of_ranks) for of_ranks in zip_longest(*(rank[step] for rank in sizes), fillvalue=0)]
+            own = parts + [(rows, [])] * (len(largest) - len(parts))
+            steps.append([self._part(*part, n, n_rows) for part, n in zip(own, largest, strict=True)])
         if not any(steps):
             steps[-1] = [_shortest(micro_batches[-1])]
         if self.is_deepspeed_enabled:  # its offloaded gradients need the first backward pass of a step, too
@@ -221,10 +221,20 @@ class MathGRPOTrainer(GRPOTrainer):
             tokens = [n if has else 0 for n, has in zip(tokens, signal, strict=True)]
         return arrange(prompts, prompt_tokens, tokens, budget, ranks)
 
-    def _part(self, rows: Rows, index: list[int], n_rows: int) -> Part:
-        """Some rows, and what their loss weighs in the loss of the micro-batches of ``n_rows`` that they came from."""
-        at = torch.tensor(index, device=rows["advantages"].device)
+    def _part(self, rows: Rows, index: list[int], size: int, n_rows: int) -> Part:
+        """Some rows, and what their loss weighs in the loss of the micro-batches of ``n_rows`` that they came from.
+
+        Filled up to ``size`` with rows that have no token: TRL gathers one number a row, as many from every rank.
+        """
+        at = torch.tensor(index + [0] * (size - len(index)), device=rows["advantages"].device)
         part = {name: value[at] if _by_row(value) else value for name, value in rows.items()}
+        part["completion_mask"][len(index) :] = 0
+        if not index:  # a rank that only keeps step: two tokens a row are enough
+            short = {"prompt_ids": slice(-1, None), "prompt_mask": slice(-1, None)}
+            part = {
+                name: value[:, short.get(name, slice(1))] if _by_row(value) and value.dim() > 1 else value
+                for name, value in part.items()
+            }
         return part, weight_of_part(self.loss_type, _scored(part), n_rows, _scored(rows).sum())
 
     def _of_all_ranks(self, rows: Rows) -> Rows:
@@ -385,17 +395,6 @@ def _shortest(rows: Rows) -> Part:
     lengths = rows["completion_mask"].sum(dim=1)
     at = lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin().view(1)
     return {name: value[at] if _by_row(value) else value for name, value in rows.items()}, 0.0
-
-
-def _idle(rows: Rows) -> Part:
-    """A part that weighs nothing, for a rank that has to keep step: a row of two tokens, neither of them scored."""
-    short: Rows = {}
-    for name, value in rows.items():
-        if _by_row(value):
-            value = value[:1] if value.dim() == 1 else value[:1, -1:] if name.startswith("prompt") else value[:1, :1]
-        short[name] = value
-    short["completion_mask"] = torch.zeros_like(short["completion_mask"])
-    return short, 0.0
 
 
 def _resolve(reward_funcs: Any) -> Any:

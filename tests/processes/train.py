@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -83,8 +82,6 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         if rank == 0:
             torch.save({k: v.detach().float().cpu().clone() for k, v in state.items()}, Path(folder) / f"{name}.pt")
         trainer.accelerator.wait_for_everyone()
-        AcceleratorState._reset_state()
-        GradientState._reset_state()
 
 
 if __name__ == "__main__":
