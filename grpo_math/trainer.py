@@ -190,14 +190,13 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled:
             return [[(rows, 1.0)] for rows in micro_batches]  # a mean or a quantile over this very micro-batch
         n_rows = len(micro_batches[0]["advantages"])
-        budget = self._math["update_token_budget"] or n_rows * _width(micro_batches[0])
         if self.loss_type == "bnpo":  # divides by the tokens of TRL's micro-batch, which stays together
             sources = micro_batches
-            of_steps = [[(rows, index) for index in self._plan(rows, budget)[0]] for rows in sources]
+            of_steps = [[(rows, index) for index in self._plan(rows, n_rows)[0]] for rows in sources]
         else:
             rows = self._of_all_ranks({name: _cat([m[name] for m in micro_batches]) for name in micro_batches[0]})
             sources = [rows] * len(micro_batches)
-            plan = self._plan(rows, budget, self.accelerator.num_processes)
+            plan = self._plan(rows, n_rows, self.accelerator.num_processes)
             own = [(rows, index) for index in plan[self.accelerator.process_index]]
             own += [(rows, [])] * (max(map(len, plan)) - len(own))
             of_steps = over_steps(own, len(micro_batches))
@@ -213,8 +212,9 @@ class MathGRPOTrainer(GRPOTrainer):
             steps = [parts or [_shortest(micro_batches[0])] for parts in steps]
         return steps
 
-    def _plan(self, rows: Rows, budget: int, ranks: int = 1) -> list[list[list[int]]]:
+    def _plan(self, rows: Rows, n_rows: int, ranks: int = 1) -> list[list[list[int]]]:
         ids, mask = _concatenated(rows)
+        budget = self._math["update_token_budget"] or n_rows * ids.size(1)
         prompts, prompt_tokens, tokens = layout(ids, mask, rows["completion_ids"].size(1))
         if self._only_advantages_move_weights():
             signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
@@ -380,10 +380,6 @@ def _concatenated(rows: Rows) -> tuple[Tensor, Tensor]:
     """Ids and mask (B, S), prompt and completion."""
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     return ids, torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-
-
-def _width(rows: Rows) -> int:
-    return rows["prompt_ids"].size(1) + rows["completion_ids"].size(1)
 
 
 def _scored(rows: Rows) -> Tensor:
