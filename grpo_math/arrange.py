@@ -42,7 +42,8 @@ def arrange(
             groups.setdefault(prompt, []).append(row)
 
     def tokens(rows: Sequence[int]) -> int:
-        return prompt_tokens[rows[0]] - 1 + sum(completion_tokens[row] for row in rows)
+        own = ([column[row] for row in rows] for column in (prompt_tokens, completion_tokens))
+        return packed_tokens([prompts[row] for row in rows], *own)
 
     total = sum(tokens(rows) for rows in groups.values())
     limit = min(budget, -(-total // ranks))
@@ -55,6 +56,16 @@ def arrange(
         of_rank[rank].append(part)
         load[rank] += tokens(part)
     return [_fill(own, [tokens(part) for part in own], budget) for own in of_rank]
+
+
+def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], completion_tokens: Sequence[int]) -> int:
+    """Tokens of the packed row that these rows make.
+
+    >>> packed_tokens("aab", [5, 5, 3], [2, 4, 6])
+    18
+    """
+    own = {prompt: n - 1 for prompt, n, tokens in zip(prompts, prompt_tokens, completion_tokens, strict=True) if tokens}
+    return sum(own.values()) + sum(completion_tokens)
 
 
 def _cut(rows: list[int], prompt_tokens: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:

@@ -32,8 +32,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import attention, metrics
 from grpo_math.advantages import advantages
-from grpo_math.arrange import arrange, over_steps
+from grpo_math.arrange import arrange, over_steps, packed_tokens
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
+from grpo_math.errors import UserError
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import hold_ratio_at_one, weight_of_part
 from grpo_math.packing import layout, pack, unpack
@@ -63,6 +64,8 @@ class MathGRPOTrainer(GRPOTrainer):
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
         self._math = {name: getattr(args, name, value) for name, value in TRL_EQUAL.items()}
         self._grades: list[Any] | None = None
+        self._running: dict[str, Any] | None = None  # the parts of the training step that is under way
+        self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
 
@@ -169,7 +172,69 @@ class MathGRPOTrainer(GRPOTrainer):
 
     # The update
 
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
+        memory_ran_out = False
+        while True:
+            try:
+                if memory_ran_out:
+                    self._start_again(model)
+                loss = super().training_step(model, inputs, num_items_in_batch)
+            except torch.OutOfMemoryError as error:
+                if self._running is None:  # in generation
+                    raise
+                memory_ran_out, reason = True, str(error)
+            else:
+                break
+            self._halve_budget(reason)  # outside of the handler, whose traceback holds the activations
+        if self._running is not None:
+            self._accumulated.append(self._running)
+        if self.accelerator.sync_gradients:
+            self._accumulated.clear()
+        self._running = None
+        return loss
+
+    def _halve_budget(self, reason: str) -> None:
+        """The parts of this optimizer step and of the rollouts that wait, cut to half of the largest one's tokens."""
+        steps = {id(step): step for step in (*self._accumulated, *(self._buffered_inputs or ()))}.values()
+        largest = max(_packed_tokens(rows) for step in steps for rows, _ in step["parts"])
+        if self.accelerator.num_processes > 1 or self.is_deepspeed_enabled or self._needs_whole_micro_batches():
+            raise UserError(
+                f"out of memory in an update of {largest} tokens: set update_token_budget to {largest // 2}, or turn "
+                f"gradient_checkpointing on ({reason.splitlines()[0]})"
+            )
+        if all(len(rows["advantages"]) == 1 for step in steps for rows, _ in step["parts"]):
+            raise UserError(
+                f"out of memory in an update of one completion, {largest} tokens with its prompt: turn "
+                f"gradient_checkpointing on or lower max_completion_length ({reason.splitlines()[0]})"
+            )
+        self._math["update_token_budget"] = budget = largest // 2
+        for step in steps:
+            step["parts"] = [small for part in step["parts"] for small in self._cut(part, budget)]
+        logger.warning(f"Out of memory in an update of {largest} tokens: update_token_budget is now {budget}.")
+
+    def _cut(self, part: Part, budget: int) -> list[Part]:
+        rows, weight = part
+        plan = arrange(*_layout(rows), budget)[0]
+        if len(plan) < 2:
+            return [part]
+        n_rows = len(rows["advantages"])
+        smaller = [self._part(rows, index, len(index), n_rows) for index in plan]
+        return [(own, weight * share) for own, share in smaller]
+
+    def _start_again(self, model: Any) -> None:
+        """The gradient of this optimizer step's training steps that were done, from zero."""
+        model.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        running = self._running
+        for step in self._accumulated:
+            self.accelerator.backward(self._compute_loss(model, step))
+        self._running = running
+
     def _prepare_inputs(self, generation_batch: Any) -> Any:
+        if self._running is not None:  # once more
+            return self._running
         buffered = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if not self._packs or self._buffered_inputs is buffered:
@@ -187,8 +252,8 @@ class MathGRPOTrainer(GRPOTrainer):
         Every rank gets the same number of parts, since each is a forward and a backward pass that the others wait for.
         The last step has one in any case: the optimizer has to see gradients, if only of 0.
         """
-        if self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled:
-            return [[(rows, 1.0)] for rows in micro_batches]  # a mean or a quantile over this very micro-batch
+        if self._needs_whole_micro_batches():
+            return [[(rows, 1.0)] for rows in micro_batches]
         n_rows = len(micro_batches[0]["advantages"])
         if self.loss_type == "bnpo":  # divides by the tokens of TRL's micro-batch, which stays together
             sources = micro_batches
@@ -212,10 +277,14 @@ class MathGRPOTrainer(GRPOTrainer):
             steps = [parts or [_shortest(micro_batches[0])] for parts in steps]
         return steps
 
+    def _needs_whole_micro_batches(self) -> bool:
+        """Whether a term of the loss is a mean or a quantile over TRL's very micro-batch."""
+        return self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
+
     def _plan(self, rows: Rows, n_rows: int, ranks: int = 1) -> list[list[list[int]]]:
-        ids, mask = _concatenated(rows)
-        budget = self._math["update_token_budget"] or n_rows * ids.size(1)
-        prompts, prompt_tokens, tokens = layout(ids, mask, rows["completion_ids"].size(1))
+        padded = rows["prompt_ids"].size(1) + rows["completion_ids"].size(1)
+        budget = self._math["update_token_budget"] or n_rows * padded
+        prompts, prompt_tokens, tokens = _layout(rows)
         if self._only_advantages_move_weights():
             signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
             tokens = [n if has else 0 for n, has in zip(tokens, signal, strict=True)]
@@ -253,6 +322,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if "parts" not in inputs:
             return self._loss_of(model, inputs)
+        self._running = inputs
         if not inputs["parts"]:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         *first, (rows, weight) = inputs["parts"]
@@ -376,10 +446,14 @@ def _cat(values: list[Any]) -> Any:
     return torch.cat(values) if _by_row(values[0]) else values[0]
 
 
-def _concatenated(rows: Rows) -> tuple[Tensor, Tensor]:
-    """Ids and mask (B, S), prompt and completion."""
+def _layout(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    return ids, torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    return layout(ids, mask, rows["completion_ids"].size(1))
+
+
+def _packed_tokens(rows: Rows) -> int:
+    return packed_tokens(*_layout(rows))
 
 
 def _scored(rows: Rows) -> Tensor:

@@ -33,7 +33,8 @@ ZERO = {
 
 def accelerate_config(folder: Path, stage: int) -> Path:
     offload = {"device": "cpu", "pin_memory": False}
-    zero = {**ZERO, "zero_optimization": {"stage": stage, "offload_optimizer": offload}}
+    stages = {"stage": stage, "offload_optimizer": offload, "stage3_gather_16bit_weights_on_model_save": True}
+    zero = {**ZERO, "zero_optimization": stages}
     (folder / "zero.json").write_text(json.dumps(zero))
     path = folder / "accelerate.yaml"
     path.write_text(

@@ -25,6 +25,8 @@ SIGNATURES = {
         "has_tool_images",
     ],
     "_compute_loss": ["self", "model", "inputs"],
+    "_prepare_inputs": ["self", "generation_batch"],
+    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
     "log": ["self", "logs", "start_time"],
 }
 SCORING = [
