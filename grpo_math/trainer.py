@@ -33,6 +33,7 @@ from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import hold_ratio_at_one, without_zero_advantages
 from grpo_math.packing import pack, unpack
+from grpo_math.reference import Reference, policy_alone, refuse_lost_reference
 from grpo_math.rewards import REWARDS, checked, text_of
 from grpo_math.rollout import shared_prefill
 
@@ -58,6 +59,9 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Any] | None = None
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
+        self._reference: Reference | None = None
+        if self._math["reference_refresh_steps"]:
+            self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
 
     def _set_up_packing(self) -> bool:
         """Switch the model, and the reference where there is one, to the packed attention; False where it has none."""
@@ -78,6 +82,13 @@ class MathGRPOTrainer(GRPOTrainer):
         for model in models:
             model.set_attn_implementation(attention.NAME)
         return True
+
+    def _set_up_reference(self, every: int) -> Reference:
+        policy = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        model = self.ref_model and self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)
+        reference = Reference(policy, model, every)
+        self.add_callback(reference)
+        return reference
 
     # Generation
 
@@ -227,6 +238,27 @@ class MathGRPOTrainer(GRPOTrainer):
             if compute_entropy:
                 entropies.append(unpack(outputs.entropy, row))
         return torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None
+
+    # Checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        own_adapter = self._reference is not None and self.ref_model is None
+        with policy_alone(self.accelerator.unwrap_model(self.model)) if own_adapter else nullcontext():
+            super()._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self._reference is not None:
+            self._reference.save(Path(output_dir), writes=self.args.should_save)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if self._reference is not None:
+            self._reference.load(Path(checkpoint))
+        elif self.beta != 0.0:
+            refuse_lost_reference(Path(checkpoint))
 
     # Logging
 

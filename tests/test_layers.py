@@ -14,7 +14,7 @@ LAYERS = [
     {"cli"},
     {"train"},
     {"trainer", "run_log", "evaluation", "report"},
-    {"rollout", "models"},
+    {"rollout", "models", "reference"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "attention", "packing"},
     {"grading"},
@@ -23,7 +23,7 @@ LAYERS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NO_TORCH = ["cli", "data", "problems", "rewards", "grading", "report", "stats", "metrics", "prompts", "errors"]
-NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "models", "evaluation", "stats"]
+NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "reference", "models", "evaluation", "stats"]
 
 
 def modules() -> list[tuple[str, Path]]:
