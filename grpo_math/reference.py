@@ -26,7 +26,9 @@ from transformers import TrainerCallback
 from grpo_math.errors import ConfigError
 
 POLICY, REFERENCE = "default", "ref"  # the names of the adapters, as TRL has them
-FILE = "reference.safetensors"  # in a checkpoint: the reference as of the last refresh
+# In a checkpoint: the reference as of the last refresh. In a folder of its own, since servers such as vLLM take every
+# safetensors file that lies beside config.json for weights of the model.
+FILE = "reference/weights.safetensors"
 
 
 class Reference(TrainerCallback):
@@ -66,6 +68,7 @@ class Reference(TrainerCallback):
                 if writes:
                     tensors[name] = target.detach().to("cpu", copy=True).contiguous()
         if writes:
+            (folder / FILE).parent.mkdir(exist_ok=True)
             save_file(tensors, folder / FILE, metadata={"format": "pt"})
 
     @torch.no_grad()

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
@@ -179,6 +186,7 @@ def test_a_run_that_was_stopped_between_two_refreshes_ends_with_the_same_weights
     checkpoint = tmp_path / "whole" / "checkpoint-3"
     assert (checkpoint / reference.FILE).exists()
     assert not (checkpoint / "ref").exists()
+    assert len(list(checkpoint.glob("*.safetensors"))) == 1
     resumed = make(tiny(), tokenizer, tmp_path / "resumed", KINDS[kind], **settings)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert same(weights(whole.model), weights(resumed.model))
@@ -285,3 +293,89 @@ def test_steps_are_counted_in_optimizer_steps(kind, tiny, tokenizer, tmp_path):
     trainer.train()
     zero = [abs(value) < 1e-7 for value in kl(trainer)]
     assert zero == [True, False, False, False, True, False]
+
+
+ZERO = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_force_ds_cpu_optimizer": False,
+    "zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": False}},
+}
+ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_machines": 1,
+    "num_processes": 2,
+    "use_cpu": True,
+}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_on_two_processes(stage, tiny, tmp_path):
+    """Real ZeRO on the CPU: zero KL after the refresh, the same reference on both ranks, and kept by a checkpoint."""
+    zero = copy.deepcopy(ZERO)
+    zero["zero_optimization"] |= {"stage": stage}
+    zero["zero_optimization"] |= {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
+    (tmp_path / "zero.json").write_text(json.dumps(zero))
+    config = {**ACCELERATE, "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "zero.json")}}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml")]
+    command += ["--main_process_port", "0", __file__, tiny(), str(tmp_path)]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for kind, rank in itertools.product(("full", "lora"), (0, 1)):
+        seen = json.loads((tmp_path / f"{kind}-{rank}.json").read_text())
+        assert seen["distributed_type"] == "DEEPSPEED"
+        assert seen["num_processes"] == 2
+        assert seen["stage"] == stage
+        zero = [abs(value) < 1e-7 for value in seen["kl"]]
+        assert zero == [True, False, True, False, True], seen["kl"]
+        assert [distance == 0 for distance in seen["distances"]] == [False, True, False, True, False]
+        assert seen["resumed"]["distances"] == seen["distances"][3:]
+        assert seen["resumed"]["kl"] == seen["kl"][3:]
+        assert seen["files"] == ["weights.safetensors"]
+
+
+class Distances(TrainerCallback):
+    """After each step: the largest difference between a weight of the policy and the reference's, on this rank."""
+
+    def __init__(self, trainer):
+        self.reference, self.seen = trainer._reference, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        largest = 0.0
+        for _, source, target in self.reference._pairs():
+            with reference._whole([source, target], writes=False):
+                largest = max(largest, (source - target).abs().max().item())
+        self.seen.append(largest)
+
+
+def two_runs(model, tokenizer, folder, kind):
+    """What `test_deepspeed_on_two_processes` runs on each rank: five steps, and the last two again from step 3."""
+    settings = {"reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3, "max_completion_length": 4}
+    runs = []
+    for checkpoint in (None, str(folder / kind / "checkpoint-3")):
+        trainer = make(model, tokenizer, folder / kind, KINDS[kind], per_device_train_batch_size=4, **settings)
+        distances = Distances(trainer)
+        trainer.add_callback(distances)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        runs.append({"kl": kl(trainer), "distances": distances.seen})
+    state = trainer.accelerator.state
+    seen = {
+        **runs[0],
+        "resumed": {"kl": runs[1]["kl"][-2:], "distances": runs[1]["distances"]},
+        "distributed_type": state.distributed_type.value,
+        "num_processes": state.num_processes,
+        "stage": trainer.deepspeed.zero_optimization_stage(),
+        "files": [path.name for path in (folder / kind / "checkpoint-3" / "reference").iterdir()],
+    }
+    (folder / f"{kind}-{state.process_index}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    from grpo_math.models import load_tokenizer
+
+    for kind in ("full", "lora"):
+        two_runs(sys.argv[1], load_tokenizer(sys.argv[1]), Path(sys.argv[2]), kind)
