@@ -1,7 +1,7 @@
 """The reference of the KL term becomes the current policy every N optimizer steps.
 
 This is the outer loop of iterative GRPO (arXiv:2402.03300, algorithm 1): pi_ref <- pi_theta, after which the KL term
-beta * KL(pi_theta || pi_ref) starts again at zero. With full fine-tuning the reference is the model that TRL holds
+beta * KL(pi_theta || pi_ref) starts again at zero (above it with dropout, and by rounding in bfloat16). With full fine-tuning the reference is the model that TRL holds
 beside the policy. With an adapter it is a frozen second adapter called ``ref``, which TRL scores in place of the bare
 base model where it finds one; the base weights are never touched.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ class Reference(TrainerCallback):
                 with _whole([target], writes=True):
                     target.copy_(file.get_tensor(name))
 
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """In this context the policy's `save_pretrained` writes the trained adapter and no folder ``ref`` beside it."""
+        policy: Any = self.policy
+        if self.model is None:
+            policy.save_pretrained = partial(policy.save_pretrained, selected_adapters=[POLICY])
+        try:
+            yield
+        finally:
+            policy.__dict__.pop("save_pretrained", None)
+
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """(name in the reference, the policy's parameter, the reference's) of all that the two do not share."""
         if self.model is None:
@@ -138,16 +150,6 @@ def add_reference_adapter(policy: Any, every: int) -> None:
             target.data = target.data.to(source.dtype)
 
 
-@contextmanager
-def policy_alone(model: Any) -> Iterator[None]:
-    """In this context `save_pretrained` writes the trained adapter and no folder ``ref`` beside it."""
-    config = model.peft_config.pop(REFERENCE)
-    try:
-        yield
-    finally:
-        model.peft_config[REFERENCE] = config
-
-
 def _adapter_pairs(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
     parameters = dict(policy.named_parameters())
     for name, source in parameters.items():
@@ -160,6 +162,6 @@ def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
     """A context in which parameters that ZeRO-3 has split are whole; what rank 0 writes to them stays."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
-    from deepspeed.zero import GatheredParameters
+    import deepspeed
 
-    return GatheredParameters(parameters, modifier_rank=0 if writes else None)
+    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)

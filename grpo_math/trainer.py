@@ -33,7 +33,7 @@ from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import hold_ratio_at_one, without_zero_advantages
 from grpo_math.packing import pack, unpack
-from grpo_math.reference import Reference, policy_alone, refuse_lost_reference
+from grpo_math.reference import Reference, refuse_lost_reference
 from grpo_math.rewards import REWARDS, checked, text_of
 from grpo_math.rollout import shared_prefill
 
@@ -242,8 +242,7 @@ class MathGRPOTrainer(GRPOTrainer):
     # Checkpoints
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        own_adapter = self._reference is not None and self.ref_model is None
-        with policy_alone(self.accelerator.unwrap_model(self.model)) if own_adapter else nullcontext():
+        with self._reference.left_out() if self._reference is not None else nullcontext():
             super()._save(output_dir, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:

@@ -16,6 +16,7 @@ import torch
 import yaml
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import use_adapter
@@ -25,7 +26,7 @@ from grpo_math.config import MathGRPOConfig
 from grpo_math.errors import ConfigError
 from grpo_math.trainer import MathGRPOTrainer
 
-PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt than the others", "x"]
+PROMPTS = ["What is 3 + 4?", "Hello there", "A longer prompt than the others", "x + y"]
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
 KINDS = {
     "full": None,
@@ -39,7 +40,7 @@ KINDS = {
 
 def letters(completions, **columns):
     """A reward that varies within a group and needs no gold answer."""
-    return [float(sum(map(ord, text)) % 7) for text in completions]
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
 
 
 def make(model, tokenizer, folder, peft_config=None, trainer=MathGRPOTrainer, config=MathGRPOConfig, **settings):
@@ -223,13 +224,55 @@ def test_the_saved_adapter_is_the_policys_alone(tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, KINDS["lora"], reference_refresh_steps=2, pack_updates=False)
     trainer.train()
     trainer.save_model(str(tmp_path / "adapter"))
-    assert {path.name for path in (tmp_path / "adapter").iterdir() if path.is_dir()} == set()
+    assert not [path for path in (tmp_path / "adapter").iterdir() if path.is_dir()]
+    assert not [name for name in load_file(tmp_path / "adapter/adapter_model.safetensors") if ".ref" in name]
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), str(tmp_path / "adapter"))
     ids = torch.randint(5, 40000, (2, 9), generator=torch.Generator().manual_seed(0))
     expected = logps(trainer.model, ids)
     got = loaded(ids).logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     torch.testing.assert_close(got, expected[:, -got.size(1) :], rtol=1e-5, atol=1e-5)
     assert list(trainer.model.peft_config) == ["default", "ref"]
+
+
+def test_the_program_leaves_an_adapter_that_peft_loads(tiny, tmp_path):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    command += ["-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")]
+    command += [
+        "--use_peft=true",
+        "--lora_r=4",
+        "--lora_dropout=0",
+        "--lora_target_modules",
+        "q_proj",
+        "v_proj",
+        "--dtype=float32",
+    ]
+    command += [
+        "--beta=0.5",
+        "--reference_refresh_steps=1",
+        "--max_steps=2",
+        "--rewards=test_reference:letters",
+        "--use_cpu=true",
+    ]
+    command += ["--bf16=false", "--per_device_train_batch_size=4", "--num_generations=2", "--learning_rate=1e-2"]
+    command += ["--max_completion_length=8", "--gradient_checkpointing=false", "--dataset=generated:sums"]
+    tests = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
+    done = subprocess.run(
+        [*command, "--save_steps=2"], capture_output=True, text=True, cwd=tests.parent, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
+    assert [abs(line["kl"]) < 1e-7 for line in lines] == [True, True]
+    adapter = tmp_path / "run/adapter"
+    assert not [path for path in adapter.iterdir() if path.is_dir()]
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), str(adapter))
+    assert list(model.peft_config) == ["default"]
+    policy = load_file(tmp_path / "run/checkpoint-2/adapter_model.safetensors")
+    loaded = {name.replace(".default", ""): p for name, p in model.named_parameters() if "lora_" in name}
+    assert same(policy, loaded)
+    assert all(p.any() for p in policy.values()), "nothing was trained"
+    frozen = load_file(tmp_path / "run/checkpoint-2" / reference.FILE)
+    assert same({name.replace(".ref", ""): p for name, p in frozen.items()}, policy), "the last step refreshed it"
 
 
 def test_the_reference_of_a_bfloat16_adapter_is_bfloat16_too(tiny, tokenizer, tmp_path):
