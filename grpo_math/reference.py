@@ -1,9 +1,10 @@
 """The reference of the KL term becomes the current policy every N optimizer steps.
 
 This is the outer loop of iterative GRPO (arXiv:2402.03300, algorithm 1): pi_ref <- pi_theta, after which the KL term
-beta * KL(pi_theta || pi_ref) starts again at zero (above it with dropout, and by rounding in bfloat16). With full fine-tuning the reference is the model that TRL holds
-beside the policy. With an adapter it is a frozen second adapter called ``ref``, which TRL scores in place of the bare
-base model where it finds one; the base weights are never touched.
+beta * KL(pi_theta || pi_ref) starts again at zero (with dropout, and by rounding in bfloat16, a little above it). With
+full fine-tuning the reference is the model that TRL holds beside the policy. With an adapter it is a frozen second
+adapter called ``ref``, which TRL scores in place of the bare base model where it finds one; the base weights are never
+touched.
 
 Works with one process, DDP and every stage of DeepSpeed ZeRO. Does not score anything, and does not mix two models
 (TRL's ``sync_ref_model`` does).
@@ -33,12 +34,18 @@ FILE = "reference/weights.safetensors"
 
 
 class Reference(TrainerCallback):
-    """The reference of a policy: equal to it at the start, and again after every ``every`` optimizer steps.
+    """The reference of a policy, made equal to it after every ``every`` optimizer steps.
 
     Args:
         policy: the model that is trained, not wrapped by DDP or DeepSpeed.
-        model: the reference model beside it; None if ``policy`` is a `PeftModel`, which then gets the adapter ``ref``.
+        model: the reference model beside it; None if ``policy`` is a `PeftModel`, which then gets the adapter ``ref``,
+            a copy of its own as it is now.
         every: optimizer steps from one refresh to the next.
+
+    >>> policy, model = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> Reference(policy, model, every=100).refresh()
+    >>> torch.equal(model.weight, policy.weight)
+    True
 
     Raises `ConfigError` for an adapter that cannot stand beside a copy of itself: a LoRA with a trained bias or with
     layer_replication, prompt learning, and any whose trained weights are shared between adapters.
