@@ -13,6 +13,7 @@ Does not repeat a field of TRL, and does not check TRL's own fields except where
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ TRL_EQUAL: dict[str, Any] = {
     "baseline": "group_mean",
     "surrogate": "clip",
     "advantage_eps": 1e-4,
+    "reference_refresh_steps": 0,
     "pack_updates": True,
     "update_token_budget": 0,
     "grade_timeout": 5.0,
@@ -47,6 +49,13 @@ class MathGRPOConfig(GRPOConfig):
     advantage_eps: float = field(
         default=1e-6,
         metadata={"help": "Added to the standard deviation that divides an advantage. TRL's own value is 1e-4."},
+    )
+    reference_refresh_steps: int = field(
+        default=0,
+        metadata={
+            "help": "Make the reference of the KL term the current policy every so many optimizer steps, with full "
+            "fine-tuning and with LoRA alike; 0: never."
+        },
     )
     pack_updates: bool = field(
         default=True,
@@ -72,6 +81,7 @@ class MathGRPOConfig(GRPOConfig):
             self.bf16 = not self.fp16 and is_torch_bf16_gpu_available()
         self._check()
         super().__post_init__()
+        self._check_refresh_meets_rollouts()
 
     def _check(self) -> None:
         one_of("baseline", self.baseline, tuple(BASELINES))
@@ -94,6 +104,36 @@ class MathGRPOConfig(GRPOConfig):
             why = "surrogate='reinforce' holds the ratio at 1"
             for name in ("epsilon", "epsilon_high", "delta", "off_policy_mask_threshold", "importance_sampling_level"):
                 self._refuse(name, why)
+
+        if self.reference_refresh_steps:
+            self._check_refresh()
+
+    def _check_refresh(self) -> None:
+        steps, sharded = self.reference_refresh_steps, os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        if steps < 0:
+            reason, remedy = "is negative", "give 0 or more"
+        elif self.beta == 0:
+            reason, remedy = "has no reference to refresh (beta=0)", "set beta above 0, or leave this at 0"
+        elif self.sync_ref_model:
+            reason, remedy = "and sync_ref_model=True would both move the reference", "leave one of the two out"
+        elif self.fsdp or sharded:
+            reason, remedy = "does not work with fsdp", "use DeepSpeed, or leave it at 0"
+        else:
+            return
+        raise ConfigError("reference_refresh_steps", steps, reason, remedy)
+
+    def _check_refresh_meets_rollouts(self) -> None:
+        """Reference log-probs are computed once a rollout, so a refresh must fall between two of them."""
+        rollout = (self.steps_per_generation or 1) * self.num_iterations
+        updates = rollout // math.gcd(rollout, self.gradient_accumulation_steps)
+        if self.reference_refresh_steps % updates:
+            raise ConfigError(
+                "reference_refresh_steps",
+                self.reference_refresh_steps,
+                f"falls within a rollout, which serves {updates} optimizer steps (num_iterations={self.num_iterations},"
+                f" steps_per_generation={self.steps_per_generation})",
+                f"use a multiple of {updates}",
+            )
 
     def _refuse(self, name: str, why: str) -> None:
         """A field that is not at its default although another setting would leave it without effect."""

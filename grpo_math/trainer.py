@@ -38,6 +38,7 @@ from grpo_math.errors import UserError
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import hold_ratio_at_one, weight_of_part
 from grpo_math.packing import layout, pack, unpack
+from grpo_math.reference import Reference, refuse_lost_reference
 from grpo_math.rewards import REWARDS, checked, text_of
 from grpo_math.rollout import shared_prefill
 
@@ -68,6 +69,9 @@ class MathGRPOTrainer(GRPOTrainer):
         self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
+        self._reference: Reference | None = None
+        if self._math["reference_refresh_steps"]:
+            self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
 
     def _set_up_packing(self) -> bool:
         """Switch the model, and the reference where there is one, to the packed attention; False where it has none."""
@@ -88,6 +92,13 @@ class MathGRPOTrainer(GRPOTrainer):
         for model in models:
             model.set_attn_implementation(attention.NAME)
         return True
+
+    def _set_up_reference(self, every: int) -> Reference:
+        policy = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+        model = self.ref_model and self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)
+        reference = Reference(policy, model, every)
+        self.add_callback(reference)
+        return reference
 
     # Generation
 
@@ -422,6 +433,26 @@ class MathGRPOTrainer(GRPOTrainer):
         batches = arrange(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
         passes = int(self.accelerator.gather(torch.tensor([len(batches)], device=input_ids.device)).max())
         return batches + batches[-1:] * (passes - len(batches))
+
+    # Checkpoints
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        with self._reference.left_out() if self._reference is not None else nullcontext():
+            super()._save(output_dir, state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self._reference is not None:
+            self._reference.save(Path(output_dir), writes=self.args.should_save)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if self._reference is not None:
+            self._reference.load(Path(checkpoint))
+        elif self.beta != 0.0:
+            refuse_lost_reference(Path(checkpoint))
 
     # Logging
 

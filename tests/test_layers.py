@@ -14,9 +14,9 @@ LAYERS = [
     {"cli"},
     {"train"},
     {"trainer", "run_log", "evaluation", "report"},
-    {"rollout", "models"},
+    {"rollout", "models", "reference"},
     {"config", "data", "problems"},
-    {"rewards", "advantages", "losses", "arrange", "attention", "packing"},
+    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "packing"},
     {"grading"},
     {"stats", "metrics", "prompts"},
     {"errors"},
@@ -35,7 +35,7 @@ NO_TORCH = [
     "prompts",
     "errors",
 ]
-NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "models", "evaluation", "stats"]
+NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "reference", "models", "evaluation", "stats"]
 
 
 def modules() -> list[tuple[str, Path]]:

@@ -27,6 +27,9 @@ SIGNATURES = {
     "_compute_loss": ["self", "model", "inputs"],
     "_prepare_inputs": ["self", "generation_batch"],
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+    "_save": ["self", "output_dir", "state_dict"],
+    "_save_optimizer_and_scheduler": ["self", "output_dir"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
     "log": ["self", "logs", "start_time"],
 }
 SCORING = [
@@ -82,6 +85,11 @@ def test_a_missing_old_log_prob_is_the_policys_own_detached():
     assert "per_token_logps.detach() if old_per_token_logps is None else old_per_token_logps" in source
 
 
+def test_trl_scores_the_adapter_that_our_reference_is():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert 'adapter_name="ref" if "ref" in model.peft_config else None' in source
+
+
 def test_trls_epsilon_of_the_deviation_is_the_trl_equal_one():
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
     assert "advantages / (std_rewards + 1e-4)" in source
@@ -97,6 +105,7 @@ def test_the_attributes_that_we_read_are_set_in_trls_constructor():
     source = inspect.getsource(grpo_trainer)
     for name in (
         "beta",
+        "ref_model",
         "_entropy_bonus_enabled",
         "aux_loss_enabled",
         "top_entropy_quantile",
