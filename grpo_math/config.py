@@ -21,13 +21,14 @@ from trl import GRPOConfig
 
 from grpo_math.advantages import BASELINES
 from grpo_math.errors import ConfigError, one_of
-from grpo_math.losses import SURROGATES
+from grpo_math.losses import KL_ESTIMATORS, SURROGATES
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
 TRL_EQUAL: dict[str, Any] = {
     "baseline": "group_mean",
     "surrogate": "clip",
     "advantage_eps": 1e-4,
+    "kl_estimator": "k3",
     "pack_updates": True,
     "grade_timeout": 5.0,
 }
@@ -46,6 +47,13 @@ class MathGRPOConfig(GRPOConfig):
     advantage_eps: float = field(
         default=1e-6,
         metadata={"help": "Added to the standard deviation that divides an advantage. TRL's own value is 1e-4."},
+    )
+    kl_estimator: str = field(
+        default="k3",
+        metadata={
+            "help": "How the KL to the reference is estimated, whose weight is beta: k3 (TRL's), k1, or k2. Their "
+            "gradients differ, and change with use_bias_correction_kl: see grpo_math/losses.py."
+        },
     )
     pack_updates: bool = field(
         default=True,
@@ -68,6 +76,7 @@ class MathGRPOConfig(GRPOConfig):
     def _check(self) -> None:
         one_of("baseline", self.baseline, tuple(BASELINES))
         one_of("surrogate", self.surrogate, SURROGATES)
+        one_of("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
         for name in ("advantage_eps", "grade_timeout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -75,6 +84,8 @@ class MathGRPOConfig(GRPOConfig):
         if self.multi_objective_aggregation == "normalize_then_sum":
             self._refuse("baseline", "multi_objective_aggregation='normalize_then_sum' has a baseline of its own")
             self._refuse("advantage_eps", "multi_objective_aggregation='normalize_then_sum' uses TRL's own constant")
+        if self.beta == 0.0:
+            self._refuse("kl_estimator", "beta=0 leaves the KL term out")
         if self.surrogate == "reinforce":
             why = "surrogate='reinforce' holds the ratio at 1"
             for name in ("epsilon", "epsilon_high", "delta", "off_policy_mask_threshold", "importance_sampling_level"):
