@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from grpo_math.advantages import BASELINES
+from grpo_math import advantages
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import KL_ESTIMATORS, SURROGATES
 
@@ -74,7 +74,8 @@ class MathGRPOConfig(GRPOConfig):
         super().__post_init__()
 
     def _check(self) -> None:
-        one_of("baseline", self.baseline, tuple(BASELINES))
+        scale: Any = self.scale_rewards  # TRL also takes true and false
+        advantages.check(self.baseline, {True: "group", False: "none"}.get(scale, scale))
         one_of("surrogate", self.surrogate, SURROGATES)
         one_of("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
         for name in ("advantage_eps", "grade_timeout"):
