@@ -7,7 +7,9 @@ Traceback (most recent call last):
 ...
 grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce
 
-Does not repeat a field of TRL, and does not check TRL's own fields except where one of ours cannot work with it.
+A field, ours or TRL's, that the loss would not read because of another one is refused, not ignored.
+
+Does not repeat a field of TRL, and checks TRL's own only where they meet in the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from trl import GRPOConfig
 
 from grpo_math import advantages
 from grpo_math.errors import ConfigError, one_of
-from grpo_math.losses import KL_ESTIMATORS, SURROGATES
+from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES
+
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
 TRL_EQUAL: dict[str, Any] = {
@@ -78,19 +82,68 @@ class MathGRPOConfig(GRPOConfig):
         advantages.check(self.baseline, {True: "group", False: "none"}.get(scale, scale))
         one_of("surrogate", self.surrogate, SURROGATES)
         one_of("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+        # TRL finds these four only once a rollout has been sampled.
+        one_of("loss_type", self.loss_type, LOSS_TYPES)
+        one_of("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
+        one_of("multi_objective_aggregation", self.multi_objective_aggregation, AGGREGATIONS)
+        if not 0.0 <= self.top_entropy_quantile <= 1.0:
+            raise ConfigError(
+                "top_entropy_quantile", self.top_entropy_quantile, "is no share", "use a number from 0 to 1"
+            )
         for name in ("advantage_eps", "grade_timeout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(name, value, "is not a positive number", f"the default is {TRL_EQUAL[name]:g}")
         if self.multi_objective_aggregation == "normalize_then_sum":
             self._refuse("baseline", "multi_objective_aggregation='normalize_then_sum' has a baseline of its own")
+            self._refuse("scale_rewards", "multi_objective_aggregation='normalize_then_sum' has a scale of its own")
             self._refuse("advantage_eps", "multi_objective_aggregation='normalize_then_sum' uses TRL's own constant")
-        if self.beta == 0.0:
-            self._refuse("kl_estimator", "beta=0 leaves the KL term out")
+        self._check_loss()
+        self._check_kl()
+
+    def _check_loss(self) -> None:
         if self.surrogate == "reinforce":
             why = "surrogate='reinforce' holds the ratio at 1"
             for name in ("epsilon", "epsilon_high", "delta", "off_policy_mask_threshold", "importance_sampling_level"):
                 self._refuse(name, why)
+            if self.loss_type not in CLIPPED:
+                alike = "grpo" if self.loss_type == "sapo" else "dapo"
+                reason = f"is a weight of the ratio, which {why.replace('holds the ratio', 'holds')}"
+                raise ConfigError("loss_type", self.loss_type, reason, f"{alike} reduces tokens in the same way")
+        elif self.loss_type == "luspo" and self.importance_sampling_level == "token":
+            reason = "is defined for the ratio of a sequence, not for importance_sampling_level='token'"
+            raise ConfigError("loss_type", "luspo", reason, "set importance_sampling_level to sequence")
+        if self.loss_type not in CLIPPED:
+            self._refuse("delta", f"loss_type={self.loss_type!r} does not clip")
+        if self.loss_type in ("sapo", "vespo"):
+            self._refuse("epsilon", f"loss_type={self.loss_type!r} does not clip")
+            self._refuse("epsilon_high", f"loss_type={self.loss_type!r} does not clip")
+        if self.loss_type == "cispo" and self.epsilon_high is not None:
+            self._refuse("epsilon", "loss_type='cispo' has an upper bound alone, which epsilon_high gives")
+        if self.loss_type != "sapo":
+            for name in ("sapo_temperature_pos", "sapo_temperature_neg"):
+                self._refuse(name, f"loss_type={self.loss_type!r} is not sapo")
+        if self.loss_type != "vespo":
+            for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"):
+                self._refuse(name, f"loss_type={self.loss_type!r} is not vespo")
+        else:
+            self._refuse("importance_sampling_level", "loss_type='vespo' weighs the sequence itself")
+            mode = self.vllm_importance_sampling_mode
+            if self.use_vllm and self.vllm_importance_sampling_correction and not mode.startswith("token_"):
+                reason = "needs the ratio of each token between vLLM and the model"
+                remedy = f"set vllm_importance_sampling_mode (now {mode!r}) to token_truncate or token_mask"
+                raise ConfigError("loss_type", "vespo", reason, remedy)
+        if not self.use_adaptive_entropy:
+            for name in ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"):
+                self._refuse(name, "use_adaptive_entropy=False")
+
+    def _check_kl(self) -> None:
+        if self.beta == 0.0:
+            for name in ("kl_estimator", "use_bias_correction_kl", "sync_ref_model"):
+                self._refuse(name, "beta=0 leaves the KL term out")
+        if not self.sync_ref_model:
+            for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
+                self._refuse(name, "sync_ref_model=False")
 
     def _refuse(self, name: str, why: str) -> None:
         """A field that is not at its default although another setting would leave it without effect."""
