@@ -393,6 +393,9 @@ PROCESS_RUNS = {
 }
 
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "2"]
+
+
 def main(folder: str, output: str) -> None:
     """Train every `PROCESS_RUNS` on this rank; rank 0 saves the weights and the history."""
     from transformers import AutoTokenizer
@@ -424,9 +427,9 @@ def test_one_and_two_processes_give_the_same_weights_and_metrics(tiny, tmp_path)
     results = []
     for ranks in (1, 2):
         output = tmp_path / f"{ranks}.pt"
-        launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"] if ranks == 2 else []
+        launch = TORCHRUN if ranks == 2 else []
         command = [sys.executable, *launch, __file__, tiny(), str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         results.append(torch.load(output))
     for name in PROCESS_RUNS:
