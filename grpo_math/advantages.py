@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grpo_math.errors import one_of
+from grpo_math.errors import ConfigError, one_of
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -95,11 +95,29 @@ BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {"group": group_std, "batch": batch_std, "none": no_scale}
 
 
-def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
-    """The advantages (P, G) of rewards (P, G).
+def check(baseline: str, scale: str) -> None:
+    """Raise `ConfigError` for an unknown name, and for a raw reward that is to be divided by a deviation.
 
-    Odd cases: a group whose rewards are all equal has advantage 0 under either mean baseline; so has a group of one;
-    an ungraded completion (NaN) always has advantage 0. An unknown name is a `ConfigError`.
+    >>> check("none", "group")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: baseline='none' is the raw reward, which scale_rewards='group' would divide by a \
+deviation of zero where rewards are all equal: set scale_rewards to none
+    """
+    one_of("baseline", baseline, tuple(BASELINES))
+    one_of("scale_rewards", scale, tuple(SCALES))
+    if baseline == "none" and scale != "none":
+        why = "would divide by a deviation of zero where rewards are all equal"
+        reason = f"is the raw reward, which scale_rewards={scale!r} {why}"
+        raise ConfigError("baseline", baseline, reason, "set scale_rewards to none")
+
+
+def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
+    """The advantages (P, G) of rewards (P, G), computed in float64.
+
+    Odd cases: a group whose rewards are all equal has advantage 0 under either mean baseline, exactly (in float32 the
+    mean of equal numbers can be off by a bit, which a small ``eps`` makes large); so has a group of one; an ungraded
+    completion (NaN) always has advantage 0. What `check` refuses is a `ConfigError`.
 
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
     tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
@@ -109,9 +127,9 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     tensor([[0., 0.],
             [0., 0.]])
     """
-    one_of("baseline", baseline, tuple(BASELINES))
-    one_of("scale_rewards", scale, tuple(SCALES))
-    centred = rewards - BASELINES[baseline](rewards)
-    if scale == "none":
-        return centred.nan_to_num(nan=0.0)
-    return (centred / (SCALES[scale](rewards) + eps)).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    check(baseline, scale)
+    exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
+    found = exact - BASELINES[baseline](exact)
+    if scale != "none":
+        found = found / (SCALES[scale](exact) + eps)
+    return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(rewards)

@@ -7,7 +7,9 @@ Traceback (most recent call last):
 ...
 grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce
 
-Does not repeat a field of TRL, and does not check TRL's own fields except where one of ours cannot work with it.
+A field, ours or TRL's, that the loss would not read because of another one is refused, not ignored.
+
+Does not repeat a field of TRL, and checks TRL's own only where they meet in the loss.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from grpo_math.advantages import BASELINES
+from grpo_math import advantages
 from grpo_math.errors import ConfigError, one_of
-from grpo_math.losses import SURROGATES
+from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES
+
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
 TRL_EQUAL: dict[str, Any] = {
@@ -30,6 +34,7 @@ TRL_EQUAL: dict[str, Any] = {
     "surrogate": "clip",
     "advantage_eps": 1e-4,
     "reference_refresh_steps": 0,
+    "kl_estimator": "k3",
     "pack_updates": True,
     "update_token_budget": 0,
     "grade_timeout": 5.0,
@@ -55,6 +60,13 @@ class MathGRPOConfig(GRPOConfig):
         metadata={
             "help": "Make the reference of the KL term the current policy every so many optimizer steps, with full "
             "fine-tuning and with LoRA alike; 0: never."
+        },
+    )
+    kl_estimator: str = field(
+        default="k3",
+        metadata={
+            "help": "How the KL to the reference is estimated, whose weight is beta: k3 (TRL's), k1, or k2. Their "
+            "gradients differ, and change with use_bias_correction_kl: see grpo_math/losses.py."
         },
     )
     pack_updates: bool = field(
@@ -84,14 +96,25 @@ class MathGRPOConfig(GRPOConfig):
         self._check_refresh_meets_rollouts()
 
     def _check(self) -> None:
-        one_of("baseline", self.baseline, tuple(BASELINES))
+        scale: Any = self.scale_rewards  # TRL also takes true and false
+        advantages.check(self.baseline, {True: "group", False: "none"}.get(scale, scale))
         one_of("surrogate", self.surrogate, SURROGATES)
+        one_of("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
+        # TRL finds these four only once a rollout has been sampled.
+        one_of("loss_type", self.loss_type, LOSS_TYPES)
+        one_of("importance_sampling_level", self.importance_sampling_level, ("token", "sequence"))
+        one_of("multi_objective_aggregation", self.multi_objective_aggregation, AGGREGATIONS)
+        if not 0.0 <= self.top_entropy_quantile <= 1.0:
+            raise ConfigError(
+                "top_entropy_quantile", self.top_entropy_quantile, "is no share", "use a number from 0 to 1"
+            )
         for name in ("advantage_eps", "grade_timeout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ConfigError(name, value, "is not a positive number", f"the default is {TRL_EQUAL[name]:g}")
         if self.multi_objective_aggregation == "normalize_then_sum":
             self._refuse("baseline", "multi_objective_aggregation='normalize_then_sum' has a baseline of its own")
+            self._refuse("scale_rewards", "multi_objective_aggregation='normalize_then_sum' has a scale of its own")
             self._refuse("advantage_eps", "multi_objective_aggregation='normalize_then_sum' uses TRL's own constant")
         if self.update_token_budget < 0:
             raise ConfigError("update_token_budget", self.update_token_budget, "is negative", "give tokens, or 0")
@@ -100,10 +123,52 @@ class MathGRPOConfig(GRPOConfig):
         if self.entropy_coef or self.use_adaptive_entropy or self.top_entropy_quantile < 1.0:
             name = "top_entropy_quantile" if self.top_entropy_quantile < 1.0 else "entropy_coef"
             self._refuse("update_token_budget", f"{name} looks at whole micro-batches of per_device_train_batch_size")
+        self._check_loss()
+        self._check_kl()
+
+    def _check_loss(self) -> None:
         if self.surrogate == "reinforce":
             why = "surrogate='reinforce' holds the ratio at 1"
             for name in ("epsilon", "epsilon_high", "delta", "off_policy_mask_threshold", "importance_sampling_level"):
                 self._refuse(name, why)
+            if self.loss_type not in CLIPPED:
+                alike = "grpo" if self.loss_type == "sapo" else "dapo"
+                reason = f"is a weight of the ratio, which {why.replace('holds the ratio', 'holds')}"
+                raise ConfigError("loss_type", self.loss_type, reason, f"{alike} reduces tokens in the same way")
+        elif self.loss_type == "luspo" and self.importance_sampling_level == "token":
+            reason = "is defined for the ratio of a sequence, not for importance_sampling_level='token'"
+            raise ConfigError("loss_type", "luspo", reason, "set importance_sampling_level to sequence")
+        if self.loss_type not in CLIPPED:
+            self._refuse("delta", f"loss_type={self.loss_type!r} does not clip")
+        if self.loss_type in ("sapo", "vespo"):
+            self._refuse("epsilon", f"loss_type={self.loss_type!r} does not clip")
+            self._refuse("epsilon_high", f"loss_type={self.loss_type!r} does not clip")
+        if self.loss_type == "cispo" and self.epsilon_high is not None:
+            self._refuse("epsilon", "loss_type='cispo' has an upper bound alone, which epsilon_high gives")
+        if self.loss_type != "sapo":
+            for name in ("sapo_temperature_pos", "sapo_temperature_neg"):
+                self._refuse(name, f"loss_type={self.loss_type!r} is not sapo")
+        if self.loss_type != "vespo":
+            for name in ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"):
+                self._refuse(name, f"loss_type={self.loss_type!r} is not vespo")
+        else:
+            self._refuse("importance_sampling_level", "loss_type='vespo' weighs the sequence itself")
+            mode = self.vllm_importance_sampling_mode
+            if self.use_vllm and self.vllm_importance_sampling_correction and not mode.startswith("token_"):
+                reason = "needs the ratio of each token between vLLM and the model"
+                remedy = f"set vllm_importance_sampling_mode (now {mode!r}) to token_truncate or token_mask"
+                raise ConfigError("loss_type", "vespo", reason, remedy)
+        if not self.use_adaptive_entropy:
+            for name in ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"):
+                self._refuse(name, "use_adaptive_entropy=False")
+
+    def _check_kl(self) -> None:
+        if self.beta == 0.0:
+            for name in ("kl_estimator", "use_bias_correction_kl", "sync_ref_model"):
+                self._refuse(name, "beta=0 leaves the KL term out")
+        if not self.sync_ref_model:
+            for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
+                self._refuse(name, "sync_ref_model=False")
 
         if self.reference_refresh_steps:
             self._check_refresh()

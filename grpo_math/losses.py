@@ -1,4 +1,4 @@
-r"""The surrogate that TRL has no name for, as a change of what TRL's loss is given. Pure torch.
+r"""What TRL's loss has no name for: the reinforce surrogate, and the KL estimators k1 and k2. Pure torch.
 
 TRL's loss is built on the ratio :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t)` (arXiv 1707.06347, eq. 7):
 
@@ -9,7 +9,31 @@ TRL's loss is built on the ratio :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t
 :math:`\nabla \ell_t = -A \nabla \log \pi_\theta(y_t)`: the plain score function, at every update of a rollout and
 however far the policy has moved from the one that sampled.
 
-Does not compute the loss: TRL does, with every one of its options.
+KL to the reference: ``beta`` times an estimate :math:`k_t` is added to the loss of each token. With
+:math:`d_t = \log \pi_\theta(y_t) - \log \pi_{ref}(y_t)` (Schulman, "Approximating KL divergence", 2020):
+
+.. math:: k_1 = d, \qquad k_2 = d^2 / 2, \qquad k_3 = e^{-d} - 1 + d
+
+For tokens that the policy itself sampled, :math:`k_1` and :math:`k_3` have the mean
+:math:`KL(\pi_\theta \| \pi_{ref})` and :math:`k_2` is near it where the two policies are. Their gradients as loss
+terms are another matter (arXiv 2506.09477): the sampling is not differentiated. What each one follows on average, given
+the tokens before it, is
+
+=========  =====================================  =====================================
+estimator  ``use_bias_correction_kl=False``       ``use_bias_correction_kl=True`` (TRL's default)
+=========  =====================================  =====================================
+k1         nothing: the mean gradient is zero     :math:`\nabla KL(\pi_\theta \| \pi_{ref})`
+k2         :math:`\nabla KL(\pi_\theta \| \pi_{ref})`  :math:`\nabla E_\theta[d^2] / 2`, not a KL
+k3         :math:`\nabla KL(\pi_{ref} \| \pi_\theta)`  :math:`\nabla KL(\pi_\theta \| \pi_{ref})`
+=========  =====================================  =====================================
+
+The left column holds on policy only. The right one multiplies :math:`k_t` by :math:`\rho_t`, whose gradient counts even
+where its value is 1, and holds for tokens of any older policy too; with ``importance_sampling_level="sequence"`` the
+factor is the sequence's ratio and no row of it holds. None of them sees that a token changes what comes after it: the
+KL is that of each token's distribution, its prefix held fixed. `tests/test_losses.py` has every entry of the table by
+enumeration.
+
+Does not compute the loss: TRL does, with every one of its options; the KL term alone is added to it for k1 and k2.
 """
 
 from __future__ import annotations
@@ -17,8 +41,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 SURROGATES = ("clip", "reinforce")
+KL_ESTIMATORS = ("k3", "k1", "k2")
+# TRL's `loss_type`s. The first five are ways to reduce the clipped loss; the others weigh the ratio in their own way.
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+LOSS_TYPES = (*CLIPPED, "cispo", "sapo", "vespo")
 
 
 def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +57,80 @@ def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
     {'advantages': 1}
     """
     return {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
+
+
+def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
+    r"""The ratio of a token, :math:`\rho_t` (B, T), or of a sequence, :math:`\exp(\mathrm{mean}_t \log \rho_t)` (B, 1).
+
+    The latter is that of GSPO (arXiv 2507.18071, eq. 7). ``level`` is TRL's ``importance_sampling_level``.
+
+    >>> logps, mask = torch.tensor([[0.0, 2.0, 8.5]]).log1p(), torch.tensor([[1, 1, 0]])
+    >>> importance_ratio(logps, torch.zeros(1, 3), mask, "token")
+    tensor([[1.0000, 3.0000, 9.5000]])
+    >>> importance_ratio(logps, torch.zeros(1, 3), mask, "sequence")  # the root of 1 * 3
+    tensor([[1.7321]])
+    """
+    log_ratio = logps - old_logps
+    if level == "sequence":
+        log_ratio = (log_ratio * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return log_ratio.exp()
+
+
+def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
+    """k1, k2 or k3 of each token (B, T), in nats; the table above says what each one's gradient is.
+
+    >>> logps, ref_logps = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log()
+    >>> [kl_per_token(logps, ref_logps, name) for name in ("k1", "k2", "k3")]
+    [tensor([ 0.6931, -0.6931]), tensor([0.2402, 0.2402]), tensor([0.1931, 0.3069])]
+    """
+    difference = logps - ref_logps
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    return torch.expm1(-difference) + difference
+
+
+def aggregate(
+    values: Tensor,
+    mask: Tensor,
+    loss_type: str,
+    max_completion_length: int,
+    tokens_per_step: float | Tensor,
+    accumulation: int = 1,
+) -> Tensor:
+    """Values of tokens (B, T) and their mask -> the scalar that TRL's ``loss_type`` makes of a loss of tokens.
+
+    =====================  =============================================================
+    loss_type              the sum over the micro-batch's tokens is divided by
+    =====================  =============================================================
+    grpo, sapo             the length of each completion, then the number of completions
+    bnpo                   the micro-batch's tokens
+    dr_grpo                completions x ``max_completion_length`` (arXiv 2503.20783)
+    luspo                  completions
+    dapo, cispo, vespo     ``tokens_per_step``: one rank's share of an optimizer step's tokens (arXiv 2503.14476)
+    =====================  =============================================================
+
+    and by ``accumulation``, the micro-batches of an optimizer step, except in the last line, which counts them already.
+    Linear in ``values``. A micro-batch without a token gives 0.
+
+    >>> values, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    >>> {name: aggregate(values, mask, name, 5, 8).item() for name in ("grpo", "bnpo", "dr_grpo", "luspo", "dapo")}
+    {'grpo': 3.0, 'bnpo': 2.5, 'dr_grpo': 1.0, 'luspo': 5.0, 'dapo': 1.25}
+    """
+    rows = (values * mask).sum(dim=1)
+    lengths = mask.sum(dim=1)
+    if loss_type in ("dapo", "cispo", "vespo"):
+        return rows.sum() / tokens_per_step
+    if loss_type == "bnpo":
+        total = rows.sum() / lengths.sum().clamp(min=1)
+    elif loss_type == "dr_grpo":
+        total = rows.mean() / max_completion_length
+    elif loss_type == "luspo":
+        total = rows.mean()
+    else:
+        total = (rows / lengths.clamp(min=1)).mean()
+    return total / accumulation
 
 
 def weight_of_part(loss_type: str, scored: torch.Tensor, rows: int, tokens: torch.Tensor) -> float | torch.Tensor:

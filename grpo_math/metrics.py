@@ -35,6 +35,8 @@ ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
 VERDICT_PREFIX = "grading/"
 KL = "kl"
+RATIO = "ratio"
+APPROX_KL = "approx_kl"
 ENTROPY = "entropy"
 CLIP_LOW = "clip_ratio/low_mean"
 CLIP_HIGH = "clip_ratio/high_mean"
@@ -65,7 +67,11 @@ METRICS: dict[str, Metric] = {
     DEGENERATE: Metric("share", "groups whose rewards are all equal: they move no weight"),
     ALL_RIGHT: Metric("share", "groups whose verdicts are all correct"),
     ALL_WRONG: Metric("share", "groups with no correct verdict"),
-    KL: Metric("nats", "KL to the reference for each token, as the chosen estimator gives it"),
+    KL: Metric(
+        "nats", "KL to the reference for each token, as kl_estimator gives it, times the ratio where that corrects it"
+    ),
+    RATIO: Metric("1", "mean over tokens of their probability now by that when they were sampled; 1 on policy"),
+    APPROX_KL: Metric("nats", "KL of the sampling policy to the current one for each token (k3); 0 on policy"),
     ENTROPY: Metric("nats", "entropy of the policy for each completion token"),
     CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon"),
     CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high"),

@@ -171,4 +171,5 @@ def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
         return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)
+    zero: Any = deepspeed.zero  # type: ignore[attr-defined]
+    return zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)

@@ -5,11 +5,13 @@ it differs from TRL:
 
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
 - advantages are those of `advantages.py` (TRL's own with ``baseline=group_mean, advantage_eps=1e-4``);
-- ``surrogate=reinforce`` drops the old log-probs (`losses.py`);
+- ``surrogate=reinforce`` drops the old log-probs, and ``kl_estimator=k1`` or ``k2`` takes the place of TRL's k3
+  (`losses.py`); ``policy_loss``, which TRL logs beside an entropy bonus, is then without the KL term;
 - with ``pack_updates``, prompts are prefilled once a group; the rows of an optimizer step are put together by prompt,
   filled up to ``update_token_budget`` and shared out among ranks (`arrange.py`); they are scored packed; and
   completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
-  TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on.
+  TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
+- ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`).
 
 Does not copy TRL's loss.
 """
@@ -36,7 +38,7 @@ from grpo_math.arrange import arrange, over_steps, packed_tokens
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.errors import UserError
 from grpo_math.grading import Verdict, grade_batch, offending
-from grpo_math.losses import hold_ratio_at_one, weight_of_part
+from grpo_math.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
 from grpo_math.packing import layout, pack, unpack
 from grpo_math.reference import Reference, refuse_lost_reference
 from grpo_math.rewards import REWARDS, checked, text_of
@@ -67,6 +69,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Any] | None = None
         self._running: dict[str, Any] | None = None  # the parts of the training step that is under way
         self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
+        self._logps: Tensor | None = None  # what was scored last
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
         self._reference: Reference | None = None
@@ -358,10 +361,51 @@ class MathGRPOTrainer(GRPOTrainer):
         return loss.detach()
 
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """TRL's loss of one micro-batch, with the surrogate that was asked for."""
-        if self._math["surrogate"] == "reinforce":
-            inputs = hold_ratio_at_one(inputs)
-        return super()._compute_loss(model, inputs)
+        """TRL's loss of one micro-batch, with the surrogate and the KL estimator that were asked for."""
+        held = hold_ratio_at_one(inputs) if self._math["surrogate"] == "reinforce" else inputs
+        beta = self.beta
+        ours = beta != 0.0 and self._math["kl_estimator"] != "k3"  # TRL has k3 built in
+        try:
+            self.beta = 0.0 if ours else beta
+            loss = super()._compute_loss(model, held)
+        finally:
+            self.beta = beta
+        logps: Any = self._logps
+        self._logps = None
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        now = logps.detach()
+        old = inputs.get("old_per_token_logps", now)
+        means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: kl_per_token(old, now, "k3")}
+        if ours:
+            kl = self._kl(logps, held, mask)
+            means[metrics.KL] = kl.detach()
+            loss = loss + beta * self._aggregated(kl, mask, inputs["num_items_in_batch"])
+        self._log_over_tokens(means, mask)
+        return loss
+
+    def _kl(self, logps: Tensor, inputs: dict[str, Any], mask: Tensor) -> Tensor:
+        kl = kl_per_token(logps, inputs["ref_per_token_logps"], self._math["kl_estimator"])
+        args: Any = self.args
+        if not args.use_bias_correction_kl:
+            return kl
+        old = inputs.get("old_per_token_logps", logps.detach())
+        return kl * importance_ratio(logps, old, mask, self.importance_sampling_level)
+
+    def _aggregated(self, values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+        """Values (B, T) as TRL's loss reduces them; ``tokens`` are those of the rollout batch, over all ranks."""
+        args: Any = self.args
+        per_step, accumulation = tokens.clamp(min=1) / self.accelerator.num_processes, 1
+        if self._mode == "train":
+            accumulation = self.current_gradient_accumulation_steps
+            per_step = per_step * accumulation / args.steps_per_generation
+        return aggregate(values, mask, self.loss_type, args.max_completion_length, per_step, accumulation)
+
+    def _log_over_tokens(self, values: dict[str, Tensor], mask: Tensor) -> None:
+        """Log the mean of each (B, T) over the scored tokens of all ranks."""
+        sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
+        *totals, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+        for name, total in zip(values, totals, strict=True):
+            self._metrics[self._mode][name].append(total / max(count, 1.0))
 
     def _only_advantages_move_weights(self) -> bool:
         return (
@@ -385,16 +429,10 @@ class MathGRPOTrainer(GRPOTrainer):
         """Log-probs and entropies (B, T) as TRL's method gives them, from packed rows; 0 where there is padding."""
         score = super()._get_per_token_logps_and_entropies
         if not self._packs or compute_aux_loss:
-            return score(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size,
-                compute_entropy,
-                compute_aux_loss,
-                **kwargs,
-            )
+            chunk_and_flags = (batch_size, compute_entropy, compute_aux_loss)
+            scored = score(model, input_ids, attention_mask, logits_to_keep, *chunk_and_flags, **kwargs)
+            self._logps = scored[0]
+            return scored
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._score_batches(input_ids, attention_mask, logits_to_keep, batch_size):
@@ -419,6 +457,7 @@ class MathGRPOTrainer(GRPOTrainer):
             logps = logps.index_put((at,), unpack(outputs.log_probs, row).to(logps.dtype))
             if compute_entropy:
                 entropies = entropies.index_put((at,), unpack(outputs.entropy, row).to(logps.dtype))
+        self._logps = logps
         return logps, entropies if compute_entropy else None, None
 
     def _score_batches(

@@ -6,11 +6,15 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.advantages import advantages
 from grpo_math.errors import ConfigError
 
 NAN = float("nan")
+MEANS = ("group_mean", "leave_one_out")
+PAIRS = [*((baseline, scale) for baseline in MEANS for scale in ("group", "batch", "none")), ("none", "none")]
 
 
 def test_group_mean_with_deviation_is_the_z_score():
@@ -48,14 +52,82 @@ def test_batch_deviation_is_one_number_for_all_groups():
     torch.testing.assert_close(got, torch.tensor([[by, -by], [0.0, 0.0]]))
 
 
-@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_equal_rewards_give_no_advantage(baseline, scale):
-    assert not advantages(torch.full((3, 4), 0.7), baseline, scale).abs().gt(1e-6).any()
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 0.7, 1 / 3, -1e-3, 1e6])
+@pytest.mark.parametrize("group", [2, 3, 7, 8, 16])
+@pytest.mark.parametrize(("baseline", "scale"), PAIRS[:-1])
+def test_equal_rewards_give_exactly_no_advantage(baseline, scale, group, value):
+    """In float32 eight rewards of 0.7 have the mean 0.70000005, which a deviation of 1e-6 turns into 0.056."""
+    assert torch.equal(advantages(torch.full((3, group), value), baseline, scale), torch.zeros(3, group))
 
 
-@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "none"])
+def test_group_mean_without_deviation_is_dr_grpos():
+    # mean of (3, 1, 2, 0) is 1.5
+    got = advantages(torch.tensor([[3.0, 1.0, 2.0, 0.0]]), scale="none")
+    assert torch.equal(got, torch.tensor([[1.5, -0.5, 0.5, -1.5]]))
+
+
+def test_leave_one_out_with_deviation():
+    # (4, 0, 2): differences from the others' means 3, -3, 0; deviation of the group 2
+    got = advantages(torch.tensor([[4.0, 0.0, 2.0]]), "leave_one_out", eps=1e-12)
+    torch.testing.assert_close(got, torch.tensor([[1.5, -1.5, 0.0]]))
+
+
+def test_leave_one_out_over_the_batch_deviation():
+    # groups (2, 0) and (1, 1): differences 2, -2, 0, 0; deviation of 2, 0, 1, 1 is the root of 2/3
+    got = advantages(torch.tensor([[2.0, 0.0], [1.0, 1.0]]), "leave_one_out", "batch", 1e-12)
+    torch.testing.assert_close(got, torch.tensor([[math.sqrt(6), -math.sqrt(6)], [0.0, 0.0]]))
+
+
+def test_an_ungraded_reward_counts_in_no_mean_and_no_deviation():
+    # of (1, -, 0, 0.5) the mean is 0.5 and the deviation 0.5; the others' means are 0.25, 0.75, 0.5
+    rewards = torch.tensor([[1.0, NAN, 0.0, 0.5]])
+    torch.testing.assert_close(advantages(rewards, eps=1e-12), torch.tensor([[1.0, 0.0, -1.0, 0.0]]))
+    loo = advantages(rewards, "leave_one_out", "none")
+    torch.testing.assert_close(loo, torch.tensor([[0.75, 0.0, -0.75, 0.0]]))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+def test_a_raw_reward_is_divided_by_nothing(scale):
+    """A group that is all right would have the advantage 1 / eps."""
+    with pytest.raises(ConfigError, match=f"baseline='none' .*scale_rewards='{scale}'"):
+        advantages(torch.ones(1, 4), "none", scale)
+
+
+def test_dtype_and_shape_are_those_of_the_rewards():
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        got = advantages(torch.rand(2, 3).to(dtype))
+        assert got.dtype == dtype
+        assert got.shape == (2, 3)
+
+
+# One group to learn from, one with an ungraded completion, one all equal, one with a single grade, one with none.
+REWARDS = [1.0, 0.0, 0.25, 0.0, 1.0, None, 0.0, 0.5, *[0.5] * 4, None, 1.0, None, None, *[None] * 4]
+
+
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_group_mean_gives_the_advantages_that_trl_trains_on(scale, tiny, tokenizer, tmp_path):
+    args = GRPOConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        max_steps=1,
+        per_device_train_batch_size=len(REWARDS),
+        num_generations=4,
+        max_completion_length=2,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        scale_rewards=scale,
+    )
+    rows = Dataset.from_list([{"prompt": "x"}] * 5)
+    trainer = GRPOTrainer(tiny(), lambda completions, **columns: REWARDS, args, rows, processing_class=tokenizer)
+    trainer.train()
+    rewards = torch.tensor([NAN if reward is None else reward for reward in REWARDS]).view(5, 4)
+    expected = torch.tensor(list(trainer._logs["advantages"])).view(5, 4)
+    torch.testing.assert_close(advantages(rewards, scale=scale, eps=1e-4), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("baseline", "scale"), PAIRS)
 def test_an_ungraded_completion_has_no_advantage_and_leaves_the_others_as_without_it(baseline, scale):
     with_it = advantages(torch.tensor([[1.0, NAN, 0.0, 0.5], [0.0, 1.0, NAN, 1.0]]), baseline, scale)
     without = advantages(torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 1.0]]), baseline, scale)
@@ -65,8 +137,7 @@ def test_an_ungraded_completion_has_no_advantage_and_leaves_the_others_as_withou
     torch.testing.assert_close(with_it[1, [0, 1, 3]], without[1])
 
 
-@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out", "none"])
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize(("baseline", "scale"), PAIRS)
 def test_a_group_with_nothing_graded_is_zero_everywhere(baseline, scale):
     assert torch.equal(advantages(torch.full((2, 3), NAN), baseline, scale), torch.zeros(2, 3))
 
