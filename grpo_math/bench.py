@@ -28,6 +28,7 @@ from datasets import Dataset
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PrinterCallback, TrainerCallback
+from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.config import MathGRPOConfig
@@ -314,6 +315,7 @@ def bench_update(
     torch_dtype = getattr(torch, fast_dtype() if dtype == "auto" else dtype)
     settings = Settings(_loader(model, torch_dtype), lora_r, gradient_checkpointing)
     results = []
+    disable_progress_bar()  # of loading weights, many times over
     with warnings.catch_warnings(), tqdm(total=2 * (runs + 1) * len(shapes), unit="step", disable=not progress) as bar:
         warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
         for name, shape in shapes.items():
