@@ -77,6 +77,7 @@ class MathGRPOTrainer(GRPOTrainer):
         attention.register()
         for model in models:
             model.set_attn_implementation(attention.NAME)
+            model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
         return True
 
     # Generation
@@ -222,6 +223,7 @@ class MathGRPOTrainer(GRPOTrainer):
                     shift_labels=row.shift_labels,
                     fused_lm_head=True,
                     packed_groups=row.groups,
+                    scored_index=row.scored_index,
                 )
             logps.append(unpack(outputs.log_probs, row))
             if compute_entropy:
