@@ -118,6 +118,16 @@ def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tenso
     return gathers, back.to(device)
 
 
+def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """Forward hook of the model's body: of a packed row, only the scored tokens go on to the LM head.
+
+    TRL's head would project the prompts too where it has no Triton, as on a CPU.
+    """
+    if kwargs.get("scored_index") is not None:
+        output.last_hidden_state = output.last_hidden_state[:, kwargs["scored_index"]]
+    return output
+
+
 def unsupported(config: Any) -> str | None:
     """Why rows of this model cannot be packed, or None when they can.
 

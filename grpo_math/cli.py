@@ -79,6 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="a run directory -> plots and one HTML page")
     report.add_argument("run_dir")
     _json(report).set_defaults(run=_report)
+
+    bench = commands.add_parser("bench", help="what an update takes on this machine, stock TRL and ours")
+    bench.add_argument("what", choices=["update"])
+    bench.add_argument("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
+    bench.add_argument("--shapes", help="comma-separated: gsm8k,short,math,degenerate,equal,one_token_prompt (all)")
+    bench.add_argument("--runs", type=int, default=5, help="timed runs of each trainer (default: 5)")
+    bench.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    bench.add_argument("--lora_r", type=int, default=16, help="rank of the adapter; 0 trains all weights (default: 16)")
+    bench.add_argument("--no_gradient_checkpointing", action="store_true", help="faster, in more memory")
+    bench.add_argument("--seed", type=int, default=0)
+    _json(bench).set_defaults(run=_bench)
     return parser
 
 
@@ -161,6 +172,24 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": files.findings}
     return _answer(args, answer, f"report   {files.html}")
+
+
+def _bench(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts the memory, is talkative
+    from grpo_math.bench import SHAPES, bench_update, table
+
+    results = bench_update(
+        args.model,
+        args.shapes.split(",") if args.shapes else tuple(SHAPES),
+        runs=args.runs,
+        dtype=args.dtype,
+        lora_r=args.lora_r,
+        gradient_checkpointing=not args.no_gradient_checkpointing,
+        seed=args.seed,
+    )
+    _answer(args, results, table(results))
+    return 0 if results["same"] else 1
 
 
 def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str) -> int:

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-IGNORED = -100  # the label that TRL's fused LM head leaves unscored
-
 
 @dataclass(frozen=True)
 class GroupLayout:
@@ -33,13 +31,13 @@ class GroupLayout:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """What `pack` makes: three tensors (1, L), the layout of the groups, and the way back to (B, T)."""
+    """What `pack` makes: two tensors (1, L), the labels of its N scored tokens, the groups, and the way back."""
 
     input_ids: Tensor
     position_ids: Tensor
-    shift_labels: Tensor
+    shift_labels: Tensor  # (1, N): a prompt's own tokens are not scored, and have none
     groups: tuple[GroupLayout, ...]
-    packed_index: Tensor  # (N,) where each scored token lies in the row
+    scored_index: Tensor  # (N,) where each scored token lies in the row
     padded_index: Tensor  # (N,) where it lies in (B, T), flattened
     shape: tuple[int, int]  # (B, T)
 
@@ -68,7 +66,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
     >>> row.input_ids, row.position_ids, row.shift_labels
-    (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[-100,    7,    8,    9]]))
+    (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[7, 8, 9]]))
     >>> row.groups
     (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
     """
@@ -82,20 +80,19 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     if not rows_of:
         return None
 
-    ids, positions, labels, packed_index, padded_index, groups = [], [], [], [], [], []
+    ids, positions, labels, scored_index, padded_index, groups = [], [], [], [], [], []
     start = 0
     for rows in rows_of.values():
         prompt = prompt_lengths[rows[0]] - 1
         ids.append(input_ids[rows[0], split - prompt - 1 : split - 1])
         positions.append(torch.arange(prompt, device=device))
-        labels.append(input_ids.new_full((prompt,), IGNORED))
         offset = start + prompt
         for row in rows:
             length = lengths[row]
             ids.append(input_ids[row, split - 1 : split - 1 + length])
             labels.append(input_ids[row, split : split + length])
             positions.append(torch.arange(prompt, prompt + length, device=device))
-            packed_index.append(torch.arange(offset, offset + length, device=device))
+            scored_index.append(torch.arange(offset, offset + length, device=device))
             padded_index.append(torch.arange(row * completion_length, row * completion_length + length, device=device))
             offset += length
         groups.append(GroupLayout(start, prompt, tuple(lengths[row] for row in rows)))
@@ -105,19 +102,19 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
         position_ids=torch.cat(positions)[None],
         shift_labels=torch.cat(labels)[None],
         groups=tuple(groups),
-        packed_index=torch.cat(packed_index),
+        scored_index=torch.cat(scored_index),
         padded_index=torch.cat(padded_index),
         shape=(batch, completion_length),
     )
 
 
 def unpack(values: Tensor, row: PackedRow) -> Tensor:
-    """Carry one number for each packed token (1, L) back to (B, T); 0 where there is padding.
+    """Carry one number for each scored token (1, N) back to (B, T); 0 where there is padding.
 
     >>> row = pack(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]]), 2)
-    >>> unpack(torch.tensor([[10.0, 20.0]]), row)
+    >>> unpack(torch.tensor([[20.0]]), row)
     tensor([[20.,  0.]])
     """
     batch, length = row.shape
     flat = values.new_zeros(batch * length)
-    return flat.scatter(0, row.padded_index, values.reshape(-1)[row.packed_index]).view(batch, length)
+    return flat.scatter(0, row.padded_index, values.reshape(-1)).view(batch, length)

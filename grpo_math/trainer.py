@@ -94,6 +94,7 @@ class MathGRPOTrainer(GRPOTrainer):
         attention.register()
         for model in models:
             model.set_attn_implementation(attention.NAME)
+            model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
         return True
 
     def _set_up_reference(self, every: int) -> Reference:
@@ -453,6 +454,7 @@ class MathGRPOTrainer(GRPOTrainer):
                     shift_labels=row.shift_labels,
                     fused_lm_head=True,
                     packed_groups=row.groups,
+                    scored_index=row.scored_index,
                 )
             logps = logps.index_put((at,), unpack(outputs.log_probs, row).to(logps.dtype))
             if compute_entropy:

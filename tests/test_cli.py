@@ -68,6 +68,10 @@ BAD = {
         ["train", "--output_dir", "x", "--surrogate", "reinforce", "--epsilon", "0.1"],
         "epsilon=0.1 would be ignored",
     ),
+    "a shape that is none": (["bench", "update", "--shapes", "gsm9k"], "did you mean 'gsm8k'"),
+    "no run to measure": (["bench", "update", "--runs", "0"], "runs=0 measures nothing"),
+    "nothing that is measured": (["bench", "grading"], "invalid choice: 'grading'"),
+    "a model that is none": (["bench", "update", "--model", "./nowhere"], "--model ./nowhere"),
     "an unknown dataset": (["train", "--output_dir", "x", "--dataset", "gsm9k"], "gsm8k"),
 }
 
@@ -96,7 +100,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, capsys, monkeypat
 
 def test_help_of_every_command_is_there():
     listed = run("--help").stdout
-    for command in ("demo", "train", "evaluate", "grade", "report"):
+    for command in ("demo", "train", "evaluate", "grade", "report", "bench"):
         assert command in listed
         assert run(command, "--help").returncode == 0
 

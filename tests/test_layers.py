@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 LAYERS = [
     {"cli"},
-    {"train"},
+    {"train", "bench"},
     {"trainer", "run_log", "evaluation", "report"},
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
