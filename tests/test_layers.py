@@ -13,16 +13,16 @@ PACKAGE = Path(__file__).parents[1] / "grpo_math"
 LAYERS = [
     {"cli"},
     {"train"},
-    {"trainer", "run_log", "evaluation", "report"},
+    {"trainer", "run_log", "evaluation", "difficulty", "report"},
     {"rollout", "models"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "attention", "packing"},
     {"grading"},
-    {"stats", "metrics", "prompts"},
+    {"stats", "metrics", "prompts", "batch"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-NO_TORCH = ["cli", "data", "problems", "rewards", "grading", "report", "stats", "metrics", "prompts", "errors"]
+NO_TORCH = ["cli", "data", "problems", "rewards", "grading", "report", "stats", "metrics", "prompts", "batch", "errors"]
 NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "models", "evaluation", "stats"]
 
 
