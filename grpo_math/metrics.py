@@ -1,25 +1,31 @@
 """The table of logged names: what each means and in what unit. No other module spells a metric key.
 
 Where TRL has a name, it is TRL's (``reward``, ``kl``, ``entropy``, ``completions/clipped_ratio``); the rest is ours.
-A line of ``history.jsonl`` holds ``step`` and whichever of these the step produced.
+A line of ``history.jsonl`` holds what `promised` says; a value that is not a finite number is left out. TRL adds keys
+of its own under settings that are not in this table (an entropy bonus, tools, an auxiliary loss).
 
->>> METRICS[REWARD].unit
-'reward'
+>>> METRICS[REWARD].unit, METRICS[REWARD].when
+('reward', 'rollout')
 
 Does not compute anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Metric(NamedTuple):
+    """``when`` a line has it: always, or in a step that made a rollout, that graded one, with a KL term, ..."""
+
     unit: str
     meaning: str
+    when: str = "always"
 
 
 STEP = "step"
+EPOCH = "epoch"
 LOSS = "loss"
 REWARD = "reward"
 REWARD_STD = "reward_std"
@@ -41,52 +47,102 @@ ENTROPY = "entropy"
 CLIP_LOW = "clip_ratio/low_mean"
 CLIP_HIGH = "clip_ratio/high_mean"
 CLIP_REGION = "clip_ratio/region_mean"
+CLIP_LOW_MIN = "clip_ratio/low_min"
+CLIP_HIGH_MAX = "clip_ratio/high_max"
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
 LENGTH_MEAN = "completions/mean_length"
+LENGTH_MIN = "completions/min_length"
 LENGTH_MAX = "completions/max_length"
+ENDED_MEAN = "completions/mean_terminated_length"
+ENDED_MIN = "completions/min_terminated_length"
+ENDED_MAX = "completions/max_terminated_length"
 TRUNCATED = "completions/clipped_ratio"
 TOKENS = "num_tokens"
 SECONDS_STEP = "step_time"
 SECONDS_GENERATE = "seconds/generate"
+SECONDS_SYNC = "seconds/sync"
 SECONDS_GRADE = "seconds/grade"
+SECONDS_SCORE = "seconds/score"
 SECONDS_UPDATE = "seconds/update"
+TOKENS_PER_SECOND = "tokens_per_second"
+MEMORY_ALLOCATED = "memory/allocated"
+MEMORY_RESERVED = "memory/reserved"
+
+# What a step consists of beside the update, which is the rest.
+PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
 
 METRICS: dict[str, Metric] = {
     STEP: Metric("steps", "optimizer steps done"),
+    EPOCH: Metric("epochs", "passes over the problems"),
     LOSS: Metric("loss", "the loss as logged; near zero is normal in on-policy GRPO, where advantages sum to zero"),
-    REWARD: Metric("reward", "mean of the weighted reward over the step's completions"),
-    REWARD_STD: Metric("reward", "standard deviation of the reward over the step's completions"),
-    REWARD_MIN: Metric("reward", "smallest reward of the step"),
-    REWARD_MAX: Metric("reward", "largest reward of the step"),
-    ACCURACY: Metric("share", "completions of the step whose verdict is correct"),
-    HELDOUT_ACCURACY: Metric("share", "held-out problems answered rightly and in the format, greedy"),
-    HELDOUT_N: Metric("problems", "held-out problems that this accuracy is over"),
-    ADVANTAGE_MEAN: Metric("advantage", "mean advantage of the step's completions"),
-    ADVANTAGE_STD: Metric("advantage", "standard deviation of the advantages"),
-    DEGENERATE: Metric("share", "groups whose rewards are all equal: they move no weight"),
-    ALL_RIGHT: Metric("share", "groups whose verdicts are all correct"),
-    ALL_WRONG: Metric("share", "groups with no correct verdict"),
+    REWARD: Metric("reward", "mean of the weighted reward over the step's completions", "rollout"),
+    REWARD_STD: Metric("reward", "standard deviation of the reward over the step's completions", "rollout"),
+    REWARD_MIN: Metric("reward", "smallest reward of the step", "rollout"),
+    REWARD_MAX: Metric("reward", "largest reward of the step", "rollout"),
+    ACCURACY: Metric("share", "completions of the step whose verdict is correct", "graded"),
+    HELDOUT_ACCURACY: Metric("share", "held-out problems answered rightly and in the format, greedy", "heldout"),
+    HELDOUT_N: Metric("problems", "held-out problems that this accuracy is over", "heldout"),
+    ADVANTAGE_MEAN: Metric("advantage", "mean advantage of the step's completions", "rollout"),
+    ADVANTAGE_STD: Metric("advantage", "standard deviation of the advantages", "rollout"),
+    DEGENERATE: Metric("share", "groups whose rewards are all equal: they move no weight", "rollout"),
+    ALL_RIGHT: Metric("share", "groups whose verdicts are all correct", "graded"),
+    ALL_WRONG: Metric("share", "groups with no correct verdict", "graded"),
     KL: Metric(
-        "nats", "KL to the reference for each token, as kl_estimator gives it, times the ratio where that corrects it"
+        "nats",
+        "KL to the reference for each token, as kl_estimator gives it, times the ratio where that corrects it",
+        "kl",
     ),
     RATIO: Metric("1", "mean over tokens of their probability now by that when they were sampled; 1 on policy"),
     APPROX_KL: Metric("nats", "KL of the sampling policy to the current one for each token (k3); 0 on policy"),
     ENTROPY: Metric("nats", "entropy of the policy for each completion token"),
-    CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon"),
-    CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high"),
-    CLIP_REGION: Metric("share", "tokens clipped on either side"),
+    CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon", "clip"),
+    CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high", "clip"),
+    CLIP_REGION: Metric("share", "tokens clipped on either side", "clip"),
+    CLIP_LOW_MIN: Metric("share", "smallest share of a completion's tokens that is clipped below", "clip"),
+    CLIP_HIGH_MAX: Metric("share", "largest share of a completion's tokens that is clipped above", "clip"),
     GRAD_NORM: Metric("norm", "gradient norm before clipping"),
     LEARNING_RATE: Metric("1", "learning rate of the step"),
-    LENGTH_MEAN: Metric("tokens", "mean completion length"),
-    LENGTH_MAX: Metric("tokens", "longest completion"),
-    TRUNCATED: Metric("share", "completions cut at max_completion_length"),
-    TOKENS: Metric("tokens", "prompt and completion tokens since the start"),
-    SECONDS_STEP: Metric("seconds", "wall time of the step"),
-    SECONDS_GENERATE: Metric("seconds", "of which generation"),
+    LENGTH_MEAN: Metric("tokens", "mean completion length", "rollout"),
+    LENGTH_MIN: Metric("tokens", "shortest completion", "rollout"),
+    LENGTH_MAX: Metric("tokens", "longest completion", "rollout"),
+    ENDED_MEAN: Metric("tokens", "mean length of the completions that ended by themselves; 0: none did", "rollout"),
+    ENDED_MIN: Metric("tokens", "shortest of these", "rollout"),
+    ENDED_MAX: Metric("tokens", "longest of these", "rollout"),
+    TRUNCATED: Metric("share", "completions cut at max_completion_length", "rollout"),
+    TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
+    SECONDS_STEP: Metric("seconds", "wall time of the step, which the phases below add up to"),
+    SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that uses an earlier rollout again"),
+    SECONDS_SYNC: Metric("seconds", "of which bringing the weights to vLLM", "vllm"),
     SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
-    SECONDS_UPDATE: Metric("seconds", "of which forward, backward and optimizer"),
+    SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
+    SECONDS_UPDATE: Metric(
+        "seconds",
+        "of which forward and backward; the optimizer too where DeepSpeed runs it, else it is in none of these",
+    ),
+    TOKENS_PER_SECOND: Metric("tokens/s", "prompt and completion tokens trained on, of all processes, by wall time"),
+    MEMORY_ALLOCATED: Metric("bytes", "most GPU memory that tensors took since the start, on the main process", "gpu"),
+    MEMORY_RESERVED: Metric("bytes", "most GPU memory that torch held since the start, on the main process", "gpu"),
 }
+
+
+def promised(when: Iterable[str], rewards: Iterable[str] = (), verdicts: Iterable[str] = ()) -> set[str]:
+    """The keys of a line: those that are always there, those of ``when``, and two for each reward function's name.
+
+    ``verdicts`` are the names of the verdicts, where completions were graded. The held-out accuracy is a line of its
+    own, with the step alone.
+
+    >>> sorted(promised({"kl"}) - promised(()))
+    ['kl']
+    >>> sorted(promised({"heldout"}))
+    ['heldout/accuracy', 'heldout/n', 'step']
+    """
+    when = set(when)
+    if "heldout" in when:
+        return {STEP, *(name for name, metric in METRICS.items() if metric.when == "heldout")}
+    names = {name for name, metric in METRICS.items() if metric.when in when | {"always"}}
+    names |= {f"rewards/{reward}/{figure}" for reward in rewards for figure in ("mean", "std")}
+    return names | {verdict_key(verdict) for verdict in verdicts}
 
 
 # What a completion of an evaluation falls in, and how tables call it.

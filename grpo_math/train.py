@@ -22,9 +22,11 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from grpo_math import metrics
+from grpo_math import difficulty, metrics
+from grpo_math.batch import Batch, plan
 from grpo_math.config import MathGRPOConfig
 from grpo_math.data import load_problems, to_dataset
+from grpo_math.difficulty import CURRICULA
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
 from grpo_math.models import fast_dtype, load_tokenizer, model_path
@@ -54,12 +56,54 @@ class TrainArguments:
     eval_n: int = field(default=0, metadata={"help": "Evaluate so many problems before and after; 0: none."})
     heldout_every: int = field(default=0, metadata={"help": "Evaluate heldout_n problems every so many steps."})
     heldout_n: int = field(default=64, metadata={"help": "Held-out problems of the evaluations during training."})
+    prompts_per_step: int = field(
+        default=0,
+        metadata={
+            "help": "Prompts of an optimizer step, over all processes. The rows at a time and the accumulation follow "
+            "from it; per_device_train_batch_size is then the most rows at a time. 0: TRL's fields say it all."
+        },
+    )
+
+    difficulty_band: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Keep the training problems whose pass rate lies between these two, for example 0.1 0.9. The rate "
+            "is the untrained model's, at the recipe's temperature and completion length, and is measured once."
+        },
+    )
+    curriculum: str = field(
+        default="none",
+        metadata={"help": "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as TRL."},
+    )
+    difficulty_samples: int = field(default=8, metadata={"help": "Completions of a problem that its rate is over."})
+    difficulty_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where the pass rates are kept and found again. Default: a file in the folder pass_rates beside "
+            "output_dir, named after the model and the way of measuring."
+        },
+    )
 
     def __post_init__(self) -> None:
         one_of("template", self.template, tuple(TEMPLATES))
+        one_of("curriculum", self.curriculum, CURRICULA)
         for name in ("eval_n", "heldout_every", "heldout_n"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
+        if self.difficulty_samples < 1:
+            raise ConfigError("difficulty_samples", self.difficulty_samples, "measures nothing", "give 1 or more")
+        band = self.difficulty_band
+        if band is not None and not (len(band) == 2 and 0 <= band[0] <= band[1] <= 1):
+            raise ConfigError("difficulty_band", band, "is no band of pass rates", "give two, for example 0.1 0.9")
+        if not self.needs_pass_rates:
+            for name in ("difficulty_samples", "difficulty_file"):
+                if getattr(self, name) != self.__dataclass_fields__[name].default:
+                    why = "would be ignored without difficulty_band or curriculum"
+                    raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
+
+    @property
+    def needs_pass_rates(self) -> bool:
+        return self.difficulty_band is not None or self.curriculum != "none"
 
 
 SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
@@ -71,9 +115,22 @@ class Parser(TrlParser):
     def __init__(self) -> None:
         super().__init__(SETTINGS, prog="grpo_math.train", allow_abbrev=False)
         self.set_defaults(logging_steps=1)  # a line of the history for each step; TRL's own default is 10
+        self.given: set[str] = set()  # the settings that the recipe or the command line names
 
     def error(self, message: str) -> Any:
         raise UserError(message)
+
+    def set_defaults_with_config(self, **recipe: Any) -> list[str]:
+        self.given |= set(recipe)
+        return super().set_defaults_with_config(**recipe)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
+        self.given |= {word.partition("=")[0].lstrip("-").replace("-", "_") for word in args if word.startswith("--")}
+        settings, unknown = super().parse_known_args(args, namespace)
+        batch = plan(vars(settings), self.given, int(os.environ.get("WORLD_SIZE", 1)))
+        settings.per_device_train_batch_size, settings.gradient_accumulation_steps = batch.rows, batch.steps
+        return settings, unknown
 
     def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
         try:
@@ -88,6 +145,11 @@ class Parser(TrlParser):
             names = [f.name for kind in SETTINGS for f in fields(kind)]
             near = get_close_matches(unknown[0].lstrip("-"), names, n=1)
             raise UserError(f"{unknown[0]} is no setting" + (f": did you mean --{near[0]}?" if near else ""))
+        if train_args.curriculum != "none":
+            if "shuffle_dataset" in self.given and config.shuffle_dataset:
+                why = f"contradicts curriculum={train_args.curriculum}"
+                raise ConfigError("shuffle_dataset", True, why, "leave one of them out")
+            config.shuffle_dataset = False
         return train_args, config, model_args
 
 
@@ -121,6 +183,11 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         skip_bad_rows=train_args.skip_bad_rows,
     )
     held_out = _held_out(train_args, rows)
+    _check_enough(rows, config, "dataset", train_args.dataset)
+    if train_args.needs_pass_rates:
+        measured_how = _measured_how(train_args, config, model_args)
+        rates_file = Path(train_args.difficulty_file or difficulty.default_file(run_dir, measured_how))
+        difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
         model_args.dtype = fast_dtype()
@@ -147,12 +214,27 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         trainer.add_callback(callback)
     main_process = trainer.accelerator.is_main_process
     if main_process:
+        kind = config.device.type
+        print(_batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
         run_dir.mkdir(parents=True, exist_ok=True)
         settings = {**asdict(train_args), **asdict(model_args), **config.to_dict()}
         state = trainer.accelerator.state
         write_config(
             run_dir / "config.yaml", settings, ["grpo_math.train", *argv], state.distributed_type, state.num_processes
         )
+
+    if train_args.needs_pass_rates:
+        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+        rates = difficulty.measure(
+            model,
+            tokenizer,
+            rows,
+            rates_file,
+            measured_how,
+            seed=config.seed,
+            grade_timeout=config.grade_timeout,
+        )
+        trainer.train_dataset = to_dataset(_by_difficulty(rows, rates, train_args, config, main_process))
 
     def score(problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
         return _evaluate(trainer, problems, config, {"data": train_args.eval_dataset or train_args.dataset}, progress)
@@ -188,12 +270,15 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     """What cannot work, before data and weights are read."""
     if config.trust_remote_code:
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
-    whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
-    if (train_args.eval_n or train_args.heldout_every) and not (whole and not config.fsdp):
-        name = "eval_n" if train_args.eval_n else "heldout_every"
-        raise ConfigError(
-            name, getattr(train_args, name), "needs the whole model on each process", "evaluate after the run"
-        )
+    if config.eval_strategy != "no":
+        raise ConfigError("eval_strategy", str(config.eval_strategy), "evaluates nothing here", "use heldout_every")
+    needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
+    needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
+    sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
+    if needs_whole and (sharded or config.fsdp):
+        name = needs_whole[0]
+        why = "needs the whole model on each process"
+        raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
     if str(config.resume_from_checkpoint).lower() == "true":
         config.resume_from_checkpoint = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
         if config.resume_from_checkpoint is None:
@@ -202,6 +287,53 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         raise ConfigError(
             "output_dir", str(run_dir), "holds another run", "name a new folder or add --resume_from_checkpoint true"
         )
+
+
+def _check_enough(rows: list[dict[str, Any]], config: MathGRPOConfig, name: str, value: object) -> None:
+    """TRL drops what does not fill a rollout: too few problems would train for no step at all."""
+    wanted = _batch_of(config).rollout // _batch_of(config).generations
+    if len(rows) < wanted:
+        reason = f"leaves {len(rows)} problem{'' if len(rows) == 1 else 's'}, and a step takes {wanted}"
+        raise ConfigError(name, value, reason, "train on more problems, or on fewer in a step")
+
+
+def _measured_how(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig) -> dict[str, Any]:
+    """What a pass rate depends on, apart from the problem."""
+    revision = "" if model_args.model_revision == "main" else f"@{model_args.model_revision}"
+    return {
+        "model": f"{model_args.model_name_or_path}{revision}",
+        "template": train_args.template,
+        "temperature": config.temperature,
+        "max_tokens": config.max_completion_length or 512,
+        "samples": train_args.difficulty_samples,
+    }
+
+
+def _by_difficulty(
+    rows: list[dict[str, Any]],
+    rates: difficulty.Rates,
+    train_args: TrainArguments,
+    config: MathGRPOConfig,
+    main_process: bool,
+) -> list[dict[str, Any]]:
+    """The rows to train on, in their order."""
+    if train_args.difficulty_band is not None:
+        rows, line = difficulty.in_band(rows, rates, *train_args.difficulty_band)
+        if main_process:
+            print(line, flush=True)
+        _check_enough(rows, config, "difficulty_band", train_args.difficulty_band)
+    return difficulty.easy_to_hard(rows, rates) if train_args.curriculum == "easy_to_hard" else rows
+
+
+def _batch_of(config: MathGRPOConfig) -> Batch:
+    settings: Any = config  # TRL's types say None where its own __post_init__ has filled in a number
+    return Batch(
+        generations=settings.num_generations,
+        processes=settings.world_size,
+        rows=settings.per_device_train_batch_size,
+        steps=settings.gradient_accumulation_steps,
+        rollout=settings.generation_batch_size,
+    )
 
 
 def _held_out(train_args: TrainArguments, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ import time
 from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.logging import get_logger
@@ -70,11 +70,15 @@ class MathGRPOTrainer(GRPOTrainer):
         self._running: dict[str, Any] | None = None  # the parts of the training step that is under way
         self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
         self._logps: Tensor | None = None  # what was scored last
+        self._rollout_tokens: list[int] = []  # of the rollouts since the last line of the log
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
         self._reference: Reference | None = None
         if self._math["reference_refresh_steps"]:
             self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
+        if self.use_vllm:
+            generation: Any = self.vllm_generation
+            generation.sync_weights = self._timed(generation.sync_weights, metrics.SECONDS_SYNC)
 
     def _set_up_packing(self) -> bool:
         """Switch the model, and the reference where there is one, to the packed attention; False where it has none."""
@@ -107,14 +111,15 @@ class MathGRPOTrainer(GRPOTrainer):
     # Generation
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self._in_phases()
         shares = self._packs and not self.use_vllm and not self.use_transformers_continuous_batching
         if shares:  # beams and several sequences repeat the rows themselves
             own = self.generation_config
             shares = own.cache_implementation is None and not {own.num_beams, own.num_return_sequences} - {None, 1}
         with shared_prefill(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
             output = super()._generate_single_turn(*args, **kwargs)
-        self._metrics[self._mode][metrics.SECONDS_GENERATE].append(time.perf_counter() - started)
+        synced = self._in_phases() - before
+        self._metrics[self._mode][metrics.SECONDS_GENERATE].append(time.perf_counter() - started - synced)
         return output
 
     # Verdicts, rewards, advantages
@@ -145,6 +150,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return grades
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started, before, seen = time.perf_counter(), self._in_phases(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
         group = self.num_generations if self._mode == "train" else self.num_generations_eval
         weights = self.reward_weights.to(self._rewards_per_func.device)
@@ -164,7 +170,23 @@ class MathGRPOTrainer(GRPOTrainer):
         else:
             every = self.accelerator.gather(output["advantages"])
         self._log_rollout(rewards, every)
+        self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
+        others = self._in_phases() - before
+        self._metrics[self._mode][metrics.SECONDS_SCORE].append(time.perf_counter() - started - others)
         return output
+
+    def _timed(self, call: Any, phase: str) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            output = call(*args, **kwargs)
+            self._metrics[self._mode][phase].append(time.perf_counter() - started)
+            return output
+
+        return timed
+
+    def _in_phases(self) -> float:
+        """Seconds that the phases have taken since the last line of the log."""
+        return sum(sum(self._metrics[self._mode].get(phase, ())) for phase in metrics.PHASES)
 
     def _log_rollout(self, rewards: Tensor, every_advantage: Tensor) -> None:
         """Rewards (P, G) and advantages (P * G,) of all ranks -> metrics of this step."""
@@ -502,12 +524,26 @@ class MathGRPOTrainer(GRPOTrainer):
         return "train" if self.model is not None and self.model.training else "eval"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        steps = self._metrics["train"].get(metrics.SECONDS_STEP)
-        if self._mode == "train" and steps:
-            phases = (metrics.SECONDS_GENERATE, metrics.SECONDS_GRADE)
-            rest = sum(steps) - sum(sum(self._metrics["train"].get(phase, ())) for phase in phases)
-            self._metrics["train"][metrics.SECONDS_UPDATE].append(rest / len(steps))
+        if self._mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
+            self._log_step()
         super().log(logs, start_time)
+
+    def _log_step(self) -> None:
+        """What only whole steps have: seconds by phase, of each step on average; tokens a second; memory."""
+        log, args = self._metrics["train"], cast(GRPOConfig, self.args)
+        steps = log[metrics.SECONDS_STEP]
+        log[metrics.SECONDS_UPDATE] = [sum(steps) - self._in_phases()]
+        for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
+            if phase != metrics.SECONDS_SYNC or self.use_vllm:
+                log[phase] = [sum(log.get(phase, ())) / len(steps)]
+        if self._rollout_tokens:  # else the step used an earlier rollout again
+            tokens = sum(self._rollout_tokens) / len(self._rollout_tokens)
+            self._tokens_per_step = tokens * args.gradient_accumulation_steps / (args.steps_per_generation or 1)
+            self._rollout_tokens = []
+        log[metrics.TOKENS_PER_SECOND] = [self._tokens_per_step * len(steps) / sum(steps)]
+        if self.accelerator.device.type == "cuda":
+            log[metrics.MEMORY_ALLOCATED] = [torch.cuda.max_memory_allocated()]
+            log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
 
 
 def _by_row(value: Any) -> bool:

@@ -13,12 +13,12 @@ PACKAGE = Path(__file__).parents[1] / "grpo_math"
 LAYERS = [
     {"cli"},
     {"train", "bench"},
-    {"trainer", "run_log", "evaluation", "report"},
+    {"trainer", "run_log", "evaluation", "difficulty", "report"},
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "packing"},
     {"grading"},
-    {"stats", "metrics", "prompts"},
+    {"stats", "metrics", "prompts", "batch"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -33,6 +33,7 @@ NO_TORCH = [
     "stats",
     "metrics",
     "prompts",
+    "batch",
     "errors",
 ]
 NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "reference", "models", "evaluation", "stats"]

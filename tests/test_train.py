@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_math.metrics import METRICS, VERDICT_PREFIX
+from grpo_math.grading import Verdict
+from grpo_math.metrics import VERDICT_PREFIX, promised
+from grpo_math.train import main
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -66,10 +68,100 @@ def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):
     assert (adapter / "adapter_model.safetensors").exists()
 
 
-def test_every_logged_name_that_is_ours_is_in_the_table_of_metrics(tmp_path, tiny):
-    launch("--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY)
+def test_every_logged_name_is_in_the_table_of_metrics_and_the_batch_is_said_in_a_line(tmp_path, tiny):
+    done = launch("--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY)
     (line,) = history(tmp_path / "run")
-    assert set(METRICS) - {"kl", "heldout/accuracy", "heldout/n"} <= set(line)
+    assert set(line) == promised({"rollout", "graded", "clip"}, ["accuracy"], map(str, Verdict))
+    assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in done.stdout
+
+
+def refused(capsys, *arguments) -> str:
+    """What a run that cannot work says, before it loads anything: one line."""
+    assert main(["--model_name_or_path", "no/such/model", *map(str, arguments)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--per_device_train_batch_size=3"], "not a whole number of groups of 2: use 4, or gradient_acc"),
+        (["--prompts_per_step=4", "--gradient_accumulation_steps=3"], "use 2, or leave it out"),
+        (["--eval_strategy=steps"], "use heldout_every"),
+        (["--difficulty_band", "0.9", "0.1"], "is no band of pass rates"),
+        (["--difficulty_file=x.jsonl"], "would be ignored without difficulty_band or curriculum"),
+        (["--curriculum=easy_to_hard", "--shuffle_dataset=true"], "contradicts curriculum=easy_to_hard"),
+        (["--curriculum=hard_first"], "curriculum='hard_first' is not known"),
+        (["--dataset_limit=1"], "leaves 1 problem, and a step takes 2"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(arguments, message, tmp_path, capsys):
+    assert message in refused(capsys, *TINY, "--output_dir", tmp_path / "run", *arguments)
+
+
+def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loaded(tmp_path, capsys):
+    rates = tmp_path / "rates.jsonl"
+    about = {"model": "no/such/model", "template": "gsm8k", "temperature": 0.5, "max_tokens": 8, "samples": 8}
+    rates.write_text(json.dumps({"measured": about}) + "\n")
+    arguments = [*TINY, "--output_dir", tmp_path / "run", "--difficulty_band", "0.1", "0.9", "--difficulty_file", rates]
+    assert "was measured with temperature=0.5, not 1.0" in refused(capsys, *arguments)
+
+
+def made_up_rates(path, model, rate_of):
+    from grpo_math.data import load_problems
+
+    about = {"model": model, "template": "gsm8k", "temperature": 1.0, "max_tokens": 8, "samples": 8}
+    lines = [{"measured": about}]
+    for i, row in enumerate(load_problems("generated:sums")):
+        lines.append({"problem": row["problem"], "answer": row["answer"], "correct": rate_of(i), "graded": 8})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [line["problem"] for line in sorted(lines[1:], key=lambda line: -line["correct"])]
+
+
+def test_only_the_band_is_trained_on_from_easy_to_hard(tmp_path, tiny):
+    rates, run_dir = tmp_path / "rates.jsonl", tmp_path / "run"
+    ordered = made_up_rates(rates, tiny(), lambda i: i * 5 % 9)
+    arguments = ["--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", 3, "--difficulty_file", rates]
+    arguments += ["--difficulty_band", "0.125", "0.875", "--curriculum", "easy_to_hard", "--prompts_per_step", 4]
+    done = launch(*arguments, "--log_completions=true", "--num_completions_to_print=0", *TINY)
+    assert "4 prompts x 2 completions = 8 = 1 CPU process x 4 rows x 2 steps" in done.stdout
+    assert (
+        "difficulty: 398 of 512 problems have a pass rate from 0.125 to 0.875; 57 too easy, 57 too hard" in done.stdout
+    )
+    import pandas
+
+    seen = []
+    for path in sorted((run_dir / "completions").glob("*.parquet")):
+        prompts = pandas.read_parquet(path)["prompt"]
+        seen += [message["content"] for prompt in prompts for message in prompt if message["role"] == "user"]
+    assert seen == [problem for problem in ordered[57 : 57 + 12] for _ in range(2)]
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["shuffle_dataset"] is False
+
+
+def test_a_band_with_nothing_in_it_ends_in_one_line(tmp_path, tiny):
+    rates = tmp_path / "rates.jsonl"
+    made_up_rates(rates, tiny(), lambda i: 8 * (i % 2))
+    arguments = ["--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--difficulty_file", rates]
+    done = launch(*arguments, "--difficulty_band", "0.1", "0.9", *TINY, check=False)
+    assert "error: difficulty_band=[0.1, 0.9] leaves 0 problems, and a step takes 2" in done.stderr
+    assert "Traceback" not in done.stderr.split("error: ")[0]
+    assert not (tmp_path / "run/history.jsonl").exists()
+
+
+def test_two_processes_share_the_measuring_and_the_batch(tmp_path, tiny):
+    rates, run_dir = tmp_path / "rates.jsonl", tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "grpo_math.train"]
+    command += ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--max_steps=1", "--dataset_limit=9"]
+    command += ["--difficulty_band", "0", "1", "--difficulty_file", str(rates), "--difficulty_samples=2", *TINY]
+    command += ["--prompts_per_step=6", "--ddp_backend=gloo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("6 prompts x 2 completions = 12 = 2 CPU processes x 3 rows x 2 steps") == 1
+    assert done.stdout.count("difficulty: 9 of 9 problems") == 1
+    first, *lines = [json.loads(line) for line in rates.read_text().splitlines()]
+    assert first["measured"]["samples"] == 2
+    assert len({line["id"] for line in lines}) == len(lines) == 9
+    assert {line["graded"] for line in lines} == {2}
 
 
 def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(tmp_path, tiny):

@@ -291,7 +291,7 @@ def captions(run: Run, panel: Panel) -> list[str]:
     for key, label, _ in panel.lines:
         _, values = _series(run.history, key)
         if values:
-            unit, meaning = metrics.METRICS[key]
+            unit, meaning, _ = metrics.METRICS[key]
             first, last = (f"{value:.1%}" if unit == "share" else f"{value:.3g}" for value in (values[0], values[-1]))
             sentences.append(f"{label}: {first} at first, {last} at last ({meaning})")
     return sentences

@@ -32,7 +32,7 @@ from typing import Any
 from grpo_math.stats import paired_bootstrap
 
 ROOT = Path(__file__).parents[2]
-STEPS, PROMPTS, HELD_OUT, LEARNING_RATE = 20, 2, 128, 1e-3
+STEPS, PROMPTS, HELD_OUT, LEARNING_RATE = 16, 4, 128, 5e-4
 BUDGET = {"steps": STEPS, "prompts": PROMPTS, "held_out": HELD_OUT, "learning_rate": LEARNING_RATE}
 LOSSES = {
     "no_baseline": ("none", "reinforce"),

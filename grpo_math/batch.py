@@ -1,0 +1,162 @@
+"""The arithmetic of a batch: how many rows go through a process at a time, and how often, before an optimizer step.
+
+    prompts x completions of each = rows of a step = processes x rows at a time x accumulation steps
+
+TRL takes the right-hand side and leaves the left to be worked out. Here either side can be given, and what does not
+come out even is refused with the nearest choice that does, before TRL refuses it.
+
+Does not know how many rows fit into memory: the caller gives a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from grpo_math.errors import ConfigError
+
+
+class Batch(NamedTuple):
+    """``processes`` x ``rows`` x ``steps`` completions make an optimizer step; ``rollout`` are generated at a time.
+
+    >>> print(Batch(generations=8, processes=2, rows=4, steps=16, rollout=128).line("GPU"))
+    16 prompts x 8 completions = 128 = 2 GPUs x 4 rows x 16 steps
+    >>> print(Batch(generations=8, processes=1, rows=64, steps=1, rollout=128).line("CPU process"))
+    8 prompts x 8 completions = 64 = 1 CPU process x 64 rows x 1 step; 128 completions are generated at a time
+    """
+
+    generations: int
+    processes: int
+    rows: int
+    steps: int
+    rollout: int
+
+    @property
+    def total(self) -> int:
+        return self.processes * self.rows * self.steps
+
+    def line(self, device: str) -> str:
+        """The arithmetic in one line; ``device`` is what a process runs on, in the singular."""
+        right = " x ".join((_counted(self.processes, device), _counted(self.rows, "row"), _counted(self.steps, "step")))
+        prompts = self.total / self.generations
+        left = f"{prompts:g} prompt{'' if prompts == 1 else 's'} x {self.generations} completions"
+        apart = "" if self.rollout == self.total else f"; {self.rollout} completions are generated at a time"
+        return f"{left} = {self.total} = {right}{apart}"
+
+
+def solve(
+    prompts: int, generations: int, processes: int, rows_limit: int | None, steps: int | None = None
+) -> tuple[int, int]:
+    """(per_device_train_batch_size, gradient_accumulation_steps) that make a step of ``prompts`` x ``generations``.
+
+    As many rows at a time as divide evenly and are at most ``rows_limit``; ``steps`` fixes the accumulation instead.
+
+    >>> solve(16, 8, processes=2, rows_limit=4)
+    (4, 16)
+    >>> solve(6, 8, processes=1, rows_limit=10)  # 10 rows would leave a rest, 8 do not
+    (8, 6)
+    >>> solve(3, 5, processes=2, rows_limit=8)
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: prompts_per_step=3 x 5 completions = 15 rows, which 2 processes cannot share evenly: \
+use 4
+    """
+    total = prompts * generations
+    if total % processes:
+        unit = processes // math.gcd(processes, generations)
+        raise ConfigError(
+            "prompts_per_step",
+            prompts,
+            f"x {generations} completions = {total} rows, which {processes} processes cannot share evenly",
+            f"use {nearest(prompts, unit)}",
+        )
+    share = total // processes
+    limit = share if rows_limit is None else rows_limit
+    choices = [count for count in range(1, share + 1) if share % count == 0 and share // count <= limit]
+    if steps is None:
+        steps = choices[0]
+    elif steps not in choices:
+        raise ConfigError(
+            "gradient_accumulation_steps",
+            steps,
+            f"cannot make {prompts} prompts x {generations} completions = {total} out of "
+            f"{_counted(processes, 'process')} x at most {_counted(limit, 'row')}",
+            f"use {min(choices, key=lambda count: abs(count - steps))}, or leave it out",
+        )
+    return share // steps, steps
+
+
+def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) -> Batch:
+    """The batch that TRL's fields and ``prompts_per_step`` come to; a `ConfigError` where they come to none.
+
+    ``settings`` has all six fields, ``given`` names those that the user stated: with ``prompts_per_step`` a stated
+    ``per_device_train_batch_size`` is a limit, and a stated ``gradient_accumulation_steps`` has to fit.
+
+    >>> fields = {"prompts_per_step": 16, "num_generations": 8, "per_device_train_batch_size": 4,
+    ...           "gradient_accumulation_steps": 1, "generation_batch_size": None, "steps_per_generation": None}
+    >>> plan(fields, {"prompts_per_step", "per_device_train_batch_size"}, processes=2)
+    Batch(generations=8, processes=2, rows=4, steps=16, rollout=128)
+    >>> plan({**fields, "prompts_per_step": 0}, {"per_device_train_batch_size"}, processes=2).line("GPU")
+    '1 prompt x 8 completions = 8 = 2 GPUs x 4 rows x 1 step'
+    """
+    prompts = _whole(settings, "prompts_per_step", 0)
+    generations = _whole(settings, "num_generations", 2)
+    rows = _whole(settings, "per_device_train_batch_size", 1)
+    steps = _whole(settings, "gradient_accumulation_steps", 1)
+    if prompts:
+        stated = steps if "gradient_accumulation_steps" in given else None
+        limit = rows if stated is None or "per_device_train_batch_size" in given else None
+        rows, steps = solve(prompts, generations, processes, limit, stated)
+    batch = Batch(generations, processes, rows, steps, processes * rows * steps)
+    rollout, per_rollout = settings["generation_batch_size"], settings["steps_per_generation"]
+    if rollout is not None and per_rollout is not None:
+        raise ConfigError(
+            "generation_batch_size", rollout, f"and steps_per_generation={per_rollout} say the same twice", "give one"
+        )
+    if rollout is not None:
+        _whole(settings, "generation_batch_size", 1)
+        unit = batch.total if prompts else math.lcm(processes * rows, generations)
+        if rollout % unit:
+            whole = "steps" if prompts else f"micro-batches of {processes} x {rows} and groups of {generations}"
+            why = f"is not a whole number of {whole}"
+            raise ConfigError("generation_batch_size", rollout, why, f"use {nearest(rollout, unit)}")
+        return batch._replace(rollout=rollout)
+    if per_rollout is not None:
+        _whole(settings, "steps_per_generation", 1)
+        if prompts and per_rollout % steps:
+            why = f"is not a whole number of optimizer steps of {_counted(steps, 'micro-batch')}"
+            raise ConfigError("steps_per_generation", per_rollout, why, f"use {nearest(per_rollout, steps)}")
+        batch = batch._replace(rollout=processes * rows * per_rollout)
+    if batch.rollout % generations:
+        name = "gradient_accumulation_steps" if per_rollout is None else "steps_per_generation"
+        times = steps if per_rollout is None else per_rollout
+        raise ConfigError(
+            "per_device_train_batch_size",
+            rows,
+            f"x {_counted(processes, 'process')} x {name}={times} = {batch.rollout} completions, which is not a whole "
+            f"number of groups of {generations}",
+            f"use {nearest(rows, generations // math.gcd(generations, processes * times))}, or "
+            f"{name}={nearest(times, generations // math.gcd(generations, processes * rows))}",
+        )
+    return batch
+
+
+def nearest(value: int, unit: int) -> int:
+    """The positive multiple of ``unit`` that is nearest to ``value``; the larger of two that are as near.
+
+    >>> nearest(5, 4), nearest(6, 4), nearest(1, 4)
+    (4, 8, 4)
+    """
+    return max(1, (2 * value + unit) // (2 * unit)) * unit
+
+
+def _whole(settings: Mapping[str, Any], name: str, least: int) -> int:
+    value = settings[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(name, value, f"is not a whole number of {least} or more", f"use {least} or more")
+    return value
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"

@@ -1,0 +1,185 @@
+r"""How hard each problem is for the model that is to be trained: its pass rate, measured once and kept in a file.
+
+.. math:: \text{pass rate} = \frac{\text{completions graded correct}}{\text{completions that could be graded}}
+
+A problem that is always or never solved gives a group without signal. `in_band` keeps the problems between two rates
+(DAPO, arXiv 2503.14476, drops the two ends), `easy_to_hard` orders them. The file is JSONL: one line says what was
+measured (model, template, temperature, longest completion, completions a problem), and then there is one line for
+each problem. It is written as the measuring goes, so that what was interrupted goes on; it serves every data set whose
+problems are in it.
+
+Does not use vLLM, and does not look again: the rates are those of the model before training.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from grpo_math.errors import ConfigError
+from grpo_math.grading import Verdict, grade_batch
+from grpo_math.rollout import complete
+
+CURRICULA = ("none", "easy_to_hard")
+Row = dict[str, Any]
+Key = tuple[str, str]  # problem and answer: a mended problem is measured again
+Rates = dict[Key, float | None]  # None: not one of its completions could be graded
+
+
+def key(row: Mapping[str, Any]) -> Key:
+    return row["problem"], row["answer"]
+
+
+def in_band(rows: Sequence[Row], rates: Rates, low: float, high: float) -> tuple[list[Row], str]:
+    """The rows with ``low <= rate <= high``, and one line that counts the others.
+
+    >>> rows = [{"problem": p, "answer": "1"} for p in "abcd"]
+    >>> rates = {("a", "1"): 1.0, ("b", "1"): 0.5, ("c", "1"): 0.0, ("d", "1"): None}
+    >>> kept, line = in_band(rows, rates, 0.1, 0.9)
+    >>> [row["problem"] for row in kept], line
+    (['b'], 'difficulty: 1 of 4 problems has a pass rate from 0.1 to 0.9; 1 too easy, 1 too hard, 1 ungradable')
+    """
+    values = [rates[key(row)] for row in rows]
+    kept = [row for row, rate in zip(rows, values, strict=True) if rate is not None and low <= rate <= high]
+    easy = sum(rate is not None and rate > high for rate in values)
+    hard = sum(rate is not None and rate < low for rate in values)
+    ungradable = f", {values.count(None)} ungradable" if None in values else ""
+    return kept, (
+        f"difficulty: {len(kept)} of {len(rows)} problems {'has' if len(kept) == 1 else 'have'} a pass rate from "
+        f"{low:g} to {high:g}; {easy} too easy, {hard} too hard{ungradable}"
+    )
+
+
+def easy_to_hard(rows: Sequence[Row], rates: Rates) -> list[Row]:
+    """The rows by falling pass rate; equal ones stay in order, and ungradable ones come last.
+
+    >>> rows = [{"problem": p, "answer": "1"} for p in "abc"]
+    >>> [row["problem"] for row in easy_to_hard(rows, {("a", "1"): 0.2, ("b", "1"): None, ("c", "1"): 0.7})]
+    ['c', 'a', 'b']
+    """
+    rate_of = [rates[key(row)] for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: -1.0 if (rate := rate_of[i]) is None else rate, reverse=True)
+    return [rows[i] for i in order]
+
+
+def default_file(output_dir: str | Path, about: Mapping[str, Any]) -> Path:
+    """Beside the run's folder, one file for each way of measuring, so that the next run finds it.
+
+    >>> about = {"model": "org/Small", "template": "gsm8k"}
+    >>> default_file("runs/demo", about).as_posix()
+    'runs/pass_rates/Small-f2b3cb20.jsonl'
+    """
+    digest = sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:8]
+    return Path(output_dir).parent / "pass_rates" / f"{Path(str(about['model'])).name}-{digest}.jsonl"
+
+
+def read(path: Path, about: Mapping[str, Any]) -> Rates:
+    """The rates of a file that `measure` wrote; none where there is no file.
+
+    A file that was measured in another way than ``about`` is a `ConfigError`. A last line that was cut off is left out.
+    """
+    if not path.exists():
+        return {}
+    try:
+        *whole, rest = path.read_text(encoding="utf-8").split("\n")
+        lines = [json.loads(line) for line in whole] or [json.loads(_first_line(about))]
+        if not whole and not _first_line(about).startswith(rest):
+            raise ValueError("not the beginning of a first line")
+        measured = dict(lines[0]["measured"])
+        rates = {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines[1:]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError("difficulty_file", str(path), "is no file of pass rates", "name another file") from None
+    for name in about:
+        if measured.get(name) != about[name]:
+            raise ConfigError(
+                "difficulty_file",
+                str(path),
+                f"was measured with {name}={measured.get(name)!r}, not {about[name]!r}",
+                "name another file, or set it as it was",
+            )
+    return rates
+
+
+def measure(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    path: Path,
+    about: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    batch_size: int = 64,
+    grade_timeout: float = 5.0,
+) -> Rates:
+    """The rates of all ``rows``; those that the file lacks are measured, over all processes, and added to it.
+
+    ``about`` is what the file's first line says: ``samples`` completions of each prompt are drawn at ``temperature``,
+    of at most ``max_tokens`` tokens. The main process alone reads and writes the file. Torch's generators stay as they
+    are, so that a run that measures trains the same as one that finds the file.
+    """
+    from accelerate import PartialState
+    from accelerate.utils import broadcast_object_list, gather_object
+    from tqdm import tqdm
+
+    state = PartialState()
+    known: list[Any] = [_opened(path, about) if state.is_main_process else None]
+    rates: Rates = broadcast_object_list(known)[0]
+    todo = list({key(row): row for row in rows if key(row) not in rates}.values())
+    samples = about["samples"]
+    share = max(1, batch_size // samples)  # problems of one process at a time
+    with tqdm(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
+        for start in range(0, len(todo), share * state.num_processes):
+            every = todo[start : start + share * state.num_processes]
+            part = every[state.process_index :: state.num_processes]
+            prompts = [row["prompt"] for row in part for _ in range(samples)]
+            completions = complete(
+                model,
+                tokenizer,
+                prompts,
+                temperature=about["temperature"],
+                max_new_tokens=about["max_tokens"],
+                batch_size=batch_size,
+                seed=seed + len(rates) * state.num_processes + state.process_index,
+                progress=False,
+            )
+            grades = grade_batch(
+                [row["answer"] for row in part for _ in range(samples)],
+                [completion.text for completion in completions],
+                answer_format=[row.get("answer_format") for row in part for _ in range(samples)],
+                timeout=grade_timeout,
+            )
+            lines = []
+            for i, row in enumerate(part):
+                verdicts = [grade.verdict for grade in grades[i * samples : (i + 1) * samples]]
+                counts = {
+                    "correct": verdicts.count(Verdict.CORRECT),
+                    "graded": sum(not verdict.ungradable for verdict in verdicts),
+                }
+                lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
+            lines = gather_object(lines)
+            if state.is_main_process:
+                with open(path, "a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            rates.update({key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines})
+            bar.update(len(every))
+    return rates
+
+
+def _opened(path: Path, about: Mapping[str, Any]) -> Rates:
+    """What the file holds; afterwards it is there, has its first line, and ends with a whole line."""
+    rates = read(path, about)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = path.read_bytes() if path.exists() else b""
+    if b"\n" in content:
+        os.truncate(path, content.rfind(b"\n") + 1)
+    else:
+        path.write_text(_first_line(about), encoding="utf-8")
+    return rates
+
+
+def _first_line(about: Mapping[str, Any]) -> str:
+    return json.dumps({"measured": dict(about)}, ensure_ascii=False) + "\n"
