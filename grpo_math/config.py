@@ -35,6 +35,7 @@ TRL_EQUAL: dict[str, Any] = {
     "advantage_eps": 1e-4,
     "reference_refresh_steps": 0,
     "kl_estimator": "k3",
+    "resample_groups": 0,
     "pack_updates": True,
     "update_token_budget": 0,
     "grade_timeout": 5.0,
@@ -67,6 +68,13 @@ class MathGRPOConfig(GRPOConfig):
         metadata={
             "help": "How the KL to the reference is estimated, whose weight is beta: k3 (TRL's), k1, or k2. Their "
             "gradients differ, and change with use_bias_correction_kl: see grpo_math/losses.py."
+        },
+    )
+    resample_groups: int = field(
+        default=0,
+        metadata={
+            "help": "Dynamic sampling: at most so many extra rounds in which groups that are all right or all wrong by "
+            "verdict give way to fresh prompts; 0: none."
         },
     )
     pack_updates: bool = field(
@@ -116,8 +124,12 @@ class MathGRPOConfig(GRPOConfig):
             self._refuse("baseline", "multi_objective_aggregation='normalize_then_sum' has a baseline of its own")
             self._refuse("scale_rewards", "multi_objective_aggregation='normalize_then_sum' has a scale of its own")
             self._refuse("advantage_eps", "multi_objective_aggregation='normalize_then_sum' uses TRL's own constant")
-        if self.update_token_budget < 0:
-            raise ConfigError("update_token_budget", self.update_token_budget, "is negative", "give tokens, or 0")
+            self._refuse(
+                "resample_groups", "multi_objective_aggregation='normalize_then_sum' normalizes what was drawn"
+            )
+        for name in ("update_token_budget", "resample_groups"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
         if not self.pack_updates:
             self._refuse("update_token_budget", "pack_updates=False has no budget")
         if self.entropy_coef or self.use_adaptive_entropy or self.top_entropy_quantile < 1.0:

@@ -40,6 +40,9 @@ DEGENERATE = "frac_reward_zero_std"
 ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
 VERDICT_PREFIX = "grading/"
+PROMPTS_DRAWN = "resample/drawn"
+PROMPTS_KEPT = "resample/kept"
+PROMPTS_THROWN_AWAY = "resample/thrown_away"
 KL = "kl"
 RATIO = "ratio"
 APPROX_KL = "approx_kl"
@@ -88,6 +91,9 @@ METRICS: dict[str, Metric] = {
     DEGENERATE: Metric("share", "groups whose rewards are all equal: they move no weight", "rollout"),
     ALL_RIGHT: Metric("share", "groups whose verdicts are all correct", "graded"),
     ALL_WRONG: Metric("share", "groups with no correct verdict", "graded"),
+    PROMPTS_DRAWN: Metric("prompts", "prompts that the step sampled completions of", "resample"),
+    PROMPTS_KEPT: Metric("prompts", "of which the step trains on with right and wrong completions", "resample"),
+    PROMPTS_THROWN_AWAY: Metric("prompts", "of which the step does not train on", "resample"),
     KL: Metric(
         "nats",
         "KL to the reference for each token, as kl_estimator gives it, times the ratio where that corrects it",

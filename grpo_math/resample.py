@@ -25,13 +25,12 @@ def informative(right: Sequence[bool | None]) -> bool:
 class Reserve:
     """The problems in an order of their own, without end: reshuffled after each pass. Its position is one number.
 
-    >>> reserve = Reserve(["a", "b", "c"], seed=0)
+    >>> reserve = Reserve([{"prompt": name} for name in "abc"], seed=0)
     >>> first = reserve.take(2, avoid=[])
-    >>> sorted(first + reserve.take(1, avoid=[]))
+    >>> sorted(row["prompt"] for row in first + reserve.take(1, avoid=[]))
     ['a', 'b', 'c']
-    >>> again = Reserve(["a", "b", "c"], seed=0)
-    >>> again.position = 0
-    >>> again.take(2, avoid=[]) == first
+    >>> reserve.position = 0
+    >>> reserve.take(2, avoid=[]) == first
     True
     """
 
@@ -39,20 +38,19 @@ class Reserve:
         self.rows, self.seed, self.position = rows, seed, 0
         self._order: tuple[int, list[int]] = (-1, [])
 
-    def take(self, n: int, avoid: Sequence[Any]) -> list[Any]:
-        """The next ``n`` rows. Those in ``avoid`` are passed over, unless a whole pass has nothing else."""
-        taken: list[Any] = []
+    def take(self, n: int, avoid: Sequence[Any]) -> list[dict[str, Any]]:
+        """The next ``n`` rows. Prompts in ``avoid`` are passed over, unless a whole pass has nothing else."""
+        taken: list[dict[str, Any]] = []
         passed = 0
         while len(taken) < n:
             row = self._next()
-            if row in avoid and passed < len(self.rows):
+            if row["prompt"] in avoid and passed < len(self.rows):
                 passed += 1
                 continue
             taken.append(row)
-            passed = 0
         return taken
 
-    def _next(self) -> Any:
+    def _next(self) -> dict[str, Any]:
         epoch, place = divmod(self.position, len(self.rows))
         if self._order[0] != epoch:
             order = list(range(len(self.rows)))

@@ -11,6 +11,7 @@ it differs from TRL:
   filled up to ``update_token_budget`` and shared out among ranks (`arrange.py`); they are scored packed; and
   completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
   TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
+- ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
 - ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`).
 
 Does not copy TRL's loss.
@@ -21,7 +22,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
@@ -36,17 +38,30 @@ from grpo_math import attention, metrics
 from grpo_math.advantages import advantages
 from grpo_math.arrange import arrange, over_steps, packed_tokens
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
 from grpo_math.packing import layout, pack, unpack
 from grpo_math.reference import Reference, refuse_lost_reference
+from grpo_math.resample import Reserve, informative
 from grpo_math.rewards import REWARDS, checked, text_of
 from grpo_math.rollout import shared_prefill
+from grpo_math.rows import (
+    Rows,
+    filled,
+    is_of_prompt,
+    is_per_row,
+    join,
+    lay_out,
+    padded_tokens,
+    scored,
+    select,
+    shortest,
+)
 
 logger = get_logger(__name__)
 
-Rows = dict[str, Any]  # TRL's inputs of a loss: tensors with a row for each completion, and what all rows share
+RESERVE_FILE = "reserve.json"  # in a checkpoint: how far dynamic sampling has come
 Part = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 
 
@@ -76,6 +91,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._reference: Reference | None = None
         if self._math["reference_refresh_steps"]:
             self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
+        self._reserve = self._set_up_reserve() if self._math["resample_groups"] else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
             generation.sync_weights = self._timed(generation.sync_weights, metrics.SECONDS_SYNC)
@@ -107,6 +123,17 @@ class MathGRPOTrainer(GRPOTrainer):
         reference = Reference(policy, model, every)
         self.add_callback(reference)
         return reference
+
+    def _set_up_reserve(self) -> Reserve:
+        rows: Any = self.train_dataset
+        if "answer" not in (getattr(rows, "column_names", None) or ()) or not hasattr(rows, "__len__"):
+            raise ConfigError(
+                "resample_groups",
+                self._math["resample_groups"],
+                "needs a train_dataset of known length with a column `answer`: groups are judged by verdict",
+                "leave it at 0",
+            )
+        return Reserve(rows, self.args.seed)
 
     # Generation
 
@@ -152,11 +179,14 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started, before, seen = time.perf_counter(), self._in_phases(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
-        group = self.num_generations if self._mode == "train" else self.num_generations_eval
+        self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
+        self._log_verdicts()
+        if self._reserve is not None and self._mode == "train":
+            output = self._resample(output, inputs)
         weights = self.reward_weights.to(self._rewards_per_func.device)
         rewards = (self._rewards_per_func * weights).nansum(dim=1)
         rewards[self._rewards_per_func.isnan().all(dim=1)] = torch.nan
-        rewards = rewards.view(-1, group)
+        rewards = rewards.view(-1, self._group)
         if self.multi_objective_aggregation == "sum_then_normalize":
             every = advantages(
                 rewards, self._math["baseline"], self.scale_rewards, self._math["advantage_eps"]
@@ -169,11 +199,89 @@ class MathGRPOTrainer(GRPOTrainer):
             logged.extend(every.tolist())
         else:
             every = self.accelerator.gather(output["advantages"])
-        self._log_rollout(rewards, every)
-        self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
+        self._log_rewards(rewards, every)
         others = self._in_phases() - before
         self._metrics[self._mode][metrics.SECONDS_SCORE].append(time.perf_counter() - started - others)
         return output
+
+    @property
+    def _group(self) -> int:
+        size: Any = self.num_generations if self._mode == "train" else self.num_generations_eval
+        return size
+
+    def _resample(self, output: Rows, inputs: list[dict[str, Any]]) -> Rows:
+        """Groups that are all right or all wrong give way to groups of fresh prompts that are neither, round by round.
+
+        What is logged of rewards, verdicts and lengths stays that of the first draw: what replaces it was chosen.
+        """
+        group, ranks = self._group, self.accelerator.num_processes
+        reserve: Any = self._reserve
+        prompts = gather_object([row["prompt"] for row in inputs])
+        rows, rewards, right = self._of_all_ranks(output), self._rewards_per_func, self._right()
+        logs = [list(column) for column in self._log_columns()]
+        wanted = drawn = len(right) // group
+        for _ in range(self._math["resample_groups"]):
+            dull = _dull(right, group)
+            if not dull:
+                break
+            together = ranks // math.gcd(ranks, group)  # so many groups have as many rows on every rank
+            fresh = reserve.take(-(-len(dull) // together) * together, avoid=prompts)
+            prompts += [row["prompt"] for row in fresh]
+            drawn += len(fresh)
+            share = len(fresh) * group // ranks
+            first = self.accelerator.process_index * share
+            of_groups = [dict(row) for row in fresh for _ in range(group)]
+            with self._only_seconds_logged():
+                more = super()._generate_and_score_completions(of_groups[first : first + share])
+            more_right = self._right()
+            good = sorted(set(range(len(fresh))) - set(_dull(more_right, group)))
+            index = list(range(len(right)))
+            for old, new in zip(dull, good, strict=False):
+                start = len(right) + new * group
+                index[old * group : (old + 1) * group] = range(start, start + group)
+            rows = select(join([rows, self._of_all_ranks(more)]), index)
+            rewards = torch.cat([rewards, self._rewards_per_func])[index]
+            logs = [
+                [(kept + list(column)[-len(more_right) :])[i] for i in index]
+                for kept, column in zip(logs, self._log_columns(), strict=True)
+            ]
+            right = [(right + more_right)[i] for i in index]
+        for column, values in zip(self._log_columns(), logs, strict=True):
+            column.clear()
+            column.extend(values)
+        log, left = self._metrics["train"], len(_dull(right, group))
+        log[metrics.PROMPTS_DRAWN].append(drawn)
+        log[metrics.PROMPTS_KEPT].append(wanted - left)
+        log[metrics.PROMPTS_THROWN_AWAY].append(drawn - wanted)
+        if left:
+            logger.warning_once(
+                f"resample_groups: {left} of {wanted} groups are all right or all wrong after {drawn - wanted} more "
+                f"prompts; the step goes on with them. Later steps say it in {metrics.PROMPTS_KEPT} alone."
+            )
+        self._rewards_per_func = rewards
+        rows["num_items_in_batch"] = scored(rows).sum()
+        first = self.accelerator.process_index * len(inputs)
+        return select(rows, range(first, first + len(inputs)))
+
+    def _right(self) -> list[bool | None]:
+        """Of every completion of all ranks, whether it is right; None where it could not be graded."""
+        grades: Any = self._grades
+        return gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in grades])
+
+    def _log_columns(self) -> list[Any]:
+        """The columns of the completions table, each with an entry for every row of a rollout."""
+        logs: Any = self._logs
+        columns = [logs["prompt"], logs["completion"], logs["advantages"]]
+        return [*columns, *logs["rewards"].values(), *logs["extra"].values()]
+
+    @contextmanager
+    def _only_seconds_logged(self) -> Iterator[None]:
+        log = self._metrics[self._mode]
+        before = {name: len(values) for name, values in log.items()}
+        yield
+        for name, values in log.items():
+            if name not in (*metrics.PHASES, metrics.TOKENS):
+                del values[before.get(name, 0) :]
 
     def _timed(self, call: Any, phase: str) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -188,7 +296,7 @@ class MathGRPOTrainer(GRPOTrainer):
         """Seconds that the phases have taken since the last line of the log."""
         return sum(sum(self._metrics[self._mode].get(phase, ())) for phase in metrics.PHASES)
 
-    def _log_rollout(self, rewards: Tensor, every_advantage: Tensor) -> None:
+    def _log_rewards(self, rewards: Tensor, every_advantage: Tensor) -> None:
         """Rewards (P, G) and advantages (P * G,) of all ranks -> metrics of this step."""
         log = self._metrics[self._mode]
         graded = rewards[~rewards.isnan()]
@@ -197,12 +305,15 @@ class MathGRPOTrainer(GRPOTrainer):
             log[metrics.REWARD_MAX].append(graded.max().item())
         log[metrics.ADVANTAGE_MEAN].append(every_advantage.mean().item())
         log[metrics.ADVANTAGE_STD].append(every_advantage.std(correction=0).item())
+
+    def _log_verdicts(self) -> None:
         if self._grades is None:
             return
+        log = self._metrics[self._mode]
         verdicts = gather_object([str(grade.verdict) for grade in self._grades])
         for verdict in Verdict:
             log[metrics.verdict_key(str(verdict))].append(verdicts.count(str(verdict)) / len(verdicts))
-        right = torch.tensor([verdict == Verdict.CORRECT for verdict in verdicts]).view(rewards.shape)
+        right = torch.tensor([verdict == Verdict.CORRECT for verdict in verdicts]).view(-1, self._group)
         log[metrics.ACCURACY].append(right.float().mean().item())
         log[metrics.ALL_RIGHT].append(right.all(dim=1).float().mean().item())
         log[metrics.ALL_WRONG].append((~right).all(dim=1).float().mean().item())
@@ -234,7 +345,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _halve_budget(self, reason: str) -> None:
         """The parts of this optimizer step and of the rollouts that wait, cut to half of the largest one's tokens."""
         steps = {id(step): step for step in (*self._accumulated, *(self._buffered_inputs or ()))}.values()
-        largest = max(_packed_tokens(rows) for step in steps for rows, _ in step["parts"])
+        largest = max(packed_tokens(*lay_out(rows)) for step in steps for rows, _ in step["parts"])
         if self.accelerator.num_processes > 1 or self.is_deepspeed_enabled or self._needs_whole_micro_batches():
             raise UserError(
                 f"out of memory in an update of {largest} tokens: set update_token_budget to {largest // 2}, or turn "
@@ -252,7 +363,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _cut(self, part: Part, budget: int) -> list[Part]:
         rows, weight = part
-        plan = arrange(*_layout(rows), budget)[0]
+        plan = arrange(*lay_out(rows), budget)[0]
         if len(plan) < 2:
             return [part]
         n_rows = len(rows["advantages"])
@@ -296,7 +407,7 @@ class MathGRPOTrainer(GRPOTrainer):
             sources = micro_batches
             of_steps = [[(rows, index) for index in self._plan(rows, n_rows)[0]] for rows in sources]
         else:
-            rows = self._of_all_ranks({name: _cat([m[name] for m in micro_batches]) for name in micro_batches[0]})
+            rows = self._of_all_ranks(join(micro_batches))
             sources = [rows] * len(micro_batches)
             plan = self._plan(rows, n_rows, self.accelerator.num_processes)
             own = [(rows, index) for index in plan[self.accelerator.process_index]]
@@ -309,9 +420,9 @@ class MathGRPOTrainer(GRPOTrainer):
             own = parts + [(rows, [])] * (len(largest) - len(parts))
             steps.append([self._part(*part, n, n_rows) for part, n in zip(own, largest, strict=True)])
         if not any(steps):
-            steps[-1] = [_shortest(micro_batches[-1])]
+            steps[-1] = [(shortest(micro_batches[-1]), 0.0)]
         if self.is_deepspeed_enabled:  # its offloaded gradients need the first backward pass of a step, too
-            steps = [parts or [_shortest(micro_batches[0])] for parts in steps]
+            steps = [parts or [(shortest(micro_batches[0]), 0.0)] for parts in steps]
         return steps
 
     def _needs_whole_micro_batches(self) -> bool:
@@ -319,9 +430,9 @@ class MathGRPOTrainer(GRPOTrainer):
         return self._entropy_bonus_enabled or self.top_entropy_quantile < 1.0 or self.aux_loss_enabled
 
     def _plan(self, rows: Rows, n_rows: int, ranks: int = 1) -> list[list[list[int]]]:
-        padded = rows["prompt_ids"].size(1) + rows["completion_ids"].size(1)
-        budget = self._math["update_token_budget"] or n_rows * padded
-        prompts, prompt_tokens, tokens = _layout(rows)
+        """The micro-batches of each rank, as numbers of ``rows``; ``n_rows`` is how many TRL's micro-batch has."""
+        budget = self._math["update_token_budget"] or n_rows * padded_tokens(rows) // len(rows["advantages"])
+        prompts, prompt_tokens, tokens = lay_out(rows)
         if self._only_advantages_move_weights():
             signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
             tokens = [n if has else 0 for n, has in zip(tokens, signal, strict=True)]
@@ -330,30 +441,21 @@ class MathGRPOTrainer(GRPOTrainer):
     def _part(self, rows: Rows, index: list[int], size: int, n_rows: int) -> Part:
         """Some rows, and what their loss weighs in the loss of the micro-batches of ``n_rows`` that they came from.
 
-        Filled up to ``size`` with rows that have no token: TRL gathers one number a row, as many from every rank.
+        Filled up to ``size``: TRL gathers a number of each row, as many from every rank.
         """
-        at = torch.tensor(index + [0] * (size - len(index)), device=rows["advantages"].device)
-        part = {name: value[at] if _by_row(value) else value for name, value in rows.items()}
-        part["completion_mask"][len(index) :] = 0
-        if not index:  # a rank that only keeps step: two tokens a row are enough
-            short = {"prompt_ids": slice(-1, None), "prompt_mask": slice(-1, None)}
-            part = {
-                name: value[:, short.get(name, slice(1))] if _by_row(value) and value.dim() > 1 else value
-                for name, value in part.items()
-            }
-        return part, weight_of_part(self.loss_type, _scored(part), n_rows, _scored(rows).sum())
+        part = filled(rows, index, size)
+        return part, weight_of_part(self.loss_type, scored(part), n_rows, scored(rows).sum())
 
     def _of_all_ranks(self, rows: Rows) -> Rows:
         """The rows of every rank, in the order of ranks."""
         if self.accelerator.num_processes == 1:
             return rows
-        gathered = {}
+        gathered = dict(rows)
         for name, value in rows.items():
-            if _by_row(value):
+            if is_per_row(value):
                 if value.dim() > 1:
-                    value = self.accelerator.pad_across_processes(value, dim=1, pad_first=name.startswith("prompt"))
-                value = self.accelerator.gather(value)
-            gathered[name] = value
+                    value = self.accelerator.pad_across_processes(value, dim=1, pad_first=is_of_prompt(name))
+                gathered[name] = self.accelerator.gather(value)
         return gathered
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -395,7 +497,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self.beta = beta
         logps: Any = self._logps
         self._logps = None
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        mask = scored(inputs)
         now = logps.detach()
         old = inputs.get("old_per_token_logps", now)
         means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: kl_per_token(old, now, "k3")}
@@ -453,9 +555,9 @@ class MathGRPOTrainer(GRPOTrainer):
         score = super()._get_per_token_logps_and_entropies
         if not self._packs or compute_aux_loss:
             chunk_and_flags = (batch_size, compute_entropy, compute_aux_loss)
-            scored = score(model, input_ids, attention_mask, logits_to_keep, *chunk_and_flags, **kwargs)
-            self._logps = scored[0]
-            return scored
+            result = score(model, input_ids, attention_mask, logits_to_keep, *chunk_and_flags, **kwargs)
+            self._logps = result[0]
+            return result
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._score_batches(input_ids, attention_mask, logits_to_keep, batch_size):
@@ -507,6 +609,8 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self._reference is not None:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
+        if self._reserve is not None and self.args.should_save:
+            (Path(output_dir) / RESERVE_FILE).write_text(json.dumps({"position": self._reserve.position}))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -516,6 +620,9 @@ class MathGRPOTrainer(GRPOTrainer):
             self._reference.load(Path(checkpoint))
         elif self.beta != 0.0:
             refuse_lost_reference(Path(checkpoint))
+        held = Path(checkpoint) / RESERVE_FILE
+        if self._reserve is not None and held.exists():
+            self._reserve.position = json.loads(held.read_text())["position"]
 
     # Logging
 
@@ -546,33 +653,9 @@ class MathGRPOTrainer(GRPOTrainer):
             log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
 
 
-def _by_row(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0
-
-
-def _cat(values: list[Any]) -> Any:
-    return torch.cat(values) if _by_row(values[0]) else values[0]
-
-
-def _layout(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
-    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-    mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-    return layout(ids, mask, rows["completion_ids"].size(1))
-
-
-def _packed_tokens(rows: Rows) -> int:
-    return packed_tokens(*_layout(rows))
-
-
-def _scored(rows: Rows) -> Tensor:
-    return rows["completion_mask"] * rows.get("tool_mask", 1)
-
-
-def _shortest(rows: Rows) -> Part:
-    """A part of one row that weighs nothing, where no rank has one with a gradient."""
-    lengths = rows["completion_mask"].sum(dim=1)
-    at = lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin().view(1)
-    return {name: value[at] if _by_row(value) else value for name, value in rows.items()}, 0.0
+def _dull(right: list[bool | None], group: int) -> list[int]:
+    """The numbers of the groups that teach nothing."""
+    return [g for g in range(len(right) // group) if not informative(right[g * group : (g + 1) * group])]
 
 
 def _resolve(reward_funcs: Any) -> Any:

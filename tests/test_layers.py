@@ -16,7 +16,7 @@ LAYERS = [
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
-    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "packing"},
+    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "rows", "packing"},
     {"grading"},
     {"stats", "metrics", "prompts", "batch"},
     {"errors"},
@@ -25,6 +25,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NO_TORCH = [
     "cli",
     "arrange",
+    "resample",
     "data",
     "problems",
     "rewards",
@@ -36,7 +37,18 @@ NO_TORCH = [
     "batch",
     "errors",
 ]
-NO_TRL = ["advantages", "losses", "packing", "attention", "rollout", "reference", "models", "evaluation", "stats"]
+NO_TRL = [
+    "advantages",
+    "losses",
+    "packing",
+    "rows",
+    "attention",
+    "rollout",
+    "reference",
+    "models",
+    "evaluation",
+    "stats",
+]
 
 
 def modules() -> list[tuple[str, Path]]:
