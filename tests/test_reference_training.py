@@ -21,13 +21,16 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
+from trl.trainer import grpo_trainer
 
 from grpo_math.config import MathGRPOConfig
 from grpo_math.errors import ConfigError
 from grpo_math.losses import CLIPPED
 from grpo_math.trainer import MathGRPOTrainer
 
-PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, with more words in it", "x"] * 4
+PROMPTS = [
+    f"{text}{i}" for i in range(4) for text in ("What is 3 + 4?", "Hello", "A longer prompt, with more words", "")
+]
 G = 4
 LENGTH = 6  # max_completion_length
 TEMPERATURE = 0.8
@@ -143,23 +146,25 @@ def rows_of(inputs: dict) -> list[tuple]:
     ]
 
 
-def record(trainer, rewards: list) -> list[tuple]:
-    """The events of the run: ("rollout", rows, rewards) and ("micro-batch", rows, None)."""
-    events: list[tuple] = []
-    generate, loss_of = trainer._generate_and_score_completions, trainer._compute_loss
+def record(trainer, rewards: list, monkeypatch) -> list[tuple]:
+    """(rows, rewards, TRL's micro-batches of rows) of every rollout batch, as the trainer makes them."""
+    rollouts: list[tuple] = []
+    generate, split = trainer._generate_and_score_completions, grpo_trainer.split_tensor_dict
 
     def generating(inputs):
         rewards.clear()
         output = generate(inputs)
-        events.append(("rollout", rows_of(output), list(rewards)))
+        rollouts.append((rows_of(output), list(rewards), []))
         return output
 
-    def losing(model, inputs):
-        events.append(("micro-batch", rows_of(inputs), None))
-        return loss_of(model, inputs)
+    def splitting(batch, parts):
+        micro_batches = split(batch, parts)
+        rollouts[-1][2].extend(map(rows_of, micro_batches))
+        return micro_batches
 
-    trainer._generate_and_score_completions, trainer._compute_loss = generating, losing
-    return events
+    trainer._generate_and_score_completions = generating
+    monkeypatch.setattr(grpo_trainer, "split_tensor_dict", splitting)
+    return rollouts
 
 
 # The reference
@@ -238,40 +243,40 @@ def micro_batch_loss(losses: list[torch.Tensor], loss_type: str, micro_batches: 
     return by_rows["grpo" if loss_type == "sapo" else loss_type]() / micro_batches
 
 
-def replay(folder: str, events: list[tuple], setting: dict, optimizer_of) -> tuple[list[float], torch.Tensor]:
+def replay(folder: str, rollouts: list[tuple], setting: dict, optimizer_of) -> tuple[list[float], torch.Tensor]:
     """The losses of the optimizer steps, summed over their micro-batches, and the final weights."""
     model, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
     optimizer = optimizer_of(model.parameters())
-    clips = settings_of(setting)
-    micro_batches = setting["gradient_accumulation_steps"]
-    losses, summed, known, tokens, done = [], 0.0, {}, 0.0, 0
-    for kind, rows, values in events:
-        if kind == "rollout":
-            advantages = reference_advantages(values, setting["baseline"], setting["scale_rewards"])
-            with torch.no_grad():
-                known = {
-                    row: (log_probs(model, row), log_probs(reference, row), advantage)
-                    for row, advantage in zip(rows, advantages, strict=True)
-                }
-            tokens = sum(len(completion) for _, completion in rows) * micro_batches / clips["steps_per_generation"]
-            continue
-        terms = []
-        for row in rows:
-            old, ref, advantage = known[row]
-            terms.append(reference_loss(log_probs(model, row), old, ref, advantage, setting, clips))
-        loss = micro_batch_loss(terms, setting["loss_type"], micro_batches, tokens)
-        loss.backward()
-        summed += loss.item()
-        done += 1
-        if done % micro_batches == 0:
-            losses.append(summed)
-            summed = 0.0
+    clips, accumulation = settings_of(setting), setting["gradient_accumulation_steps"]
+    losses = []
+    for rows, rewards, micro_batches in rollouts:
+        advantages = reference_advantages(rewards, setting["baseline"], setting["scale_rewards"])
+        with torch.no_grad():
+            known = {
+                row: (log_probs(model, row), log_probs(reference, row), advantage)
+                for row, advantage in zip(rows, advantages, strict=True)
+            }
+        # TRL's share: the tokens of the rollout batch over its optimizer steps, not those of this very step.
+        tokens = sum(len(completion) for _, completion in rows) * accumulation / len(micro_batches)
+        updates = micro_batches * setting["num_iterations"]
+        for first in range(0, len(updates), accumulation):
+            if len(losses) == 5:
+                break
+            losses.append(0.0)
+            for micro_batch in updates[first : first + accumulation]:
+                terms = []
+                for row in micro_batch:
+                    old, ref, advantage = known[row]
+                    terms.append(reference_loss(log_probs(model, row), old, ref, advantage, setting, clips))
+                loss = micro_batch_loss(terms, setting["loss_type"], accumulation, tokens)
+                loss.backward()
+                losses[-1] += loss.item()
             optimizer.step()
             optimizer.zero_grad()
     return losses, weights(model)
 
 
-def train_both(folder, tokenizer, tmp_path, setting, optimizer_of, **settings):
+def train_both(folder, tokenizer, tmp_path, monkeypatch, setting, optimizer_of, **settings):
     """The trainer's losses and weights, those of the reference, the weights before, and the trainer."""
     rewards: list = []
 
@@ -281,11 +286,11 @@ def train_both(folder, tokenizer, tmp_path, setting, optimizer_of, **settings):
 
     trainer = make(folder, tokenizer, tmp_path, rewarding, **settings_of(setting), **settings)
     before = weights(trainer.model)
-    events = record(trainer, rewards)
+    rollouts = record(trainer, rewards, monkeypatch)
     trainer.train()
     losses = [float(logged["loss"]) for logged in trainer.state.log_history if "loss" in logged]
     assert len(losses) == 5
-    return (losses, weights(trainer.model)), replay(folder, events, setting, optimizer_of), before, trainer
+    return (losses, weights(trainer.model)), replay(folder, rollouts, setting, optimizer_of), before, trainer
 
 
 def sgd(parameters):
@@ -303,8 +308,8 @@ COVERING = covering(OPTIONS)
 
 
 @pytest.mark.parametrize("setting", COVERING, ids=lambda setting: "-".join(map(str, setting.values())))
-def test_five_steps_give_the_losses_and_the_weights_of_the_formulas(setting, tiny, tokenizer, tmp_path):
-    ours, theirs, before, trainer = train_both(tiny(), tokenizer, tmp_path, setting, sgd)
+def test_five_steps_give_the_losses_and_the_weights_of_the_formulas(setting, tiny, tokenizer, tmp_path, monkeypatch):
+    ours, theirs, before, trainer = train_both(tiny(), tokenizer, tmp_path, monkeypatch, setting, sgd)
     assert_same(ours, theirs, before)
     history = [logged for logged in trainer.state.log_history if "loss" in logged]
     if setting["num_iterations"] == 2 or setting["rollouts"] == "two steps":
@@ -315,7 +320,7 @@ def test_five_steps_give_the_losses_and_the_weights_of_the_formulas(setting, tin
         assert all(float(logged["approx_kl"]) == 0 for logged in history)
 
 
-def test_five_steps_of_adamw_give_the_weights_of_the_formulas(tiny, tokenizer, tmp_path):
+def test_five_steps_of_adamw_give_the_weights_of_the_formulas(tiny, tokenizer, tmp_path, monkeypatch):
     """With an epsilon of 1e-3: at its default a gradient that is zero but for rounding would make a full step."""
     setting = {name: values[0] for name, values in OPTIONS.items()} | {"beta": 0.2, "num_iterations": 2}
 
@@ -323,7 +328,7 @@ def test_five_steps_of_adamw_give_the_weights_of_the_formulas(tiny, tokenizer, t
         return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-3, weight_decay=0.0)
 
     adam = {"optim": "adamw_torch", "learning_rate": 1e-3, "adam_epsilon": 1e-3}
-    ours, theirs, before, _ = train_both(tiny(), tokenizer, tmp_path, setting, adamw, **adam)
+    ours, theirs, before, _ = train_both(tiny(), tokenizer, tmp_path, monkeypatch, setting, adamw, **adam)
     assert_same(ours, theirs, before)
 
 
@@ -373,11 +378,11 @@ def test_sixteen_rows_in_one_two_or_four_micro_batches_give_the_same_weights(los
 
 
 def scripted(prompts, trainer):
-    """The same completions of a prompt at a step, whoever samples them: a `rollout_func` for any number of ranks."""
+    """A `rollout_func`: the completions of a prompt at a step are the same whichever rank has it."""
     tokenizer, seen, output = trainer.processing_class, {}, []
     for prompt in prompts:
         seen[prompt] = seen.get(prompt, 0) + 1
-        seed = trainer.state.global_step * 10_000 + seen[prompt] * 100 + len(prompt)
+        seed = trainer.state.global_step * 100_000 + seen[prompt] * 2_000 + sum(map(ord, prompt))
         generator = torch.Generator().manual_seed(seed)
         length = int(torch.randint(1, LENGTH + 1, (), generator=generator))
         completion = torch.randint(5, 40_000, (length,), generator=generator).tolist()
@@ -385,7 +390,7 @@ def scripted(prompts, trainer):
     return {"prompt_ids": [p for p, _ in output], "completion_ids": [c for _, c in output], "logprobs": None}
 
 
-# One row of settings for each rank count: the rows of an optimizer step are 16 in all.
+# The rows of an optimizer step are 16 in all.
 PROCESS_RUNS = {
     "dapo with k1, two updates a rollout": {"beta": 0.2, "kl_estimator": "k1", "num_iterations": 2},
     "grpo with reinforce": {"loss_type": "grpo", "surrogate": "reinforce", "baseline": "leave_one_out"},
