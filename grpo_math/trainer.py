@@ -145,7 +145,8 @@ class MathGRPOTrainer(GRPOTrainer):
         else:
             every = self.accelerator.gather(output["advantages"])
         self._log_rollout(rewards, every)
-        self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
+        if self._mode == "train":
+            self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
         others = self._in_phases() - before
         self._metrics[self._mode][metrics.SECONDS_SCORE].append(time.perf_counter() - started - others)
         return output
