@@ -179,7 +179,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started, before, seen = time.perf_counter(), self._in_phases(), self.state.num_input_tokens_seen
         output = super()._generate_and_score_completions(inputs)
-        self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
+        if self._mode == "train":
+            self._rollout_tokens.append(self.state.num_input_tokens_seen - seen)
         self._log_verdicts()
         if self._reserve is not None and self._mode == "train":
             output = self._resample(output, inputs)

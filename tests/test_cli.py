@@ -61,7 +61,7 @@ BAD = {
     "no model": (["train", "--output_dir", "x", "--use_cpu", "true", "--bf16", "false"], "model_name_or_path"),
     "a group that does not divide the batch": (
         ["train", "--output_dir", "x", "--num_generations", "3"],
-        "must be divisible by num_generations (3)",
+        "not a whole number of groups of 3: use 9, or gradient_accumulation_steps=3",
     ),
     "remote code": (["train", "--output_dir", "x", "--trust_remote_code", "true"], "trust_remote_code"),
     "a ratio setting without a ratio": (

@@ -112,7 +112,7 @@ def made_up_rates(path, model, rate_of):
 
     about = {"model": model, "template": "gsm8k", "temperature": 1.0, "max_tokens": 8, "samples": 8}
     lines = [{"measured": about}]
-    for i, row in enumerate(load_problems("generated:sums")):
+    for i, row in enumerate(load_problems("generated:sums", seed=42)):  # as the run
         lines.append({"problem": row["problem"], "answer": row["answer"], "correct": rate_of(i), "graded": 8})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [line["problem"] for line in sorted(lines[1:], key=lambda line: -line["correct"])]
@@ -132,8 +132,7 @@ def test_only_the_band_is_trained_on_from_easy_to_hard(tmp_path, tiny):
 
     seen = []
     for path in sorted((run_dir / "completions").glob("*.parquet")):
-        prompts = pandas.read_parquet(path)["prompt"]
-        seen += [message["content"] for prompt in prompts for message in prompt if message["role"] == "user"]
+        seen += [prompt[-1]["content"] for prompt in pandas.read_parquet(path)["prompt"]]
     assert seen == [problem for problem in ordered[57 : 57 + 12] for _ in range(2)]
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["shuffle_dataset"] is False
 
