@@ -267,8 +267,7 @@ def _noise_is_log_of_uniform() -> bool:
 def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
     """Whether `decode` may be tried at all: what `generate` would not hand to it, or hides from it."""
     from transformers import GenerationConfig
-    from transformers.distributed.fsdp import is_fsdp_managed_module
-    from transformers.integrations import is_deepspeed_zero3_enabled
+    from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
     if set(kwargs) - {"generation_config", "logits_processor", "stopping_criteria"} - set(vars(GenerationConfig())):
         return False
@@ -296,8 +295,9 @@ def _knows_settings(
         and held.get_seq_length() == 0
         and all(type(layer) is DynamicLayer for layer in held.layers)
         and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+        and len(set(getattr(model, "hf_device_map", {}).values())) <= 1
         and input_ids.device == model.device
-        and input_ids.device.type in ("cpu", "cuda")
+        and input_ids.device.type in ("cpu", "cuda")  # on others `generate` may draw once more than it returns
     )
 
 
