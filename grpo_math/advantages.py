@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import one_of
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -95,29 +95,13 @@ BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {"group": group_std, "batch": batch_std, "none": no_scale}
 
 
-def check(baseline: str, scale: str) -> None:
-    """Raise `ConfigError` for an unknown name, and for a raw reward that is to be divided by a deviation.
-
-    >>> check("none", "group")
-    Traceback (most recent call last):
-    ...
-    grpo_math.errors.ConfigError: baseline='none' is the raw reward, which scale_rewards='group' would divide by a \
-deviation of zero where rewards are all equal: set scale_rewards to none
-    """
-    one_of("baseline", baseline, tuple(BASELINES))
-    one_of("scale_rewards", scale, tuple(SCALES))
-    if baseline == "none" and scale != "none":
-        why = "would divide by a deviation of zero where rewards are all equal"
-        reason = f"is the raw reward, which scale_rewards={scale!r} {why}"
-        raise ConfigError("baseline", baseline, reason, "set scale_rewards to none")
-
-
 def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
     """The advantages (P, G) of rewards (P, G), computed in float64.
 
     Odd cases: a group whose rewards are all equal has advantage 0 under either mean baseline, exactly (in float32 the
     mean of equal numbers can be off by a bit, which a small ``eps`` makes large); so has a group of one; an ungraded
-    completion (NaN) always has advantage 0. What `check` refuses is a `ConfigError`.
+    completion (NaN) always has advantage 0. A deviation that is zero, or that one reward alone does not have, divides
+    nothing: under ``baseline="none"`` equal rewards are their own advantages. An unknown name is a `ConfigError`.
 
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
     tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
@@ -126,10 +110,15 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     >>> advantages(torch.tensor([[1.0, 1.0], [float("nan"), 1.0]]))
     tensor([[0., 0.],
             [0., 0.]])
+    >>> advantages(torch.tensor([[1.0, 1.0], [2.0, 0.0]]), baseline="none")
+    tensor([[1.0000, 1.0000],
+            [1.4142, 0.0000]])
     """
-    check(baseline, scale)
+    one_of("baseline", baseline, tuple(BASELINES))
+    one_of("scale_rewards", scale, tuple(SCALES))
     exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
     found = exact - BASELINES[baseline](exact)
     if scale != "none":
-        found = found / (SCALES[scale](exact) + eps)
-    return found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).to(rewards)
+        deviation = SCALES[scale](exact)
+        found = torch.where(deviation > 0, found / (deviation + eps), found)
+    return found.nan_to_num(nan=0.0).to(rewards)

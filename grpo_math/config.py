@@ -22,7 +22,8 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from grpo_math import advantages
+
+from grpo_math.advantages import BASELINES, SCALES
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES
 
@@ -105,7 +106,8 @@ class MathGRPOConfig(GRPOConfig):
 
     def _check(self) -> None:
         scale: Any = self.scale_rewards  # TRL also takes true and false
-        advantages.check(self.baseline, {True: "group", False: "none"}.get(scale, scale))
+        one_of("baseline", self.baseline, tuple(BASELINES))
+        one_of("scale_rewards", {True: "group", False: "none"}.get(scale, scale), tuple(SCALES))
         one_of("surrogate", self.surrogate, SURROGATES)
         one_of("kl_estimator", self.kl_estimator, KL_ESTIMATORS)
         # TRL finds these four only once a rollout has been sampled.

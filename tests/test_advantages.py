@@ -14,7 +14,7 @@ from grpo_math.errors import ConfigError
 
 NAN = float("nan")
 MEANS = ("group_mean", "leave_one_out")
-PAIRS = [*((baseline, scale) for baseline in MEANS for scale in ("group", "batch", "none")), ("none", "none")]
+PAIRS = [(baseline, scale) for baseline in MEANS for scale in ("group", "batch", "none")] + [("none", "none")]
 
 
 def test_group_mean_with_deviation_is_the_z_score():
@@ -87,10 +87,12 @@ def test_an_ungraded_reward_counts_in_no_mean_and_no_deviation():
 
 
 @pytest.mark.parametrize("scale", ["group", "batch"])
-def test_a_raw_reward_is_divided_by_nothing(scale):
-    """A group that is all right would have the advantage 1 / eps."""
-    with pytest.raises(ConfigError, match=f"baseline='none' .*scale_rewards='{scale}'"):
-        advantages(torch.ones(1, 4), "none", scale)
+def test_a_raw_reward_is_divided_by_the_deviation_where_there_is_one(scale):
+    """A group that is all right would otherwise have the advantage 1 / eps."""
+    assert advantages(torch.ones(1, 4), "none", scale).tolist() == [[1.0] * 4]
+    assert advantages(torch.tensor([[2.0]]), "none", scale).tolist() == [[2.0]]
+    got = advantages(torch.tensor([[2.0, 0.0]]), "none", scale, eps=1e-12)
+    torch.testing.assert_close(got, torch.tensor([[2.0**0.5, 0.0]]))
 
 
 def test_dtype_and_shape_are_those_of_the_rewards():

@@ -63,7 +63,6 @@ NEEDS = {
     "sapo_temperature_pos": {"loss_type"},
     "vespo_k_neg": {"loss_type"},
     "loss_type": {"importance_sampling_level"},  # luspo
-    "baseline": {"scale_rewards"},  # none
 }
 
 
@@ -124,7 +123,7 @@ def test_a_pair_is_refused_for_itself_or_for_one_of_its_two():
         ({"kl_estimator": "k1", "beta": 0.1}, True),
         ({"baseline": "none", "scale_rewards": "none"}, True),
         ({"baseline": "none", "scale_rewards": False}, True),
-        ({"baseline": "none", "scale_rewards": "batch"}, False),
+        ({"baseline": "none", "scale_rewards": "batch"}, True),
         ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, True),
         ({"loss_type": "luspo", "surrogate": "reinforce"}, True),
         ({"loss_type": "cispo", "surrogate": "reinforce"}, False),

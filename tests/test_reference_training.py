@@ -191,7 +191,7 @@ def reference_advantages(rewards: list, baseline: str, scale: str) -> list[float
         centred = reward - (sum(others) / len(others) if baseline == "leave_one_out" else means[baseline])
         if scale != "none":
             by = deviation(group if scale == "group" else [r for r in rewards if r is not None])
-            centred = 0.0 if math.isnan(by) else centred / (by + ADVANTAGE_EPS)
+            centred = centred / (by + ADVANTAGE_EPS) if by > 0 else centred
         found.append(centred)
     return found
 

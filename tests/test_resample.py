@@ -71,7 +71,9 @@ def history(trainer, name):
 
 def test_a_group_is_informative_when_verdicts_differ():
     assert informative([True, False])
-    assert not informative([True, True]) and not informative([False]) and not informative([None, True])
+    assert not informative([True, True])
+    assert not informative([False])
+    assert not informative([None, True])
 
 
 def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_there():
@@ -89,20 +91,21 @@ def test_dull_groups_give_way_and_the_rows_of_the_step_are_right(tiny, tokenizer
     trainer.train()
     drawn, kept = history(trainer, metrics.PROMPTS_DRAWN), history(trainer, metrics.PROMPTS_KEPT)
     thrown = history(trainer, metrics.PROMPTS_THROWN_AWAY)
-    assert len(drawn) == 5 and max(drawn) > 4
+    assert len(drawn) == 5
+    assert max(drawn) > 4
     assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
     replaced = 0
     for (output, texts), n in zip(trainer.rollouts, kept, strict=True):
         groups = [texts[i : i + G] for i in range(0, len(texts), G)]
         assert all(len(set(group)) == 1 for group in groups)
         assert sum(group[0].startswith("m") for group in groups) == n
-        assert len(texts) == 4 * G and output["num_items_in_batch"] == output["completion_mask"].sum()
+        assert len(texts) == 4 * G
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
         advantages = output["advantages"].view(-1, G)
         torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
         replaced += n
     assert replaced > sum(history(trainer, metrics.ACCURACY)) * 4  # more mixed groups than were drawn at first
-    table = trainer._logs["prompt"]
-    assert list(table) == [text.strip() for text in trainer.rollouts[-1][1]] or len(table) == 4 * G
+    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [t.split()[0] for t in trainer.rollouts[-1][1]]
     assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
 
 
