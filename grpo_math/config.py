@@ -22,7 +22,6 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-
 from grpo_math.advantages import BASELINES, SCALES
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES

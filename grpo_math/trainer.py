@@ -91,6 +91,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._reference: Reference | None = None
         if self._math["reference_refresh_steps"]:
             self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
+        self._told_of_dull_groups = False
         self._reserve = self._set_up_reserve() if self._math["resample_groups"] else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
@@ -254,8 +255,9 @@ class MathGRPOTrainer(GRPOTrainer):
         log[metrics.PROMPTS_DRAWN].append(drawn)
         log[metrics.PROMPTS_KEPT].append(wanted - left)
         log[metrics.PROMPTS_THROWN_AWAY].append(drawn - wanted)
-        if left:
-            logger.warning_once(
+        if left and not self._told_of_dull_groups:
+            self._told_of_dull_groups = True
+            logger.warning(
                 f"resample_groups: {left} of {wanted} groups are all right or all wrong after {drawn - wanted} more "
                 f"prompts; the step goes on with them. Later steps say it in {metrics.PROMPTS_KEPT} alone."
             )
