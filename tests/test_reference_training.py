@@ -305,6 +305,11 @@ def assert_same(ours, theirs, before):
 
 
 COVERING = covering(OPTIONS)
+# Four values that have to meet for our own KL term to be divided by the tokens of one step out of two.
+COVERING.append(
+    {name: values[0] for name, values in OPTIONS.items()}
+    | {"loss_type": "dapo", "beta": 0.2, "kl_estimator": "k1", "rollouts": "two steps", "num_iterations": 2}
+)
 
 
 @pytest.mark.parametrize("setting", COVERING, ids=lambda setting: "-".join(map(str, setting.values())))
