@@ -123,8 +123,9 @@ def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
     TRL's head would project the prompts too where it has no Triton, as on a CPU.
     """
-    if kwargs.get("scored_index") is not None:
-        output.last_hidden_state = output.last_hidden_state[:, kwargs["scored_index"]]
+    index = kwargs.get("scored_index")
+    if index is not None and len(index) < output.last_hidden_state.size(1):
+        output.last_hidden_state = output.last_hidden_state[:, index]
     return output
 
 

@@ -384,8 +384,15 @@ def table(results: dict[str, Any], bars: dict[str, float] | None = None) -> str:
             f"{r['peak_bytes_trl'] / 1e6:>13,.0f}{r['peak_bytes_ours'] / 1e6:>7,.0f}{r['difference']:>10.1e}"
         )
         if bars:
-            met = r["ratio"] >= bars[r["name"]] and r["peak_bytes_ours"] <= r["peak_bytes_trl"]
-            line += f"  {bars[r['name']]:.2f}x {'met' if met else 'NOT MET'}"
+            missed = [
+                what
+                for what, met in (
+                    ("ratio", r["ratio"] >= bars[r["name"]]),
+                    ("memory", r["peak_bytes_ours"] <= r["peak_bytes_trl"]),
+                )
+                if not met
+            ]
+            line += f"  {bars[r['name']]:.2f}x " + (f"NOT MET: {', '.join(missed)}" if missed else "met")
         lines.append(line)
     if not results["same"]:
         lines.append(f"The gradients differ by more than {results['tolerance']:g}: the ratios say nothing.")
