@@ -61,6 +61,7 @@ from grpo_math.rows import (
 
 logger = get_logger(__name__)
 
+WORTH_PACKING = 0.97  # a packed row with more of the padded tokens than this is scored as TRL does
 RESERVE_FILE = "reserve.json"  # in a checkpoint: how far dynamic sampling has come
 Part = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 
@@ -107,8 +108,12 @@ class MathGRPOTrainer(GRPOTrainer):
         models = [model.get_base_model() if is_peft_model(model) else model for model in models]
         for model in models:
             reason = attention.unsupported(model.config)
-            if self._is_vlm or prompt_learning:
-                reason = "an image processor" if self._is_vlm else "a prompt-learning adapter"
+            if self._is_vlm:
+                reason = "an image processor"
+            elif prompt_learning:
+                reason = "a prompt-learning adapter"
+            elif self.use_transformers_continuous_batching:
+                reason = "continuous batching to generate with, which knows no packed attention"
             if reason:
                 logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
                 return False
@@ -566,11 +571,14 @@ class MathGRPOTrainer(GRPOTrainer):
         for index in self._score_batches(input_ids, attention_mask, logits_to_keep, batch_size):
             at = torch.tensor(index, device=input_ids.device)
             row = pack(input_ids[at], attention_mask[at], logits_to_keep)
-            if row is None:  # not one token to score, but other ranks may wait for this forward pass
+            # Not one token to score, while other ranks may wait for this forward pass; or next to none to save.
+            if row is None or row.input_ids.numel() > WORTH_PACKING * input_ids[at].numel():
                 plain = score(
                     model, input_ids[at], attention_mask[at], logits_to_keep, compute_entropy=compute_entropy, **kwargs
                 )
                 logps = logps.index_put((at,), plain[0].to(logps.dtype))
+                if compute_entropy:
+                    entropies = entropies.index_put((at,), plain[1].to(logps.dtype))
                 continue
             with self.accelerator.autocast():
                 outputs = model(
