@@ -87,6 +87,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
         self._logps: Tensor | None = None  # what was scored last
         self._rollout_tokens: list[int] = []  # of the rollouts since the last line of the log
+        self._tokens_per_step = 0.0
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
         self._reference: Reference | None = None
