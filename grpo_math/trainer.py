@@ -38,6 +38,7 @@ from grpo_math import attention, metrics
 from grpo_math.advantages import advantages
 from grpo_math.arrange import arrange, over_steps, packed_tokens
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
+from grpo_math.decoding import lean_generation
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
@@ -45,7 +46,6 @@ from grpo_math.packing import layout, pack, unpack
 from grpo_math.reference import Reference, refuse_lost_reference
 from grpo_math.resample import Reserve, informative
 from grpo_math.rewards import REWARDS, checked, text_of
-from grpo_math.rollout import shared_prefill
 from grpo_math.rows import (
     Rows,
     filled,
@@ -150,7 +150,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if shares:  # beams and several sequences repeat the rows themselves
             own = self.generation_config
             shares = own.cache_implementation is None and not {own.num_beams, own.num_return_sequences} - {None, 1}
-        with shared_prefill(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
+        with lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
             output = super()._generate_single_turn(*args, **kwargs)
         synced = self._in_phases() - before
         self._metrics[self._mode][metrics.SECONDS_GENERATE].append(time.perf_counter() - started - synced)

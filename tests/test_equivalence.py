@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import attention
 from grpo_math.config import MathGRPOConfig
-from grpo_math.rollout import shared_prefill
+from grpo_math.decoding import lean_generation
 from grpo_math.trainer import MathGRPOTrainer
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
@@ -149,7 +149,7 @@ def test_the_packed_row_has_each_prompt_once_and_no_padding(tiny, tokenizer, tmp
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_shared_prefill_gives_the_same_greedy_tokens_and_runs_each_prompt_once(family, tiny, tokenizer):
+def test_a_lean_generation_gives_the_same_greedy_tokens_and_runs_each_prompt_once(family, tiny, tokenizer):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny(family))
@@ -157,7 +157,7 @@ def test_a_shared_prefill_gives_the_same_greedy_tokens_and_runs_each_prompt_once
     plain = model.generate(**inputs, max_new_tokens=10, do_sample=False)
     shapes = []
     hook = model.register_forward_pre_hook(lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True)
-    with shared_prefill(model):
+    with lean_generation(model):
         shared = model.generate(**inputs, max_new_tokens=10, do_sample=False)
     hook.remove()
     assert torch.equal(plain, shared)

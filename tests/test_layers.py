@@ -16,7 +16,7 @@ LAYERS = [
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
-    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "rows", "packing"},
+    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
     {"grading"},
     {"stats", "metrics", "prompts", "batch"},
     {"errors"},

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.cache_utils import DynamicCache
 
-from grpo_math import rollout
-from grpo_math.rollout import GrowingLayer, complete, sample, shared_prefill
+from grpo_math import decoding
+from grpo_math.decoding import GrowingLayer, lean_generation, sample
+from grpo_math.rollout import complete
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
 PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, so that the others are padded", "x"]
@@ -49,7 +50,7 @@ def both(model, inputs, seed=0, **settings):
         torch.manual_seed(seed)
         with counted(model) as shapes:
             if ours:
-                with shared_prefill(model):
+                with lean_generation(model):
                     tokens = model.generate(**inputs, **settings)
             else:
                 tokens = model.generate(**inputs, **settings)
@@ -98,7 +99,7 @@ SETTINGS = {
     "an end forced at the limit": {"forced_eos_token_id": 2},
     "several completions of a row": {"num_return_sequences": 2},
     "cold": {"temperature": 0.3},
-    "more tokens than the cache has room for": {"max_new_tokens": rollout.ROOM + 20, "eos_token_id": list(range(60))},
+    "more tokens than the cache has room for": {"max_new_tokens": decoding.ROOM + 20, "eos_token_id": list(range(60))},
     "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "min_new_tokens": 3},
 }
 
@@ -201,7 +202,7 @@ def test_a_lora_adapter_under_no_grad(tiny, tokenizer):
         torch.manual_seed(0)
         with torch.no_grad(), counted(base) as shapes:
             if opened:
-                with shared_prefill(model):
+                with lean_generation(model):
                     tokens = model.generate(**grouped(tokenizer), max_new_tokens=24, **SAMPLED)
             else:
                 tokens = model.generate(**grouped(tokenizer), max_new_tokens=24, **SAMPLED)
@@ -251,7 +252,7 @@ def test_what_the_loop_does_not_know_is_left_to_transformers(way, model, tokeniz
             settings["past_key_values"] = DynamicCache()
         with counted(model) as shapes:
             if opened:
-                with shared_prefill(model):
+                with lean_generation(model):
                     output = model.generate(**grouped(tokenizer), max_new_tokens=6, **SAMPLED, **settings)
             else:
                 output = model.generate(**grouped(tokenizer), max_new_tokens=6, **SAMPLED, **settings)
@@ -265,7 +266,7 @@ def test_a_prompt_learning_adapter_is_left_to_transformers(tiny, tokenizer):
 
     model = get_peft_model(load(tiny("llama")), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     plain = model.generate(**grouped(tokenizer), max_new_tokens=6, do_sample=False)
-    with shared_prefill(model):
+    with lean_generation(model):
         ours = model.generate(**grouped(tokenizer), max_new_tokens=6, do_sample=False)
     assert torch.equal(plain, ours)
 
@@ -297,7 +298,7 @@ def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
     torch.manual_seed(0)
     keys, values = torch.randn(2, 4, 3, 5, 8)
     layer = GrowingLayer(keys.clone(), values.clone())
-    for step in range(2 * rollout.ROOM + 5):
+    for step in range(2 * decoding.ROOM + 5):
         new = torch.randn(2, keys.size(0), 3, 1, 8)
         keys, values = torch.cat([keys, new[0]], dim=2), torch.cat([values, new[1]], dim=2)
         seen = layer.update(*new)
@@ -318,7 +319,7 @@ def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(mo
     state = torch.get_rng_state()
     ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5, progress=False)
     assert torch.equal(torch.get_rng_state(), state)
-    monkeypatch.setattr(rollout, "shared_prefill", nothing)
+    monkeypatch.setattr(rollout, "lean_generation", nothing)
     plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5, progress=False)
     assert ours == plain
     assert len({completion.tokens for completion in ours}) > 2
