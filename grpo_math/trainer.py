@@ -146,10 +146,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         started, before = time.perf_counter(), self._in_phases()
-        shares = self._packs and not self.use_vllm and not self.use_transformers_continuous_batching
-        if shares:  # beams and several sequences repeat the rows themselves
-            own = self.generation_config
-            shares = own.cache_implementation is None and not {own.num_beams, own.num_return_sequences} - {None, 1}
+        shares = self._packs and not self.use_vllm
         with lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
             output = super()._generate_single_turn(*args, **kwargs)
         synced = self._in_phases() - before

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.cache_utils import DynamicCache
 
-from grpo_math import decoding
+from grpo_math import decoding, rollout
 from grpo_math.decoding import GrowingLayer, lean_generation, sample
 from grpo_math.rollout import complete
 
@@ -274,7 +274,7 @@ def test_a_prompt_learning_adapter_is_left_to_transformers(tiny, tokenizer):
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [4, 1], [2]])
 @pytest.mark.parametrize("logarithm", [True, False], ids=["log of uniform", "as torch draws it"])
 def test_sampling_some_rows_is_multinomial_of_all(rows, logarithm, monkeypatch):
-    monkeypatch.setattr(rollout, "_noise_is_log_of_uniform", lambda: logarithm)
+    monkeypatch.setattr(decoding, "_noise_is_log_of_uniform", lambda: logarithm)
     torch.manual_seed(3)
     scores = torch.randn(5, 49152) * 3
     scores[:, 1000:] = -torch.inf

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,9 +58,9 @@ def relative(ours: Path, trl: Path) -> float:
     return ((one - two).norm() / two.norm()).item()
 
 
-def both(start: list[str], distributed_type: str, model: str, tmp_path: Path, runs: dict) -> None:
-    for kind in ("trl", "ours"):
-        launch(start, kind, model, tmp_path / kind, runs)
+def both(start: list[str], distributed_type: str, model: str, tmp_path: Path, runs: dict, only_ours: Any = ()) -> None:
+    launch(start, "trl", model, tmp_path / "trl", runs)
+    launch(start, "ours", model, tmp_path / "ours", {**runs, **dict(only_ours)})
     for name in runs:
         seen = [json.loads((tmp_path / "ours" / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
         assert all(rank["processes"] == 2 and distributed_type in rank["distributed_type"] for rank in seen)
@@ -68,9 +69,16 @@ def both(start: list[str], distributed_type: str, model: str, tmp_path: Path, ru
         assert sum(rank["tokens"] for rank in seen) < sum(rank["tokens"] for rank in plain)
 
 
-def test_two_ddp_processes_end_with_trls_weights(tiny, tmp_path):
+def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611"]
-    both(start, "MULTI_CPU", tiny("llama"), tmp_path, RUNS)
+    resampled = {"resampled": {"resample_groups": 2, "logging_steps": 1}}
+    both(start, "MULTI_CPU", tiny("llama"), tmp_path, RUNS, only_ours=resampled)
+    ranks = [json.loads((tmp_path / "ours" / f"resampled.{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert ranks[0]["position"] == ranks[1]["position"] > 0
+    seen = ranks[0]["resample"]
+    assert seen["resample/drawn"] - seen["resample/thrown_away"] == 4
+    assert seen["resample/kept"] > 4 / 3  # as many as chance would give
 
 
 @pytest.mark.parametrize("stage", [2, 3])

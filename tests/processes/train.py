@@ -6,9 +6,11 @@ and on every rank FOLDER/NAME.RANK.json with what kind of launch it was and a ha
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -16,6 +18,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.config import MathGRPOConfig
+from grpo_math.grading import Verdict
 from grpo_math.trainer import MathGRPOTrainer
 
 PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, with more words in it than the others", "x"]
@@ -28,6 +31,12 @@ def letters(completions, **columns):
 def sparse(completions, **columns):
     """Most completions get the same reward, so that ranks have unequal work."""
     return [1.0 if "e" in text and len(text) % 2 else 0.0 for text in completions]
+
+
+def grades(rows, completions):
+    """e: all right, h: all wrong, m: right and wrong in turn."""
+    right = [row["answer"] == "e" or (row["answer"] == "m" and i % 2) for i, row in enumerate(rows)]
+    return [SimpleNamespace(verdict=Verdict.CORRECT if yes else Verdict.WRONG) for yes in right]
 
 
 def main(kind: str, model: str, folder: str, settings: str) -> None:
@@ -55,13 +64,18 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             own.pop("update_token_budget", None)
         else:
             own["advantage_eps"] = 1e-4
+        rows = [{"prompt": prompt} for prompt in PROMPTS * 4]
+        if own.get("resample_groups"):
+            rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
         trainer = trainer_class(
             model=model,
             reward_funcs=rewards,
             args=config_class(str(Path(folder) / name), **{**base, **own}),
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
+            train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
         )
+        if own.get("resample_groups"):
+            trainer._grade = grades
         tokens = [0]
         model_ = trainer.accelerator.unwrap_model(trainer.model)
         model_.register_forward_pre_hook(
@@ -77,6 +91,9 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "distributed_type": str(trainer.accelerator.distributed_type),
             "processes": trainer.accelerator.num_processes,
             "tokens": sum(tokens),
+            "weights": hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model_.parameters())).hexdigest(),
+            "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
+            "position": trainer._reserve.position if getattr(trainer, "_reserve", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
         if rank == 0:
