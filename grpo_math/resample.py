@@ -1,7 +1,7 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups that teach nothing give way to fresh prompts.
 
 A group whose completions are all right or all wrong has no contrast in correctness. It is judged by verdict: a shaped
-sum of rewards can differ within such a group, and would make it look informative.
+sum of rewards can differ within such a group, and would make it look as if there were something to learn.
 
 Does not generate: trainer.py does, and draws its fresh prompts from a `Reserve`.
 """
@@ -13,13 +13,29 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def informative(right: Sequence[bool | None]) -> bool:
-    """Whether a group has both right and wrong completions; None is one that could not be graded.
+def dull_groups(right: Sequence[bool | None], size: int) -> list[int]:
+    """The numbers of the groups of ``size`` completions that are not both right and wrong; None could not be graded.
 
-    >>> informative([True, False, None]), informative([False, None]), informative([None])
-    (True, False, False)
+    >>> dull_groups([True, False, True, True, False, None], size=2)
+    [1, 2]
     """
-    return True in right and False in right
+    groups = [right[start : start + size] for start in range(0, len(right), size)]
+    return [number for number, group in enumerate(groups) if not (True in group and False in group)]
+
+
+def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: int) -> list[int]:
+    """Which of the completions ``right + fresh`` to go on with: groups of ``fresh`` in the place of dull ones.
+
+    >>> replacing([True, True, True, False], [False, False, False, True], size=2)
+    [6, 7, 2, 3]
+    """
+    index = list(range(len(right)))
+    dull = set(dull_groups(fresh, size))
+    good = [number for number in range(len(fresh) // size) if number not in dull]
+    for old, new in zip(dull_groups(right, size), good, strict=False):
+        start = len(right) + new * size
+        index[old * size : (old + 1) * size] = range(start, start + size)
+    return index
 
 
 class Reserve:

@@ -44,7 +44,7 @@ from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
 from grpo_math.packing import layout, pack, unpack
 from grpo_math.reference import Reference, refuse_lost_reference
-from grpo_math.resample import Reserve, informative
+from grpo_math.resample import Reserve, dull_groups, replacing
 from grpo_math.rewards import REWARDS, checked, text_of
 from grpo_math.rows import (
     Rows,
@@ -226,7 +226,7 @@ class MathGRPOTrainer(GRPOTrainer):
         logs = [list(column) for column in self._log_columns()]
         wanted = drawn = len(right) // group
         for _ in range(self._math["resample_groups"]):
-            dull = _dull(right, group)
+            dull = dull_groups(right, group)
             if not dull:
                 break
             together = ranks // math.gcd(ranks, group)  # so many groups have as many rows on every rank
@@ -239,11 +239,7 @@ class MathGRPOTrainer(GRPOTrainer):
             with self._only_seconds_logged():
                 more = super()._generate_and_score_completions(of_groups[first : first + share])
             more_right = self._right()
-            good = sorted(set(range(len(fresh))) - set(_dull(more_right, group)))
-            index = list(range(len(right)))
-            for old, new in zip(dull, good, strict=False):
-                start = len(right) + new * group
-                index[old * group : (old + 1) * group] = range(start, start + group)
+            index = replacing(right, more_right, group)
             rows = select(join([rows, self._of_all_ranks(more)]), index)
             rewards = torch.cat([rewards, self._rewards_per_func])[index]
             logs = [
@@ -254,7 +250,7 @@ class MathGRPOTrainer(GRPOTrainer):
         for column, values in zip(self._log_columns(), logs, strict=True):
             column.clear()
             column.extend(values)
-        log, left = self._metrics["train"], len(_dull(right, group))
+        log, left = self._metrics["train"], len(dull_groups(right, group))
         log[metrics.PROMPTS_DRAWN].append(drawn)
         log[metrics.PROMPTS_KEPT].append(wanted - left)
         log[metrics.PROMPTS_THROWN_AWAY].append(drawn - wanted)
@@ -272,6 +268,10 @@ class MathGRPOTrainer(GRPOTrainer):
     def _right(self) -> list[bool | None]:
         """Of every completion of all ranks, whether it is right; None where it could not be graded."""
         grades: Any = self._grades
+        if grades is None:
+            raise UserError(
+                "resample_groups: a row's `answer` is not a string, so that its completions have no verdict"
+            )
         return gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in grades])
 
     def _log_columns(self) -> list[Any]:
@@ -329,6 +329,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
         memory_ran_out = False
+        self._running = None
         while True:
             try:
                 if memory_ran_out:
@@ -660,11 +661,6 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.accelerator.device.type == "cuda":
             log[metrics.MEMORY_ALLOCATED] = [torch.cuda.max_memory_allocated()]
             log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
-
-
-def _dull(right: list[bool | None], group: int) -> list[int]:
-    """The numbers of the groups that teach nothing."""
-    return [g for g in range(len(right) // group) if not informative(right[g * group : (g + 1) * group])]
 
 
 def _resolve(reward_funcs: Any) -> Any:

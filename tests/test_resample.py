@@ -14,7 +14,7 @@ from grpo_math import metrics
 from grpo_math.config import MathGRPOConfig
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.resample import Reserve, informative
+from grpo_math.resample import Reserve, dull_groups, replacing
 from grpo_math.trainer import MathGRPOTrainer
 
 G = 4
@@ -69,11 +69,17 @@ def history(trainer, name):
     return [line[name] for line in trainer.state.log_history if name in line]
 
 
-def test_a_group_is_informative_when_verdicts_differ():
-    assert informative([True, False])
-    assert not informative([True, True])
-    assert not informative([False])
-    assert not informative([None, True])
+def test_a_group_is_dull_unless_verdicts_differ():
+    for right in ([True, True], [False, False], [None, True], [None, None]):
+        assert dull_groups(right, 2) == [0]
+    assert dull_groups([True, None, False], 3) == []
+
+
+def test_fresh_groups_take_the_places_of_dull_ones_as_far_as_they_are_better():
+    dull, mixed = [True, True], [True, False]
+    assert replacing(dull + mixed + dull, dull + mixed, 2) == [8, 9, 2, 3, 4, 5]
+    assert replacing(dull, mixed + mixed, 2) == [2, 3]
+    assert replacing(mixed, mixed, 2) == [0, 1]
 
 
 def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_there():
