@@ -133,9 +133,10 @@ class MathGRPOConfig(GRPOConfig):
                 raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
         if not self.pack_updates:
             self._refuse("update_token_budget", "pack_updates=False has no budget")
-        if self.entropy_coef or self.use_adaptive_entropy or self.top_entropy_quantile < 1.0:
-            name = "top_entropy_quantile" if self.top_entropy_quantile < 1.0 else "entropy_coef"
-            self._refuse("update_token_budget", f"{name} looks at whole micro-batches of per_device_train_batch_size")
+        for name in ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"):
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                why = f"{name}={getattr(self, name)} looks at whole micro-batches of per_device_train_batch_size"
+                self._refuse("update_token_budget", why)
         self._check_loss()
         self._check_kl()
 

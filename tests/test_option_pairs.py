@@ -22,7 +22,10 @@ VALUES = {
     "surrogate": ["reinforce"],
     "advantage_eps": [1e-2],
     "kl_estimator": ["k1", "k2"],
+    "reference_refresh_steps": [2],
+    "resample_groups": [1],
     "pack_updates": [False],
+    "update_token_budget": [64],
     "loss_type": ["grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": ["batch", "none", False],
     "importance_sampling_level": ["sequence"],
@@ -57,6 +60,7 @@ NEEDS = {
     "kl_estimator": {"beta"},
     "use_bias_correction_kl": {"beta"},
     "sync_ref_model": {"beta"},
+    "reference_refresh_steps": {"beta"},
     "ref_model_mixup_alpha": {"sync_ref_model"},
     "ref_model_sync_steps": {"sync_ref_model"},
     "entropy_target": {"use_adaptive_entropy"},
@@ -186,7 +190,7 @@ def test_what_is_allowed_trains_a_step(setting, tiny, tokenizer, tmp_path):
         model=tiny(),
         reward_funcs=letters,
         args=config(tmp_path, setting),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in ("x", "What is 3 + 4?") * 4]),
+        train_dataset=Dataset.from_list([{"prompt": prompt, "answer": "7"} for prompt in ("x", "What is 3 + 4?") * 4]),
         processing_class=tokenizer,
     )
     trainer.train()
