@@ -17,7 +17,7 @@ LAYERS = [
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "rows", "packing"},
-    {"grading"},
+    {"grading", "checks"},
     {"stats", "metrics", "prompts", "batch"},
     {"errors"},
 ]
@@ -31,6 +31,7 @@ NO_TORCH = [
     "rewards",
     "grading",
     "report",
+    "checks",
     "stats",
     "metrics",
     "prompts",
