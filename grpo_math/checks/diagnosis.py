@@ -513,7 +513,7 @@ def learning_rate_too_high(run: Run) -> Seen | None:
 
 
 def learning_rate_too_low(run: Run) -> Seen | None:
-    """The reward does not rise, there are gradients, and the KL stays tiny; without a KL, the learning rate itself is."""
+    """The reward does not rise, there are gradients, and the KL is tiny; without a KL, the learning rate itself is."""
     change, kl, gradient = run.not_rising, run.series(metrics.KL), run.series(metrics.GRAD_NORM)
     if change is None or not len(gradient) or gradient.level <= 0:
         return None
