@@ -221,6 +221,86 @@ SHOWN = {
 }
 
 
+def steady(level=0.4, steps=80, **series):
+    """A flat run without noise."""
+    lines = [line for line in without_heldout(healthy(0, steps=80)) if 1 <= line[metrics.STEP] <= steps]
+    return changed(lines, **{"reward": level, "accuracy": level, "format": 0.5, "no_answer": 0.0, "kl": None} | series)
+
+
+def then(first, last, at=50):
+    return lambda step: first if step <= at else last
+
+
+def zigzag(first, last, size=0.1):
+    """A change of level under a noise of ``size`` times the root of two that each window of ten averages to nothing."""
+    return lambda step: (first if step <= 50 else last) + (size if step % 2 else -size)
+
+
+def waves(high, low, until=80):
+    return lambda step: high if step <= until and step // 10 % 2 else low
+
+
+# Each threshold, from both sides: (finding, settings, what is just over it, what is just under it).
+EDGES = [
+    ("flat_reward", {}, steady(reward=then(0.4, 0.47)), steady(reward=then(0.4, 0.53))),
+    ("flat_reward", {}, steady(level=0.8), steady(level=0.9)),
+    ("flat_reward", {}, steady(steps=40), steady(steps=39)),
+    ("flat_reward", {}, steady(reward=zigzag(0.4, 0.4, 0.07)), steady(reward=zigzag(0.4, 0.44, 0.07))),
+    ("oscillating", {}, steady(reward=waves(0.65, 0.4)), steady(reward=waves(0.55, 0.4))),
+    ("collapse", {}, steady(reward=then(0.64, 0.4)), steady(reward=then(0.56, 0.4))),
+    ("collapse", {}, steady(reward=zigzag(0.7, 0.4)), steady(reward=zigzag(0.63, 0.4))),
+    ("format_without_accuracy", {}, steady(format=then(0.5, 0.75)), steady(format=then(0.5, 0.65))),
+    ("format_without_accuracy", {}, steady(no_answer=then(0.5, 0.25)), steady(no_answer=then(0.5, 0.35))),
+    ("format_without_accuracy", {}, steady(format=then(0, 1, 9), steps=60), steady(format=then(0, 1, 9), steps=59)),
+    ("kl_explosion", {}, changed(kl=then(0, 6)), changed(kl=then(0, 4))),
+    ("kl_not_zero_at_start", {}, changed(kl=0.012), changed(kl=0.008)),
+    ("entropy_collapse", {}, steady(entropy=then(1, 0.17)), steady(entropy=then(1, 0.23))),
+    ("truncation", {}, steady(truncated=0.3, steps=20), steady(truncated=0.3, steps=19)),
+    (
+        "eos_mismatch",
+        {"max_completion_length": 300},
+        steady(level=0.0, truncated=1.0),
+        steady(level=0.0, truncated=then(1.0, 0.99)),
+    ),
+    ("adapter_not_moving", {}, changed(kl=7e-10), changed(kl=1.3e-9)),
+    ("learning_rate_too_high", {}, changed(grad_norm=then(0.3, 1.8)), changed(grad_norm=then(0.3, 1.3))),
+    ("learning_rate_too_high", {}, changed(grad_norm=then(0.1, 1.2)), changed(grad_norm=then(0.1, 0.8))),
+    ("learning_rate_too_high", {}, changed(approx_kl=0.12), changed(approx_kl=0.08)),
+    ("learning_rate_too_high", {}, steady(kl=then(0, 1.2)), steady(kl=then(0, 0.8))),
+    ("learning_rate_too_low", {}, steady(kl=8e-5), steady(kl=1.3e-4)),
+    ("learning_rate_too_low", {}, steady(learning_rate=4e-6), steady(learning_rate=6e-6)),
+    ("learning_rate_too_low", {"use_peft": False}, steady(learning_rate=8e-8), steady(learning_rate=1.3e-7)),
+    ("loss_near_zero", {}, changed(loss=0.008), changed(loss=0.013)),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "over", "under"), EDGES, ids=[edge[0] for edge in EDGES])
+def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
+    assert name in checks_of(over, settings)
+    assert name not in checks_of(under, settings)
+
+
+def test_a_short_limit_alone_is_no_eos_mismatch():
+    lines = steady(level=0.0, truncated=1.0)
+    assert "eos_mismatch" not in checks_of(lines, {"max_completion_length": 200})
+    assert "truncation" in checks_of(lines, {"max_completion_length": 200})
+
+
+def test_an_oscillation_that_has_ended_is_none():
+    lines = without_heldout(healthy(0, steps=200))
+    assert "oscillating" in checks_of(changed(lines, reward=waves(0.8, 0.3, until=200)), {})
+    assert "oscillating" not in checks_of(changed(lines, reward=waves(0.8, 0.3, until=100)), {})
+
+
+def test_many_problems_make_a_small_loss_sure_but_not_one_of_a_point():
+    for after, expected in ((0.47, True), (0.485, False)):
+        ends = [
+            *evaluation_line(0, {"accuracy": 0.5, "n": 10**5}),
+            *evaluation_line(80, {"accuracy": after, "n": 10**5}),
+        ]
+        assert ("heldout_worse" in checks_of(ends, {})) == expected
+
+
 def checks_of(lines, settings):
     return {finding.check for finding in diagnose(lines, CONFIG | settings)}
 
