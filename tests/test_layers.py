@@ -17,7 +17,8 @@ LAYERS = [
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "rows", "packing"},
-    {"grading", "checks"},
+    {"grading"},
+    {"checks"},
     {"stats", "metrics", "prompts", "batch"},
     {"errors"},
 ]

@@ -295,7 +295,7 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     saved = max(1, best // every) * every
     if saved > now or (limit and saved <= now // every * every - limit * every):
         return f"no checkpoint near step {best} is kept"
-    return f"keep checkpoint-{saved}"
+    return f"keep checkpoint-{saved}" + (f", held-out accuracy was best at step {best}" if len(known) > 1 else "")
 
 
 def reward_stuck_low(run: Run) -> Seen | None:

@@ -417,7 +417,7 @@ def test_the_checkpoint_to_keep_is_named():
     assert "is kept;" in words({"save_total_limit": 1})
     assert "; keep a checkpoint near step " in words({"save_strategy": "no"})
     heldout = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((25, 0.7), (50, 0.6))]
-    assert "; keep checkpoint-20;" in words({}, heldout)
+    assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in words({}, heldout)
 
 
 def test_chosen_problems_make_a_reward_of_their_own():
