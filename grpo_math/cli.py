@@ -170,8 +170,9 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     files = report(args.run_dir)
     for note in files.notes:
         print(f"note: {note}", file=sys.stderr)
-    answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": files.findings}
-    return _answer(args, answer, f"report   {files.html}")
+    findings = [finding._asdict() for finding in files.findings]
+    answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": findings}
+    return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:

@@ -40,6 +40,7 @@ DEGENERATE = "frac_reward_zero_std"
 ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
 VERDICT_PREFIX = "grading/"
+REWARD_PREFIX = "rewards/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
 PROMPTS_THROWN_AWAY = "resample/thrown_away"
@@ -47,6 +48,7 @@ KL = "kl"
 RATIO = "ratio"
 APPROX_KL = "approx_kl"
 ENTROPY = "entropy"
+SAMPLER_DIFFERENCE = "sampling/sampling_logp_difference/mean"
 CLIP_LOW = "clip_ratio/low_mean"
 CLIP_HIGH = "clip_ratio/high_mean"
 CLIP_REGION = "clip_ratio/region_mean"
@@ -102,6 +104,7 @@ METRICS: dict[str, Metric] = {
     RATIO: Metric("1", "mean over tokens of their probability now by that when they were sampled; 1 on policy"),
     APPROX_KL: Metric("nats", "KL of the sampling policy to the current one for each token (k3); 0 on policy"),
     ENTROPY: Metric("nats", "entropy of the policy for each completion token"),
+    SAMPLER_DIFFERENCE: Metric("nats", "mean distance of vLLM's log-probs from the trainer's", "sampler"),
     CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon", "clip"),
     CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high", "clip"),
     CLIP_REGION: Metric("share", "tokens clipped on either side", "clip"),
@@ -147,7 +150,7 @@ def promised(when: Iterable[str], rewards: Iterable[str] = (), verdicts: Iterabl
     if "heldout" in when:
         return {STEP, *(name for name, metric in METRICS.items() if metric.when == "heldout")}
     names = {name for name, metric in METRICS.items() if metric.when in when | {"always"}}
-    names |= {f"rewards/{reward}/{figure}" for reward in rewards for figure in ("mean", "std")}
+    names |= {reward_key(reward, figure) for reward in rewards for figure in ("mean", "std")}
     return names | {verdict_key(verdict) for verdict in verdicts}
 
 
@@ -169,3 +172,12 @@ def verdict_key(verdict: str) -> str:
     'grading/timeout'
     """
     return VERDICT_PREFIX + verdict
+
+
+def reward_key(name: str, figure: str = "mean") -> str:
+    """The key under which TRL logs the mean or the std of one reward function.
+
+    >>> reward_key("accuracy")
+    'rewards/accuracy/mean'
+    """
+    return f"{REWARD_PREFIX}{name}/{figure}"

@@ -1,4 +1,4 @@
-"""What a run writes while it goes: config.yaml, one line a step in history.jsonl, a progress bar, the way to stop.
+"""What a run writes while it goes: config.yaml, history.jsonl, a progress bar, its diagnosis; the way to stop.
 
 As transformers callbacks, so that any trainer can carry them. Each line of the history is flushed when it is written:
 a run that dies loses no step that it reported.
@@ -23,6 +23,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from grpo_math import metrics
+from grpo_math.checks.diagnosis import diagnose, evaluation_line
 from grpo_math.evaluation import write_json
 
 PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
@@ -142,6 +143,32 @@ class Progress(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+class Diagnosis(TrainerCallback):
+    """One line on the terminal when a warning or an error appears for the first time; asked every so many steps."""
+
+    def __init__(self, history: History, settings: dict[str, Any], every: int = 10) -> None:
+        self.history, self.settings, self.every = history, settings, every
+        self.asked, self.said = 0, set[str]()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if logs and metrics.LOSS in logs and state.global_step - self.asked >= self.every:
+            self.look(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.look(state)
+
+    def look(self, state: Any) -> None:
+        if not state.is_world_process_zero or not self.history.path.exists():
+            return
+        self.asked = state.global_step
+        before = self.history.path.with_name("before.json")
+        base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
+        for finding in diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings):
+            if finding.check not in self.said and finding.level != "info":
+                self.said.add(finding.check)
+                tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)
 
 
 class StopOnInterrupt(TrainerCallback):

@@ -33,7 +33,7 @@ from grpo_math.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
 from grpo_math.rewards import load_reward
-from grpo_math.run_log import History, Progress, StopOnInterrupt, write_config
+from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, write_config
 from grpo_math.trainer import MathGRPOTrainer
 
 
@@ -210,14 +210,14 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     history, stop = History(run_dir), StopOnInterrupt()
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    for callback in (history, Progress(), stop):
+    settings = {**asdict(train_args), **asdict(model_args), **config.to_dict()}
+    for callback in (history, Progress(), stop, Diagnosis(history, settings)):
         trainer.add_callback(callback)
     main_process = trainer.accelerator.is_main_process
     if main_process:
         kind = config.device.type
         print(_batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
         run_dir.mkdir(parents=True, exist_ok=True)
-        settings = {**asdict(train_args), **asdict(model_args), **config.to_dict()}
         state = trainer.accelerator.state
         write_config(
             run_dir / "config.yaml", settings, ["grpo_math.train", *argv], state.distributed_type, state.num_processes
@@ -398,6 +398,9 @@ def print_verdict(run_dir: Path, target: Path) -> None:
         before, after = read_results(run_dir / "before.json"), read_results(run_dir / "after.json")
         print(terminal_table(before, after, compare(before, after)))
         print(terminal_changes(changed(before, after)))
+    for finding in files.findings:
+        if finding.level != "info":
+            print(finding.line())
     print(f"report   {files.html}\n{target.name:<8} {target}")
 
 

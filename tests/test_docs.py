@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.config import TRL_EQUAL
 from grpo_math.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
@@ -41,6 +42,13 @@ def test_every_field_is_described(name):
 @pytest.mark.parametrize("name", [*REWARDS, *TEMPLATES])
 def test_every_reward_and_template_is_named(name):
     assert f"`{name}`" in README
+
+
+def test_the_troubleshooting_table_says_what_the_checks_say():
+    rows = [f"| `{name}` | {c.symptom} | {c.cause} | {c.remedy} |" for name, c in CHECKS.items()]
+    table = re.search(r"\| finding \|.*\n\|---.*\n((?:\|.*\n)+)", README)
+    assert table, "the README has no troubleshooting table"
+    assert table[1].splitlines() == rows
 
 
 def test_every_script_that_is_named_can_be_run():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers import PrinterCallback
 from grpo_math import metrics
 from grpo_math.config import MathGRPOConfig
 from grpo_math.grading import Verdict
-from grpo_math.run_log import History
+from grpo_math.run_log import Diagnosis, History
 from grpo_math.trainer import MathGRPOTrainer
 
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(8)]
@@ -153,6 +154,29 @@ def test_the_held_out_accuracy_is_a_line_of_its_own(tmp_path):
     history.append(3, {metrics.HELDOUT_ACCURACY: 0.5, metrics.HELDOUT_N: 8})
     (line,) = [json.loads(text) for text in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert set(line) == metrics.promised({"heldout"})
+
+
+def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp_path, capsys):
+    history = History(tmp_path)
+    main, other = (Diagnosis(history, {"max_completion_length": 64}) for _ in range(2))
+    for step in range(1, 61):
+        history.append(step, {metrics.TRUNCATED: 0.5, metrics.REWARD: 0.5})
+        for callback, first in ((main, True), (other, False)):
+            state = SimpleNamespace(global_step=step, is_world_process_zero=first)
+            callback.on_log(None, state, None, logs={metrics.LOSS: 0.0})
+    main.on_train_end(None, SimpleNamespace(global_step=60, is_world_process_zero=True), None)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[:2] for line in said] == [["step 20", "warning"], ["step 40", "warning"]]
+    assert "max_completion_length: 128 (truncation)" in said[0]
+    assert said[1].endswith("(flat_reward)")
+
+
+def test_a_run_below_the_base_model_is_said_while_training(tmp_path, capsys):
+    history = History(tmp_path)
+    (tmp_path / "before.json").write_text('{"accuracy": 0.5, "n": 64}')
+    history.append(3, {metrics.HELDOUT_ACCURACY: 0.1, metrics.HELDOUT_N: 64})
+    Diagnosis(history, {}).on_train_end(None, SimpleNamespace(global_step=3, is_world_process_zero=True), None)
+    assert "(heldout_worse)" in capsys.readouterr().err
 
 
 def test_the_truncated_share_is_the_share_of_completions_that_did_not_end(tiny, tokenizer, tmp_path):

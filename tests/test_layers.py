@@ -18,6 +18,7 @@ LAYERS = [
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
     {"grading"},
+    {"checks"},
     {"stats", "metrics", "prompts", "batch"},
     {"errors"},
 ]
@@ -31,6 +32,7 @@ NO_TORCH = [
     "rewards",
     "grading",
     "report",
+    "checks",
     "stats",
     "metrics",
     "prompts",

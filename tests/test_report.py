@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import json
 import math
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from grpo_math import metrics
+from grpo_math.checks.diagnosis import CHECKS
+from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.report import (
     Change,
@@ -379,6 +382,48 @@ def test_a_history_without_a_step_leaves_no_plots_and_says_so(run, content):
     assert files.plots == []
     assert "history.jsonl has no step yet: there are no training curves" in files.notes
     assert "74.2%" in files.html.read_text(encoding="utf-8")
+
+
+def test_the_findings_stand_above_the_plots_and_come_back(run):
+    lines = [{"step": step, "reward": 0.5, "completions/clipped_ratio": 0.4} for step in range(1, 31)]
+    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (run / "config.yaml").write_text("max_completion_length: 256\n")
+    files = report(run)
+    [finding] = files.findings
+    assert (finding.level, finding.check) == ("warning", "truncation")
+    assert finding.remedy.endswith(": max_completion_length: 512")
+    page = files.html.read_text(encoding="utf-8")
+    assert page.index("<h2>Diagnosis</h2>") < page.index(html.escape(finding.message)) < page.index("<svg ")
+    assert html.escape(finding.remedy) in page
+
+
+def test_a_run_without_a_finding_says_so_and_one_without_steps_says_nothing(run):
+    assert f"None of the {len(CHECKS)} checks found anything in these 5 steps." in page_of(run)
+    (run / "history.jsonl").unlink()
+    assert "Diagnosis" not in page_of(run)
+
+
+def test_before_and_after_take_part_in_the_diagnosis(run):
+    (run / "after.json").write_text(json.dumps(results(set(range(40)))))
+    [finding] = report(run).findings
+    assert finding.check == "heldout_worse"
+    assert "36.7%" not in finding.message
+    assert "37% of 256 problems before training, 16% of 256 at step 5" in finding.message
+    rows = results(set(range(40)))
+    rows["rows"][0]["id"] = "another problem"
+    (run / "after.json").write_text(json.dumps(rows))
+    assert report(run).findings == []
+
+
+def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run, capsys):
+    (run / "after.json").write_text(json.dumps(results(set(range(40)))))
+    assert main(["report", str(run)]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("error: held-out accuracy is below the base model's: 37% of 256")
+    assert main(["report", str(run), "--json"]) == 0
+    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    assert set(finding) == {"level", "check", "message", "remedy", "evidence"}
+    assert finding["evidence"] == {"before": 94 / 256, "now": 40 / 256}
 
 
 def test_a_run_with_nothing_but_before_is_reported(tmp_path):

@@ -4,7 +4,7 @@ The model's output is hostile text. Python escapes whatever it puts into the pag
 without a ``<``, ``>`` or ``&`` in it and reach the page through ``textContent`` alone; and the page's content security
 policy runs no script but its own and loads nothing.
 
-Does not decide what a run did right or wrong.
+Does not decide what a run did right or wrong: checks/diagnosis.py does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math import metrics
+from grpo_math.checks import Finding
+from grpo_math.checks.diagnosis import CHECKS, diagnose, evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.metrics import CATEGORIES
 from grpo_math.report.compare import (
@@ -49,11 +51,11 @@ CHANGE_NAMES = {
 
 
 class ReportFiles(NamedTuple):
-    """What `report` wrote. ``notes`` are one line each: what was missing, broken or skipped."""
+    """What `report` wrote and found. ``notes`` are one line each: what was missing, broken or skipped."""
 
     html: Path
     plots: list[Path]
-    findings: list[dict[str, Any]]
+    findings: list[Finding]
     notes: list[str]
 
 
@@ -66,19 +68,35 @@ def report(run_dir: str | Path) -> ReportFiles:
             path = run.directory / "plots" / f"{name}.png"
             _write(path, render(condensed(run), panels, "png"))
             plots.append(path)
+    paired = _paired(run)
+    findings = _diagnosis(run, paired)
     page = run.directory / "report.html"
-    _write(page, build_page(run).encode("utf-8"))
-    return ReportFiles(page, plots, [], run.notes)
+    _write(page, build_page(run, paired, findings).encode("utf-8"))
+    return ReportFiles(page, plots, findings, run.notes)
 
 
-def build_page(run: Run) -> str:
-    """The page as one text. Results that cannot be compared become a note."""
-    paired = None
+def _paired(run: Run) -> PairedDifference | None:
+    """Results that cannot be compared become a note."""
     if run.before and run.after:
         try:
-            paired = compare(run.before, run.after)
+            return compare(run.before, run.after)
         except ResultsError as error:
             run.notes.append(f"before.json and after.json are not compared: {error}")
+    return None
+
+
+def _diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
+    """Findings of the history, with the evaluation before it as step 0 and the one after it as its last line."""
+    before, after = (
+        {"accuracy": share(results), "n": len(results["rows"])} if results else None
+        for results in (run.before, run.after if paired else None)
+    )
+    last = int(run.history[-1][metrics.STEP]) if run.history else 1
+    return diagnose([*evaluation_line(0, before), *run.history, *evaluation_line(last, after)], run.config)
+
+
+def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding]) -> str:
+    """The page as one text."""
     template = files("grpo_math.report").joinpath("page.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
     assert script is not None
@@ -87,6 +105,7 @@ def build_page(run: Run) -> str:
         "name": escape(run.directory.resolve().name),
         "headline": _headline(run, paired),
         "facts": _facts(run),
+        "findings": _findings(run, findings),
         "notes": _notes(run.notes),
         "categories": _category_table(run, paired),
         "plots": _figures(run),
@@ -138,6 +157,18 @@ def _facts(run: Run) -> str:
     return "".join(
         f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items() if value is not None
     )
+
+
+def _findings(run: Run, findings: list[Finding]) -> str:
+    if not run.history:
+        return ""
+    items = [
+        f'<li><strong class="{finding.level}">{finding.level}</strong> {escape(finding.message)}.'
+        f"<br>Remedy: {escape(finding.remedy)}</li>"
+        for finding in findings
+    ]
+    none = f"<p>None of the {len(CHECKS)} checks found anything in these {len(run.history)} steps.</p>"
+    return _section("Diagnosis", f"<ul>{''.join(items)}</ul>" if items else none, "findings")
 
 
 def _notes(notes: list[str]) -> str:

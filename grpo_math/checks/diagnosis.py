@@ -1,0 +1,743 @@
+"""A run's history -> findings: symptom, figures and steps, cause, and the line of the recipe that may help.
+
+Noise must not look like a finding, so that
+
+- a *level* is the median of the newest `WINDOW` lines, and a check says how many lines it needs;
+- a *change* of a noisy mean (reward, accuracy) is a difference of two windows' means, set against its standard error.
+  The noise of one line comes from successive differences (von Neumann 1941): sigma^2 = mean((x[i+1] - x[i])^2) / 2,
+  which a slow trend does not enter.
+
+A line may lack any key or hold None, and lines may repeat steps as a resumed run's do: the newest attempt counts.
+With ``logging_steps`` above 1 a line is a mean over several steps; windows count lines.
+
+Does not read files and does not say that a run is good: a run without a finding shows none of these symptoms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from grpo_math import metrics
+from grpo_math.checks import Finding
+
+WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
+FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
+TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
+LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
+
+RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two standard errors) counts as not rising
+SATURATED = 0.85  # of the reward's range; from there on a flat reward is a full one
+SURE = 2.0  # standard errors of a stated bound
+FALL = 0.2  # of the reward's range; less is within what a harder stretch of problems costs
+FALL_SURE = 4.0  # standard errors; the peak is the best of many windows, and each checks anew
+SWING = 0.2  # of the reward's range, for each swing of an oscillation
+SWING_SURE = 6.0  # standard errors of a window's mean; noise alone has extremes 4 apart in 20 windows
+SWINGS = 4  # up, down, up, down: once may be a hard stretch, twice in turn hardly
+SWING_LINES = 5  # lines of a window in which swings are looked for
+SWING_SPAN = 100  # newest lines in which they are: an oscillation that has ended is history
+FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
+KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
+KL_LARGE = 1.0  # nats a token; too far only where the reward did not rise with it
+KL_SMALL = 1e-4  # nats a token; after so many steps the policy is the reference for all that sampling can tell
+KL_ZERO = 1e-9  # nats a token; adapter on and adapter off give the same bits
+KL_FIRST = 0.01  # nats a token at step 1; bfloat16 rounding between two ways to score stays below 0.002
+ENTROPY_SHARE = 0.2  # of the entropy at the start; a healthy run falls as far, but its reward rises with it
+TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
+NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
+LONG_LIMIT = 256  # tokens in which an answer to these problems fits: if nothing ends by then, nothing would
+DULL = 0.8  # share of groups without signal; four fifths of the generation is then for nothing
+CLIPPED_SHARE = 0.2  # of the tokens; PPO runs are healthy at a few per cent
+TIMEOUT_SHARE = 0.01  # of the answers; each is left out of its group
+SAMPLER_APART = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
+WORSE = 0.02  # of the held-out problems
+WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed nothing
+GRADIENT_GREW = 5.0  # times its median in the first lines; healthy gradients at most about double
+POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
+LOW_LORA, LOW_FULL = 5e-6, 1e-7  # learning rates under which an adapter, or all weights, hardly move in some 100 steps
+LOSS_SMALL = 0.01  # a loss that is read as zero
+
+FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
+
+
+class Seen(NamedTuple):
+    """What a check has found: the figures in words and as numbers, and the line of the recipe."""
+
+    words: str
+    figures: dict[str, Any]
+    setting: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """The lines that hold one metric."""
+
+    steps: list[int]
+    values: list[float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def last(self, lines: int = WINDOW) -> Series:
+        return Series(self.steps[-lines:], self.values[-lines:])
+
+    def first(self, lines: int = WINDOW) -> Series:
+        return Series(self.steps[:lines], self.values[:lines])
+
+    @property
+    def span(self) -> str:
+        return f"steps {self.steps[0]} to {self.steps[-1]}"
+
+    @property
+    def level(self) -> float:
+        return median(self.values[-WINDOW:])
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one line around a slow trend, from successive differences."""
+        pairs = zip(self.values, self.values[1:], strict=False)
+        return math.sqrt(fmean((b - a) ** 2 for a, b in pairs) / 2) if len(self) > 1 else 0.0
+
+
+class Change(NamedTuple):
+    """From the first `WINDOW` lines to the last third: ``rise`` of the mean and its standard error."""
+
+    early: Series
+    late: Series
+    rise: float
+    error: float
+
+    def below(self, bound: float) -> bool:
+        """Surely smaller than ``bound``."""
+        return self.rise + SURE * self.error < bound
+
+    @property
+    def words(self) -> str:
+        return f"{fmean(self.early.values):.2f} in {self.early.span}, {fmean(self.late.values):.2f} in {self.late.span}"
+
+
+class Run:
+    """The lines of a history in order, and the settings."""
+
+    def __init__(self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
+        self.config, self.lines = config, settled(history)
+
+    def get(self, name: str, default: Any) -> Any:
+        """A setting; the default where it is absent or of another kind."""
+        value = self.config.get(name)
+        if isinstance(default, (int, float)) and not isinstance(default, bool):
+            return default if (found := number(value)) is None else found
+        return value if isinstance(value, type(default)) else default
+
+    def series(self, name: str) -> Series:
+        found = [(line[metrics.STEP], line[name]) for line in self.lines if name in line]
+        return Series([step for step, _ in found], [value for _, value in found])
+
+    def change(self, name: str, lines: int = TREND) -> Change | None:
+        """None in a run too short to tell."""
+        series = self.series(name)
+        if len(series) < lines:
+            return None
+        early, late = series.first(), series.last(len(series) // 3)
+        error = series.noise * math.sqrt(1 / len(early) + 1 / len(late))
+        return Change(early, late, fmean(late.values) - fmean(early.values), error)
+
+    @cached_property
+    def bottom(self) -> float:
+        return min(self.series(metrics.REWARD_MIN).values, default=0.0)
+
+    @cached_property
+    def span(self) -> float:
+        """The range of rewards that the run has seen."""
+        return (max(self.series(metrics.REWARD_MAX).values, default=1.0) - self.bottom) or 1.0
+
+    @cached_property
+    def comparable(self) -> bool:
+        """Whether the rewards of early and late steps are of the same problems: not if these were chosen by rewards."""
+        return self.get("curriculum", "none") == "none" and not self.get("resample_groups", 0)
+
+    @cached_property
+    def not_rising(self) -> Change | None:
+        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise."""
+        change = self.change(metrics.REWARD) if self.comparable else None
+        if change is None or not change.below(RISE * self.span):
+            return None
+        heldout = self.series(metrics.HELDOUT_ACCURACY).values
+        if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
+            return None
+        full = fmean(change.late.values) >= self.bottom + SATURATED * self.span
+        return None if full and change.rise > -FALL * self.span else change
+
+    def learning_rate(self, factor: float) -> str:
+        """The setting times a factor, to two digits."""
+        rate = self.get("learning_rate", 0.0) or max(self.series(metrics.LEARNING_RATE).values, default=0.0)
+        return f"learning_rate: {rate * factor or 1e-5:.2g}"
+
+
+def settled(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line a step, in order, finite numbers alone. A line that goes back starts its step and all later ones anew.
+
+    >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "heldout/accuracy": 0.25}, {"step": 2, "reward": None}])
+    [{'step': 1, 'reward': 0.5, 'heldout/accuracy': 0.25}, {'step': 2}]
+    >>> settled([{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 1, "reward": 0.3}])
+    [{'step': 1, 'reward': 0.3}]
+    """
+    lines: dict[int, dict[str, Any]] = {}
+    for raw in history:
+        place = number(raw.get(metrics.STEP))
+        if place is None:
+            continue
+        step = int(place)
+        line = {name: value for name, item in raw.items() if (value := number(item)) is not None}
+        if lines and step < max(lines) and lines.get(step, {}).keys() & line.keys() - {metrics.STEP}:
+            lines = {known: values for known, values in lines.items() if known < step}
+        lines.setdefault(step, {}).update(line | {metrics.STEP: step})
+    return [lines[step] for step in sorted(lines)]
+
+
+def number(value: Any) -> float | None:
+    """A finite number or None."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """A held-out evaluation (before.json as step 0, after.json as the last) as lines to go with a history.
+
+    >>> evaluation_line(0, {"accuracy": 0.5, "n": 64})
+    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}]
+    >>> evaluation_line(0, None)
+    []
+    """
+    accuracy, n = (number((results or {}).get(name)) for name in ("accuracy", "n"))
+    if accuracy is None or not n:
+        return []
+    return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+# The checks, one for each finding: Run -> Seen, or None. All but the figures of their texts stands in CHECKS below.
+
+
+def flat_reward(run: Run) -> Seen | None:
+    """The rise from the first lines to the last third is surely below `RISE` of the range."""
+    if (change := run.not_rising) is None or change.rise < -SURE * change.error - RISE / 2 * run.span:
+        return None
+    figures = {"rise": change.rise, "standard_error": change.error, "steps": change.late.steps[-1]}
+    return Seen(change.words, figures, run.learning_rate(3))
+
+
+def oscillating(run: Run) -> Seen | None:
+    """At least `SWINGS` swings in turn between means of `SWING_LINES` lines. Faster ones are not told from noise."""
+    reward = run.series(metrics.REWARD).last(SWING_SPAN)
+    if len(reward) < TREND or not run.comparable:
+        return None
+    parts = [reward.values[i : i + SWING_LINES] for i in range(0, len(reward) - SWING_LINES + 1, SWING_LINES)]
+    least = max(SWING * run.span, SWING_SURE * reward.noise / math.sqrt(SWING_LINES))
+    turns = turning_points([fmean(part) for part in parts], least)
+    if len(turns) - 1 < SWINGS:
+        return None
+    words = f"{len(turns) - 1} swings of at least {least:.2f} in {reward.span}"
+    return Seen(words, {"swings": len(turns) - 1, "turning_points": turns}, run.learning_rate(0.5))
+
+
+def turning_points(values: list[float], least: float) -> list[float]:
+    """The ends of the swings of at least ``least``.
+
+    >>> turning_points([0, 1, 0.9, 0, 1], least=0.5)
+    [0, 1, 0, 1]
+    >>> turning_points([0, 0.4, 0.1, 0.3], least=0.5)
+    [0]
+    """
+    turns, direction = values[:1], 0
+    for value in values[1:]:
+        move = value - turns[-1]
+        if move * direction > 0:
+            turns[-1] = value
+        elif abs(move) >= least:
+            turns.append(value)
+            direction = 1 if move > 0 else -1
+    return turns
+
+
+def collapse(run: Run) -> Seen | None:
+    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range."""
+    reward = run.series(metrics.REWARD)
+    if len(reward) < TREND or not run.comparable:
+        return None
+    starts = range(len(reward) - 2 * WINDOW + 1)
+    means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
+    best = max(starts, key=means.__getitem__)
+    late = reward.last()
+    drop, error = means[best] - fmean(late.values), reward.noise * math.sqrt(2 / WINDOW)
+    if drop < max(FALL * run.span, FALL_SURE * error):
+        return None
+    peak = Series(reward.steps[best : best + WINDOW], [])
+    words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
+    figures = {"peak": means[best], "peak_steps": [peak.steps[0], peak.steps[-1]], "drop": drop, "now": late.steps[-1]}
+    return Seen(words, figures, run.learning_rate(0.5))
+
+
+def _checkpoint(run: Run, peak: list[int]) -> str:
+    """Which checkpoint to keep: the last one up to the best held-out accuracy, or up to the end of the peak."""
+    now, heldout = run.lines[-1][metrics.STEP], run.series(metrics.HELDOUT_ACCURACY)
+    known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
+    best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
+    every, limit = int(run.get("save_steps", 500)), run.get("save_total_limit", 0)
+    if run.get("save_strategy", "steps") != "steps" or every < 1:  # save_steps below 1 is a share of the run
+        return f"keep a checkpoint near step {best}, if there is one"
+    saved = max(1, best // every) * every
+    if saved > now or (limit and saved <= now // every * every - limit * every):
+        return f"no checkpoint near step {best} is kept"
+    return f"keep checkpoint-{saved}" + (f", held-out accuracy was best at step {best}" if len(known) > 1 else "")
+
+
+def reward_stuck_low(run: Run) -> Seen | None:
+    return _stuck(run, high=False)
+
+
+def reward_stuck_high(run: Run) -> Seen | None:
+    return _stuck(run, high=True)
+
+
+def _stuck(run: Run, high: bool) -> Seen | None:
+    """In each of the newest lines the smallest reward is the largest one too."""
+    low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
+    if len(low) < WINDOW or low.steps != top.steps:
+        return None
+    if any(b - a > 1e-9 for a, b in zip(low.values, top.values, strict=True)):
+        return None
+    right = run.series(metrics.ACCURACY)
+    value, share = median(low.values), right.level if len(right) else None
+    if high != (value > 0 and (share >= 0.5 if share is not None else value >= 1)):
+        return None
+    words = f"{value:g} in {low.span}" + (f", {percent(share)} of the answers right" if share is not None else "")
+    setting = "difficulty_band: [0.1, 0.9]"
+    if not high and share:
+        setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
+    elif not high and _unanswered(run) > 0.5:
+        setting = "rewards: [shaped]"  # pays a little for the format
+    return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
+
+
+def _unanswered(run: Run) -> float:
+    series = run.series(metrics.verdict_key("no_answer"))
+    return series.level if len(series) else 0.0
+
+
+def format_without_accuracy(run: Run) -> Seen | None:
+    """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
+    accuracy = run.change(metrics.ACCURACY, LONG_TREND)
+    if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
+        return None
+    names = [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
+    names = [*FORMAT_REWARDS, *(name for name in names if "format" in name)]
+    for key in (*map(metrics.reward_key, names), metrics.verdict_key("no_answer")):
+        change = run.change(key, LONG_TREND)
+        rise = 0.0 if change is None else change.rise
+        if key == metrics.verdict_key("no_answer"):
+            rise = -rise
+        if change and rise - SURE * change.error > FORMAT_RISE:
+            figures = {"format_rise": rise, "accuracy_rise": accuracy.rise}
+            return Seen(f"{key} {change.words}; accuracy {accuracy.words}", figures, "rewards: [accuracy, gated]")
+    return None
+
+
+def kl_explosion(run: Run) -> Seen | None:
+    """The median of the newest lines is above `KL_EXPLODED`."""
+    kl = run.series(metrics.KL).last()
+    if len(kl) < WINDOW or kl.level < KL_EXPLODED:
+        return None
+    return Seen(
+        f"{kl.level:.3g} nats a token in {kl.span}", {"kl": kl.level, "steps": kl.steps}, run.learning_rate(0.3)
+    )
+
+
+def kl_not_zero_at_start(run: Run) -> Seen | None:
+    """The KL of step 1, which is taken before any weight has moved."""
+    kl = run.series(metrics.KL)
+    if not len(kl) or kl.steps[0] != 1 or abs(kl.values[0]) <= KL_FIRST or run.get("logging_steps", 1) != 1:
+        return None
+    setting = (
+        "lora_dropout: 0.0" if run.get("use_peft", False) and run.get("lora_dropout", 0) else "disable_dropout: true"
+    )
+    return Seen(f"{kl.values[0]:.3g} nats a token at step 1", {"kl": kl.values[0]}, setting)
+
+
+def entropy_collapse(run: Run) -> Seen | None:
+    """The entropy fell under `ENTROPY_SHARE` of its start while the reward is surely not rising."""
+    entropy, change = run.series(metrics.ENTROPY), run.not_rising
+    if change is None or len(entropy) < TREND:
+        return None
+    before = median(entropy.first().values[: WINDOW // 2])
+    if entropy.level > ENTROPY_SHARE * before:
+        return None
+    words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
+    return Seen(words, {"before": before, "now": entropy.level}, "entropy_coef: 0.001")
+
+
+def truncation(run: Run) -> Seen | None:
+    """The median of the newest lines, from line `FEW` on."""
+    cut = run.series(metrics.TRUNCATED)
+    if len(cut) < FEW or cut.level <= TRUNCATED_SHARE:
+        return None
+    limit = 2 * run.get("max_completion_length", 256)
+    return Seen(
+        f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, f"max_completion_length: {limit}"
+    )
+
+
+def eos_mismatch(run: Run) -> Seen | None:
+    """No completion has ended by itself since the start, though answers are right or the limit is ample."""
+    cut, right = run.series(metrics.TRUNCATED), run.series(metrics.ACCURACY).values
+    if len(cut) < WINDOW or min(cut.values) < NONE_ENDED:
+        return None
+    limit = run.get("max_completion_length", LONG_LIMIT)
+    if max(right, default=0) == 0 and limit < LONG_LIMIT:
+        return None
+    words = (
+        f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(max(right, default=0))} are right"
+    )
+    return Seen(
+        words, {"truncated": min(cut.values), "steps": len(cut)}, "eos_token_id: [...] in generation_config.json"
+    )
+
+
+def groups_too_easy(run: Run) -> Seen | None:
+    return _dull(run, metrics.ALL_RIGHT, metrics.ALL_WRONG)
+
+
+def groups_too_hard(run: Run) -> Seen | None:
+    return _dull(run, metrics.ALL_WRONG, metrics.ALL_RIGHT)
+
+
+def _dull(run: Run, kind: str, other: str) -> Seen | None:
+    """The median share of groups with equal rewards, and which kind of group has the larger mean."""
+    dull, ours, theirs = run.series(metrics.DEGENERATE), run.series(kind).last(), run.series(other).last()
+    if len(dull) < FEW or dull.level < DULL or not len(ours) or not len(theirs):
+        return None
+    if fmean(ours.values) <= fmean(theirs.values):
+        return None
+    words = f"{percent(dull.level)} of the groups in {dull.last().span}, {percent(fmean(ours.values))} for this cause"
+    return Seen(words, {"degenerate": dull.level, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
+
+
+def clipping(run: Run) -> Seen | None:
+    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips."""
+    clipped = run.series(metrics.CLIP_REGION).last(FEW)
+    if len(clipped) < WINDOW or (share := fmean(clipped.values)) <= CLIPPED_SHARE:
+        return None
+    setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)
+    return Seen(f"{percent(share)} of the tokens in {clipped.span}", {"clipped": share}, setting)
+
+
+def adapter_not_moving(run: Run) -> Seen | None:
+    """Gradients of zero though advantages are not; or a learning rate of zero; or a KL of zero after ten lines."""
+    what = "the adapter" if run.get("use_peft", False) else "the model"
+    signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
+    rate = run.series(metrics.LEARNING_RATE)
+    if len(rate) >= WINDOW and max(rate.values) == 0:
+        return Seen(f"a learning rate of 0 in {rate.span}", {"learning_rate": 0.0}, "learning_rate: 1e-5")
+    setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
+    if len(signal) >= WINDOW and all(line[metrics.GRAD_NORM] == 0 for line in signal):
+        words = f"{what} has a gradient of 0 in {len(signal)} steps whose advantages are not 0"
+        return Seen(words, {"grad_norm": 0.0, "steps": len(signal)}, setting)
+    kl = run.series(metrics.KL)
+    refreshed = run.get("reference_refresh_steps", 0) or run.get("sync_ref_model", False)
+    if len(kl) >= FEW and len(signal) >= WINDOW and not refreshed and max(map(abs, kl.values)) < KL_ZERO:
+        return Seen(f"{what} has a KL of 0 to its start in {kl.span}", {"kl": kl.level}, setting)
+    return None
+
+
+def grader_timeouts(run: Run) -> Seen | None:
+    """The mean of the newest `FEW` lines."""
+    late = run.series(metrics.verdict_key("timeout")).last(FEW)
+    if len(late) < FEW or (share := fmean(late.values)) <= TIMEOUT_SHARE:
+        return None
+    return Seen(
+        f"{percent(share)} of the answers in {late.span}",
+        {"timeouts": share},
+        f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}",
+    )
+
+
+def sampler_apart(run: Run) -> Seen | None:
+    """The median of the newest lines of TRL's mean distance between vLLM's log-probs and the trainer's."""
+    apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
+    if len(apart) < WINDOW or apart.level <= SAMPLER_APART:
+        return None
+    return Seen(
+        f"{apart.level:.2g} nats a token in {apart.span}", {"difference": apart.level}, "cast_lm_head_to_fp32: true"
+    )
+
+
+def heldout_worse(run: Run) -> Seen | None:
+    """The newest held-out accuracy against that of step 0, as two shares: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
+    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
+    if len(scores) < 2 or scores[0][metrics.STEP] != 0:
+        return None
+    base, m = scores[0][metrics.HELDOUT_ACCURACY], scores[0][metrics.HELDOUT_N]
+    now, n = scores[-1][metrics.HELDOUT_ACCURACY], scores[-1][metrics.HELDOUT_N]
+    pooled = (base * m + now * n) / (m + n)
+    if base - now <= max(WORSE, WORSE_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))):
+        return None
+    step = scores[-1][metrics.STEP]
+    words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
+    return Seen(words, {"before": base, "now": now}, run.learning_rate(0.3))
+
+
+def learning_rate_too_high(run: Run) -> Seen | None:
+    """Gradients `GRADIENT_GREW` times those of the start; or the policy leaves its rollout or its reference."""
+    gradient, moved, kl = (run.series(name) for name in (metrics.GRAD_NORM, metrics.APPROX_KL, metrics.KL))
+    ceiling = run.get("max_grad_norm", 1.0) or 1.0
+    if len(gradient) >= TREND:
+        before = median(gradient.first().values)
+        if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
+            words = (
+                f"gradient norm {before:.2g} in {gradient.first().span}, {gradient.level:.2g} in {gradient.last().span}"
+            )
+            return Seen(words, {"before": before, "now": gradient.level}, run.learning_rate(0.3))
+    if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
+        words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
+        return Seen(words, {"approx_kl": mean}, run.learning_rate(0.3))
+    if len(kl) >= TREND and kl.level > KL_LARGE and run.not_rising:
+        words = f"a KL of {kl.level:.2g} nats a token in {kl.last().span}, and the reward {run.not_rising.words}"
+        return Seen(words, {"kl": kl.level}, run.learning_rate(0.3))
+    return None
+
+
+def learning_rate_too_low(run: Run) -> Seen | None:
+    """The reward does not rise, there are gradients, and the KL is tiny; without a KL, the learning rate itself is."""
+    change, kl, gradient = run.not_rising, run.series(metrics.KL), run.series(metrics.GRAD_NORM)
+    if change is None or not len(gradient) or gradient.level <= 0:
+        return None
+    if len(kl) >= TREND and not run.get("reference_refresh_steps", 0) and not run.get("sync_ref_model", False):
+        if abs(kl.level) >= KL_SMALL:
+            return None
+        words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
+        return Seen(words, {"kl": kl.level, "grad_norm": gradient.level}, run.learning_rate(10))
+    rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
+    if rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
+        return None
+    words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
+    return Seen(words, {"learning_rate": rate, "grad_norm": gradient.level}, run.learning_rate(10))
+
+
+def loss_near_zero(run: Run) -> Seen | None:
+    """On policy and without a KL term, the loss is -mean(advantage) in value, and its gradient is not zero."""
+    loss, gradient = run.series(metrics.LOSS).last(), run.series(metrics.GRAD_NORM)
+    reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > run.get(
+        "gradient_accumulation_steps", 1
+    )
+    if len(loss) < WINDOW or reused or run.get("beta", 0.0) or not len(gradient) or gradient.level <= 0:
+        return None
+    size = median(map(abs, loss.values))
+    if size > LOSS_SMALL:
+        return None
+    return Seen(
+        f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}",
+        {"loss": size, "grad_norm": gradient.level},
+        "none",
+    )
+
+
+class Check(NamedTuple):
+    """The texts of a finding. A message is ``symptom: figures; cause``, a remedy ``remedy: setting``."""
+
+    find: Callable[[Run], Seen | None]
+    level: str
+    symptom: str
+    cause: str
+    remedy: str
+
+
+CHECKS: dict[str, Check] = {
+    "flat_reward": Check(
+        flat_reward,
+        "warning",
+        "the reward does not rise",
+        "the updates are too small, or the groups hold too little signal",
+        "raise the learning rate",
+    ),
+    "oscillating": Check(
+        oscillating,
+        "warning",
+        "the reward swings up and down",
+        "each update overshoots, or stands on too few prompts",
+        "lower the learning rate, or raise prompts_per_step",
+    ),
+    "collapse": Check(
+        collapse,
+        "error",
+        "the reward fell after a peak",
+        "the policy left the region where its updates improve it",
+        "go back to the best checkpoint with a lower learning rate",
+    ),
+    "reward_stuck_low": Check(
+        reward_stuck_low,
+        "error",
+        "all rewards are the same low value",
+        "no group differs, so nothing is learned: the problems are too hard, or the format never comes",
+        "reward what the model can reach, or give it problems that it sometimes solves",
+    ),
+    "reward_stuck_high": Check(
+        reward_stuck_high,
+        "error",
+        "all rewards are the same high value",
+        "no group differs, so nothing is learned: every completion gets the full reward",
+        "train on problems that it sometimes fails",
+    ),
+    "format_without_accuracy": Check(
+        format_without_accuracy,
+        "warning",
+        "the format is learned and the answers are not",
+        "the format is paid for without a right answer",
+        "pay for the format only with a right answer",
+    ),
+    "kl_explosion": Check(
+        kl_explosion,
+        "error",
+        "the KL to the reference exploded",
+        "the policy writes what the reference holds for all but impossible",
+        "lower the learning rate, or raise beta",
+    ),
+    "kl_not_zero_at_start": Check(
+        kl_not_zero_at_start,
+        "warning",
+        "the KL is not zero at the first step",
+        "policy and reference are scored differently: dropout is on, or the reference is not the model at the start",
+        "turn dropout off",
+    ),
+    "entropy_collapse": Check(
+        entropy_collapse,
+        "warning",
+        "the entropy collapsed without a gain",
+        "the policy became sure before it became right, and its completions hardly differ any more",
+        "add an entropy bonus, or lower the learning rate",
+    ),
+    "truncation": Check(
+        truncation,
+        "warning",
+        "too many completions are cut at the length limit",
+        "an answer that is cut off is graded wrong, whatever it would have been",
+        "allow longer completions",
+    ),
+    "eos_mismatch": Check(
+        eos_mismatch,
+        "error",
+        "no completion ends by itself",
+        "the token with which the model ends its turn is not among the EOS tokens of tokenizer and generation_config",
+        "name that token in the model's folder",
+    ),
+    "groups_too_easy": Check(
+        groups_too_easy,
+        "warning",
+        "most groups teach nothing: all right",
+        "the problems are too easy for this model, and a group of equal rewards moves no weight",
+        "train on problems that it sometimes fails, or set resample_groups",
+    ),
+    "groups_too_hard": Check(
+        groups_too_hard,
+        "warning",
+        "most groups teach nothing: all wrong",
+        "the problems are too hard for this model, and a group of equal rewards moves no weight",
+        "train on problems that it sometimes solves, or set resample_groups",
+    ),
+    "clipping": Check(
+        clipping,
+        "warning",
+        "too many tokens are clipped",
+        "the policy moves far from its rollout before the next one, and clipped tokens carry no gradient",
+        "take fewer or smaller updates on a rollout",
+    ),
+    "adapter_not_moving": Check(
+        adapter_not_moving,
+        "error",
+        "the weights do not move",
+        "nothing that is trainable gets a gradient, or the optimizer does not take a step",
+        "check which modules are trained, and the learning rate",
+    ),
+    "grader_timeouts": Check(
+        grader_timeouts,
+        "warning",
+        "the grader runs out of time",
+        "an answer that is not graded in time is left out of its group",
+        "give it more time; ungradable.jsonl of the run holds the answers",
+    ),
+    "sampler_apart": Check(
+        sampler_apart,
+        "warning",
+        "trainer and sampler disagree on log-probs",
+        "vLLM runs older weights, another precision or another sampling setting than the trainer",
+        "score in higher precision, and see that the weight sync works",
+    ),
+    "heldout_worse": Check(
+        heldout_worse,
+        "error",
+        "held-out accuracy is below the base model's",
+        "the model learned what pays on the training problems and not how to solve others",
+        "lower the learning rate, or stop earlier",
+    ),
+    "learning_rate_too_high": Check(
+        learning_rate_too_high,
+        "warning",
+        "the learning rate is too high",
+        "each step changes the policy by more than its rollout can justify",
+        "lower it",
+    ),
+    "learning_rate_too_low": Check(
+        learning_rate_too_low,
+        "warning",
+        "the learning rate is too low",
+        "there are gradients, and the policy stays where it was",
+        "raise it",
+    ),
+    "loss_near_zero": Check(
+        loss_near_zero,
+        "info",
+        "the loss is near zero",
+        "normal for on-policy GRPO: the advantages of a group sum to zero, so the loss has no size, only a gradient; "
+        "judge by reward and accuracy",
+        "nothing to change",
+    ),
+}
+
+# A finding that another one explains is left out: one line for one cause.
+EXPLAINED_BY: dict[str, set[str]] = {
+    "flat_reward": {"learning_rate_too_low", "adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
+    "learning_rate_too_low": {"adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
+    "groups_too_hard": {"reward_stuck_low"},
+    "groups_too_easy": {"reward_stuck_high"},
+    "truncation": {"eos_mismatch"},
+}
+
+
+def diagnose(history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None) -> list[Finding]:
+    """The findings of a history (lines of history.jsonl) under the settings of its config.yaml, worst level first.
+
+    A held-out line of step 0 is the base model's accuracy. Settings that are absent count as TRL's defaults.
+
+    >>> diagnose([{"step": 1, "reward": 0.5}])  # too little to say anything
+    []
+    >>> lines = [{"step": i, "completions/clipped_ratio": 0.31} for i in range(1, 31)]
+    >>> [finding] = diagnose(lines, {"max_completion_length": 256})
+    >>> finding.message
+    'too many completions are cut at the length limit: 31% in steps 21 to 30; an answer that is cut off is graded ...'
+    >>> finding.remedy
+    'allow longer completions: max_completion_length: 512'
+    """
+    run = Run(history, config or {})
+    seen = {name: found for name, check in CHECKS.items() if (found := check.find(run))}
+    findings = []
+    for name, (words, figures, setting) in seen.items():
+        if not EXPLAINED_BY.get(name, set()) & seen.keys():
+            check = CHECKS[name]
+            remedy = check.remedy if setting == "none" else f"{check.remedy}: {setting}"
+            findings.append(Finding(check.level, name, f"{check.symptom}: {words}; {check.cause}", remedy, figures))
+    return sorted(findings, key=lambda finding: ("error", "warning", "info").index(finding.level))

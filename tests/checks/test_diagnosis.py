@@ -1,0 +1,483 @@
+"""Each finding on a history that shows it and on one that nearly does; healthy runs, simulated and real, show none."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_math import metrics
+from grpo_math.checks import LEVELS, Finding
+from grpo_math.checks.diagnosis import CHECKS, EXPLAINED_BY, diagnose, evaluation_line
+
+CASES = Path(__file__).parents[1] / "cases"
+CONFIG = {
+    "learning_rate": 1e-4,
+    "max_completion_length": 128,
+    "use_peft": True,
+    "num_generations": 8,
+    "save_strategy": "steps",
+    "save_steps": 20,
+    "rewards": ["accuracy"],
+    "logging_steps": 1,
+}
+TIMEOUT, NO_ANSWER = metrics.verdict_key("timeout"), metrics.verdict_key("no_answer")
+FORMAT = metrics.reward_key("format_soft")
+
+
+def healthy(seed, steps=80, start=None, gain=None, prompts=8, generations=8, **more):
+    """A run that learns: each prompt's pass rate is drawn around a mean that rises, each completion from its rate.
+
+    The mean also wanders (an AR(1) of 0.03), as stretches of harder problems make it.
+    """
+    rng = random.Random(seed)
+    start = rng.uniform(0.1, 0.5) if start is None else start
+    gain = rng.uniform(0.25, 0.4) if gain is None else gain
+    tau = rng.uniform(0.15, 0.4) * steps
+    lines, wander = [], 0.0
+    for step in range(1, steps + 1):
+        learned = 1 - 2.718 ** (-step / tau)
+        wander = 0.6 * wander + rng.gauss(0, 0.03)
+        mean = min(0.95, max(0.02, start + gain * learned + wander))
+        rates = [rng.betavariate(3 * mean, 3 * (1 - mean)) for _ in range(prompts)]
+        right = [sum(rng.random() < rate for _ in range(generations)) for rate in rates]
+        share = sum(right) / (prompts * generations)
+        all_right, all_wrong = right.count(generations) / prompts, right.count(0) / prompts
+        line = {
+            metrics.STEP: step,
+            metrics.LOSS: rng.gauss(0, 0.005),
+            metrics.REWARD: share,
+            metrics.ACCURACY: share,
+            metrics.REWARD_MIN: float(share == 1),
+            metrics.REWARD_MAX: float(share > 0),
+            metrics.REWARD_STD: (share * (1 - share)) ** 0.5,
+            metrics.ADVANTAGE_STD: (1 - all_right - all_wrong) ** 0.5,
+            metrics.DEGENERATE: all_right + all_wrong,
+            metrics.ALL_RIGHT: all_right,
+            metrics.ALL_WRONG: all_wrong,
+            metrics.GRAD_NORM: 0.3 * 2.718 ** rng.gauss(0, 0.5) if all_right + all_wrong < 1 else 0.0,
+            metrics.LEARNING_RATE: 1e-4,
+            metrics.ENTROPY: (1.2 - 1.1 * learned) * 2.718 ** rng.gauss(0, 0.3),
+            metrics.KL: 0.0 if step == 1 else 0.8 * learned * 2.718 ** rng.gauss(0, 0.7),
+            metrics.APPROX_KL: 0.01 * rng.random(),
+            metrics.CLIP_REGION: 0.03 * rng.random(),
+            metrics.TRUNCATED: 0.3 * 2.718 ** (-step / 6) + 0.06 * rng.random(),
+            metrics.SAMPLER_DIFFERENCE: 0.04 * 2.718 ** rng.gauss(0, 0.3),
+            TIMEOUT: (rng.random() < 0.1) / (prompts * generations),
+            NO_ANSWER: max(0.0, 0.4 * (1 - learned) + rng.gauss(0, 0.03)),
+            FORMAT: min(1.0, 0.5 + 0.5 * learned),
+        }
+        lines.append(line)
+        if step % 25 == 0:
+            right_heldout = sum(rng.random() < start + gain * learned for _ in range(64)) / 64
+            lines.append({metrics.STEP: step, metrics.HELDOUT_ACCURACY: right_heldout, metrics.HELDOUT_N: 64})
+    base = sum(rng.random() < start for _ in range(64)) / 64
+    return [*evaluation_line(0, {"accuracy": base, "n": 64}), *lines]
+
+
+def alarms(lines, config=CONFIG):
+    return {finding.check for finding in diagnose(lines, config) if finding.level != "info"}
+
+
+def changed(lines=None, seed=0, **series):
+    """A healthy history in which some metrics are other functions of the step; None leaves the key out."""
+    lines = healthy(seed) if lines is None else lines
+    made = []
+    for line in lines:
+        line = dict(line)
+        if metrics.LOSS in line:
+            for name, value in series.items():
+                key = KEYS[name]
+                line[key] = value(line[metrics.STEP]) if callable(value) else value
+                if line[key] is None:
+                    del line[key]
+        made.append(line)
+    return made
+
+
+KEYS = {
+    **{name.lower(): getattr(metrics, name) for name in dir(metrics) if isinstance(getattr(metrics, name), str)},
+    "timeout": TIMEOUT,
+    "no_answer": NO_ANSWER,
+    "format": FORMAT,
+}
+
+
+def noisy(mean, spread=0.1, seed=0):
+    """A function of the step: the mean (a number or a function) with noise."""
+    rng = random.Random(seed)
+    return lambda step: (mean(step) if callable(mean) else mean) + rng.gauss(0, spread)
+
+
+def flat(seed=0, level=0.4, **more):
+    return changed(
+        seed=seed, reward=noisy(level, 0.05, seed), accuracy=noisy(level, 0.05, seed), heldout_n=None, **more
+    )
+
+
+def without_heldout(lines):
+    return [line for line in lines if metrics.HELDOUT_ACCURACY not in line]
+
+
+FLAT = without_heldout(flat())
+
+
+def evaluated(before, after):
+    """A run with 256 problems before and after it."""
+    first, last = ({"accuracy": accuracy, "n": 256} for accuracy in (before, after))
+    return [*evaluation_line(0, first), *without_heldout(healthy(0)), *evaluation_line(80, last)]
+
+
+def rising(step):
+    return 0.3 + 0.4 * min(1, step / 40)
+
+
+# What shows a finding, and what nearly does: (lines, settings) of each.
+SHOWN = {
+    "flat_reward": ((FLAT, {}), (without_heldout(changed(reward=noisy(lambda s: 0.4 + 0.2 * s / 80, 0.05))), {})),
+    "oscillating": (
+        (changed(reward=noisy(lambda s: 0.5 + (0.3 if s // 10 % 2 else -0.3), 0.05)), {}),
+        (changed(reward=noisy(lambda s: 0.5 + (0.3 if 30 < s <= 40 else -0.2), 0.05)), {}),
+    ),
+    "collapse": (
+        (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)), {}),
+        (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)), {}),
+    ),
+    "reward_stuck_low": (
+        (changed(reward=0.0, reward_min=0.0, reward_max=0.0, accuracy=0.0), {}),
+        (changed(reward=0.0, reward_min=0.0, reward_max=lambda s: float(s % 8 == 0), accuracy=0.0), {}),
+    ),
+    "reward_stuck_high": (
+        (changed(reward=1.0, reward_min=1.0, reward_max=1.0, accuracy=1.0), {}),
+        (changed(reward=1.0, reward_min=lambda s: float(s % 8 != 0), reward_max=1.0, accuracy=1.0), {}),
+    ),
+    "format_without_accuracy": (
+        (changed(format=lambda s: min(1, s / 40), accuracy=noisy(0.2, 0.05)), {}),
+        (changed(format=lambda s: min(1, s / 40), accuracy=noisy(lambda s: 0.2 + 0.2 * s / 80, 0.05)), {}),
+    ),
+    "kl_explosion": (
+        (changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05), {}),
+        (changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5), {}),
+    ),
+    "kl_not_zero_at_start": (
+        (changed(kl=0.05), {}),
+        (changed(kl=lambda s: 0.001 if s == 1 else 0.05), {}),
+    ),
+    "entropy_collapse": (
+        (without_heldout(flat(entropy=lambda s: 1.0 * 0.93**s)), {}),
+        (changed(entropy=lambda s: 1.0 * 0.93**s), {}),
+    ),
+    "truncation": (
+        (changed(truncated=noisy(0.26, 0.03)), {}),
+        (changed(truncated=lambda s: 0.6 if s % 3 == 0 else 0.17), {}),
+    ),
+    "eos_mismatch": (
+        (changed(truncated=1.0), {}),
+        (changed(truncated=lambda s: 0.98 if s == 7 else 1.0), {}),
+    ),
+    "groups_too_easy": (
+        (changed(degenerate=0.9, all_right=0.8, all_wrong=0.1), {}),
+        (changed(degenerate=lambda s: 0.75 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
+    ),
+    "groups_too_hard": (
+        (changed(degenerate=0.9, all_right=0.1, all_wrong=0.8), {}),
+        (changed(degenerate=lambda s: 0.75 + 0.2 * (s % 3 == 0), all_right=0.05, all_wrong=0.7), {}),
+    ),
+    "clipping": (
+        (changed(clip_region=lambda s: 0.6 * (s % 2)), {"num_iterations": 2}),
+        (changed(clip_region=lambda s: 0.38 * (s % 2)), {"num_iterations": 2}),
+    ),
+    "adapter_not_moving": (
+        (changed(grad_norm=0.0), {}),
+        (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {}),
+    ),
+    "grader_timeouts": (
+        (changed(timeout=lambda s: 0.05 * (s % 4 == 0)), {}),
+        (changed(timeout=lambda s: 0.036 * (s % 4 == 0)), {}),
+    ),
+    "sampler_apart": (
+        (changed(sampler_difference=noisy(0.2, 0.03)), {}),
+        (changed(sampler_difference=lambda s: 0.5 if s % 3 == 0 else 0.09), {}),
+    ),
+    "heldout_worse": (
+        (evaluated(0.5, 0.35), {}),
+        (evaluated(0.5, 0.43), {}),
+    ),
+    "learning_rate_too_high": (
+        (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),
+        (changed(grad_norm=lambda s: 30.0 if s % 3 == 0 else 0.9), {}),
+    ),
+    "learning_rate_too_low": (
+        (without_heldout(flat(kl=lambda s: 1e-7 * s)), {}),
+        (without_heldout(flat(kl=lambda s: 1e-4 * s)), {}),
+    ),
+    "loss_near_zero": (
+        (changed(loss=noisy(0.0, 0.001)), {}),
+        (changed(loss=noisy(0.0, 0.001)), {"beta": 0.04}),
+    ),
+}
+
+
+def steady(level=0.4, steps=80, **series):
+    """A flat run without noise."""
+    lines = [line for line in without_heldout(healthy(0, steps=80)) if 1 <= line[metrics.STEP] <= steps]
+    return changed(lines, **{"reward": level, "accuracy": level, "format": 0.5, "no_answer": 0.0, "kl": None} | series)
+
+
+def then(first, last, at=50):
+    return lambda step: first if step <= at else last
+
+
+def zigzag(first, last, size=0.1):
+    """A change of level under a noise of ``size`` times the root of two that each window of ten averages to nothing."""
+    return lambda step: (first if step <= 50 else last) + (size if step % 2 else -size)
+
+
+def waves(high, low, until=80):
+    return lambda step: high if step <= until and step // 10 % 2 else low
+
+
+# Each threshold, from both sides: (finding, settings, what is just over it, what is just under it).
+EDGES = [
+    ("flat_reward", {}, steady(reward=then(0.4, 0.47)), steady(reward=then(0.4, 0.53))),
+    ("flat_reward", {}, steady(level=0.8), steady(level=0.9)),
+    ("flat_reward", {}, steady(steps=40), steady(steps=39)),
+    ("flat_reward", {}, steady(reward=zigzag(0.4, 0.4, 0.07)), steady(reward=zigzag(0.4, 0.44, 0.07))),
+    ("oscillating", {}, steady(reward=waves(0.65, 0.4)), steady(reward=waves(0.55, 0.4))),
+    ("collapse", {}, steady(reward=then(0.64, 0.4)), steady(reward=then(0.56, 0.4))),
+    ("collapse", {}, steady(reward=zigzag(0.7, 0.4)), steady(reward=zigzag(0.63, 0.4))),
+    ("format_without_accuracy", {}, steady(format=then(0.5, 0.75)), steady(format=then(0.5, 0.65))),
+    ("format_without_accuracy", {}, steady(no_answer=then(0.5, 0.25)), steady(no_answer=then(0.5, 0.35))),
+    ("format_without_accuracy", {}, steady(format=then(0, 1, 9), steps=60), steady(format=then(0, 1, 9), steps=59)),
+    ("kl_explosion", {}, changed(kl=then(0, 6)), changed(kl=then(0, 4))),
+    ("kl_not_zero_at_start", {}, changed(kl=0.012), changed(kl=0.008)),
+    ("entropy_collapse", {}, steady(entropy=then(1, 0.17)), steady(entropy=then(1, 0.23))),
+    ("truncation", {}, steady(truncated=0.3, steps=20), steady(truncated=0.3, steps=19)),
+    (
+        "eos_mismatch",
+        {"max_completion_length": 300},
+        steady(level=0.0, truncated=1.0),
+        steady(level=0.0, truncated=then(1.0, 0.99)),
+    ),
+    ("adapter_not_moving", {}, changed(kl=7e-10), changed(kl=1.3e-9)),
+    ("learning_rate_too_high", {}, changed(grad_norm=then(0.3, 1.8)), changed(grad_norm=then(0.3, 1.3))),
+    ("learning_rate_too_high", {}, changed(grad_norm=then(0.1, 1.2)), changed(grad_norm=then(0.1, 0.8))),
+    ("learning_rate_too_high", {}, changed(approx_kl=0.12), changed(approx_kl=0.08)),
+    ("learning_rate_too_high", {}, steady(kl=then(0, 1.2)), steady(kl=then(0, 0.8))),
+    ("learning_rate_too_low", {}, steady(kl=8e-5), steady(kl=1.3e-4)),
+    ("learning_rate_too_low", {}, steady(learning_rate=4e-6), steady(learning_rate=6e-6)),
+    ("learning_rate_too_low", {"use_peft": False}, steady(learning_rate=8e-8), steady(learning_rate=1.3e-7)),
+    ("loss_near_zero", {}, changed(loss=0.008), changed(loss=0.013)),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "over", "under"), EDGES, ids=[edge[0] for edge in EDGES])
+def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
+    assert name in checks_of(over, settings)
+    assert name not in checks_of(under, settings)
+
+
+def test_a_short_limit_alone_is_no_eos_mismatch():
+    lines = steady(level=0.0, truncated=1.0)
+    assert "eos_mismatch" not in checks_of(lines, {"max_completion_length": 200})
+    assert "truncation" in checks_of(lines, {"max_completion_length": 200})
+
+
+def test_an_oscillation_that_has_ended_is_none():
+    lines = without_heldout(healthy(0, steps=200))
+    assert "oscillating" in checks_of(changed(lines, reward=waves(0.8, 0.3, until=200)), {})
+    assert "oscillating" not in checks_of(changed(lines, reward=waves(0.8, 0.3, until=100)), {})
+
+
+def test_many_problems_make_a_small_loss_sure_but_not_one_of_a_point():
+    for after, expected in ((0.47, True), (0.485, False)):
+        ends = [
+            *evaluation_line(0, {"accuracy": 0.5, "n": 10**5}),
+            *evaluation_line(80, {"accuracy": after, "n": 10**5}),
+        ]
+        assert ("heldout_worse" in checks_of(ends, {})) == expected
+
+
+def checks_of(lines, settings):
+    return {finding.check for finding in diagnose(lines, CONFIG | settings)}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_history_that_shows_it_gives_the_finding(name):
+    lines, settings = SHOWN[name][0]
+    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == name]
+    assert finding.level == CHECKS[name].level
+    assert finding.level in LEVELS
+    assert finding.message.startswith(CHECKS[name].symptom + ": ")
+    assert finding.message.endswith("; " + CHECKS[name].cause)
+    assert "step" in finding.message
+    assert finding.remedy.startswith(CHECKS[name].remedy)
+    setting = finding.remedy.removeprefix(CHECKS[name].remedy)
+    assert re.fullmatch(r": \w+: \S.*", setting) or name == "loss_near_zero"
+    assert finding.evidence
+    assert "\n" not in finding.line()
+    json.dumps(finding._asdict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_history_that_nearly_shows_it_does_not(name):
+    assert name not in checks_of(*SHOWN[name][1])
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_few_steps_of_it_are_too_few(name):
+    lines, settings = SHOWN[name][0]
+    three = [line for line in lines if line[metrics.STEP] <= 3]
+    expected = {"kl_not_zero_at_start"} if name == "kl_not_zero_at_start" else set()
+    assert checks_of(three, settings) == expected
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_any_key_may_be_missing_or_none(name):
+    lines, settings = SHOWN[name][0]
+    keys = sorted({key for line in lines for key in line})
+    for key in keys:
+        diagnose([{k: v for k, v in line.items() if k != key} for line in lines], CONFIG | settings)
+        diagnose([{**line, key: None} for line in lines], CONFIG | settings)
+    rng = random.Random(0)
+    holes = [{k: v for k, v in line.items() if k == metrics.STEP or rng.random() < 0.5} for line in lines]
+    diagnose(holes, {})
+
+
+def test_no_line_no_setting_and_hostile_settings():
+    assert diagnose([], {}) == []
+    assert diagnose([{}, {metrics.STEP: None}, {metrics.STEP: 1, metrics.REWARD: float("nan")}], CONFIG) == []
+    for name in CHECKS:
+        lines, _ = SHOWN[name][0]
+        assert diagnose(lines, None) is not None
+        diagnose(lines, dict.fromkeys([*CONFIG, "beta", "num_iterations", "grade_timeout", "max_grad_norm"], "</x>"))
+
+
+SEEDS = 300
+
+
+def test_healthy_noisy_runs_raise_no_alarm_at_any_moment():
+    """At most 1% of runs, of as many as 300, asked after every tenth step as in training."""
+    shapes = [(4, 16), (8, 8), (16, 4), (12, 8)]
+    raised = {}
+    for seed in range(SEEDS):
+        prompts, generations = shapes[seed % len(shapes)]
+        lines = healthy(seed, steps=(30, 60, 90, 150)[seed // 4 % 4], prompts=prompts, generations=generations)
+        asked = [i for i, line in enumerate(lines, 1) if line[metrics.STEP] % 10 == 0]
+        for i in asked:
+            for name in alarms(lines[:i]):
+                raised.setdefault(seed, []).append((lines[i - 1][metrics.STEP], name))
+    assert len(raised) <= SEEDS // 100, raised
+
+
+def test_runs_that_go_wrong_are_found_at_most_seeds():
+    """The other error: how many of 40 noisy bad runs of 80 steps are found in time."""
+    found = {"flat_reward": 0, "collapse": 0, "oscillating": 0, "entropy_collapse": 0}
+    for seed in range(40):
+        entropy = noisy(lambda s: 1.2 * 2.718 ** (-s / 15), 0.01, seed)
+        steady = without_heldout(changed(seed=seed, reward=noisy(0.35, 0.08, seed), entropy=entropy))
+        found["flat_reward"] += "flat_reward" in alarms(steady)
+        found["entropy_collapse"] += "entropy_collapse" in alarms(steady)
+        fallen = changed(seed=seed, reward=noisy(lambda s: rising(s) if s < 60 else 0.2, 0.1, seed))
+        found["collapse"] += "collapse" in alarms(fallen)
+        swung = changed(seed=seed, reward=noisy(lambda s: 0.5 + (0.3 if s // 8 % 2 else -0.3), 0.05, seed))
+        found["oscillating"] += "oscillating" in alarms(swung)
+    assert min(found.values()) >= 32, found
+
+
+def test_the_history_of_a_real_healthy_run_gives_no_alarm_at_any_step():
+    lines = [json.loads(line) for line in (CASES / "healthy_history.jsonl").read_text().splitlines()]
+    config = {"learning_rate": 2e-4, "use_peft": True, "max_completion_length": 16, "num_generations": 8}
+    for i in range(1, len(lines) + 1):
+        assert alarms(lines[:i], config) == set()
+    assert [finding.check for finding in diagnose(lines, config)] == ["loss_near_zero"]
+
+
+def test_a_resumed_run_counts_its_newest_attempt():
+    good = [line for line in healthy(3) if metrics.LOSS in line]
+    bad = changed([line for line in good if line[metrics.STEP] > 30], truncated=1.0, reward=0.0)
+    assert alarms(good[:30] + bad) >= {"collapse", "truncation"}
+    assert alarms(good[:30] + bad + good[30:]) == set()
+    assert alarms(good[:60] + bad) == alarms(good[:30] + bad)
+
+
+def test_the_checkpoint_to_keep_is_named():
+    lines, _ = SHOWN["collapse"][0]
+
+    def words(config, more=()):
+        [message] = [f.message for f in diagnose([*lines, *more], CONFIG | config) if f.check == "collapse"]
+        return message
+
+    lines = without_heldout(lines)
+    assert "; keep checkpoint-40;" in words({})
+    assert "; keep checkpoint-" in words({"save_total_limit": 3})
+    assert "is kept;" in words({"save_total_limit": 1})
+    assert "; keep a checkpoint near step " in words({"save_strategy": "no"})
+    heldout = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((25, 0.7), (50, 0.6))]
+    assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in words({}, heldout)
+
+
+def test_chosen_problems_make_a_reward_of_their_own():
+    """Under a curriculum a reward that stays is a success, and dynamic sampling holds it near a half."""
+    assert "flat_reward" in alarms(FLAT)
+    for settings in ({"curriculum": "easy_to_hard"}, {"resample_groups": 2}):
+        assert "flat_reward" not in alarms(FLAT, CONFIG | settings)
+
+
+def test_rewards_that_are_full_or_held_out_accuracy_that_rises_are_not_flat():
+    assert "flat_reward" not in alarms(without_heldout(flat(level=0.93)))
+    rises = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((20, 0.3), (60, 0.5))]
+    assert "flat_reward" not in alarms([*FLAT, *rises])
+
+
+def test_one_cause_is_one_finding():
+    assert "truncation" not in alarms(changed(truncated=1.0))
+    low = alarms(without_heldout(flat(learning_rate=1e-6, kl=None)))
+    assert "learning_rate_too_low" in low
+    assert "flat_reward" not in low
+    assert "flat_reward" not in alarms(without_heldout(flat(grad_norm=0.0)))
+    assert set(EXPLAINED_BY) | set().union(*EXPLAINED_BY.values()) <= set(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("series", "settings", "line"),
+    [
+        ({"accuracy": 0.4}, {}, "rewards: [accuracy]"),
+        ({"accuracy": 0.0, "no_answer": 0.9}, {}, "rewards: [shaped]"),
+        ({"accuracy": 0.0, "no_answer": 0.1}, {}, "difficulty_band: [0.1, 0.9]"),
+    ],
+)
+def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):
+    lines = changed(reward=0.0, reward_min=0.0, reward_max=0.0, **series)
+    [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == "reward_stuck_low"]
+    assert finding.remedy.endswith(line)
+
+
+def test_the_ways_in_which_weights_do_not_move():
+    assert "adapter_not_moving" in alarms(changed(learning_rate=0.0))
+    assert "adapter_not_moving" in alarms(changed(kl=0.0))
+    assert "adapter_not_moving" not in alarms(changed(kl=0.0), CONFIG | {"reference_refresh_steps": 1})
+    # Groups without signal have a gradient of zero, and that is right.
+    assert "adapter_not_moving" not in alarms(changed(grad_norm=0.0, advantage_std=0.0))
+
+
+def test_the_remedy_is_a_line_for_this_recipe():
+    def remedy(name, config):
+        lines, settings = SHOWN[name][0]
+        return next(f.remedy for f in diagnose(lines, CONFIG | settings | config) if f.check == name)
+
+    assert remedy("truncation", {"max_completion_length": 300}).endswith(": max_completion_length: 600")
+    assert remedy("collapse", {"learning_rate": 3e-5}).endswith(": learning_rate: 1.5e-05")
+    assert remedy("kl_not_zero_at_start", {"lora_dropout": 0.05}).endswith(": lora_dropout: 0.0")
+    assert remedy("kl_not_zero_at_start", {}).endswith(": disable_dropout: true")
+    assert remedy("clipping", {"num_iterations": 1}).endswith(": learning_rate: 5e-05")
+    assert remedy("grader_timeouts", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
+
+
+def test_the_worst_comes_first():
+    findings = diagnose(changed(truncated=0.5, grad_norm=0.0, loss=1e-4), CONFIG)
+    assert [f.level for f in findings] == sorted((f.level for f in findings), key=LEVELS.index)
+    assert isinstance(findings[0], Finding)
