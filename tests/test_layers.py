@@ -17,7 +17,7 @@ LAYERS = [
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "rows", "packing"},
-    {"grading"},
+    {"grading", "planner"},
     {"stats", "metrics", "prompts", "batch"},
     {"errors"},
 ]
@@ -30,6 +30,7 @@ NO_TORCH = [
     "problems",
     "rewards",
     "grading",
+    "planner",
     "report",
     "stats",
     "metrics",

@@ -1,0 +1,339 @@
+"""A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
+
+Does not print, and keeps to what it is told: nothing on the machine is asked but its main memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_math import batch
+from grpo_math.errors import ConfigError
+from grpo_math.planner import devices, memory
+from grpo_math.planner.memory import GB, Run
+from grpo_math.planner.model import Shape, read_config, shape_of
+from grpo_math.planner.settings import Zero, deepspeed_config, resolve
+
+MARGIN = 0.95  # of a GPU that a plan may fill: the rest is for fragmentation
+PROMPT_TOKENS = 512
+ZERO_2 = {
+    "bf16": {"enabled": "auto"},
+    "gradient_accumulation_steps": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
+}
+
+
+def plan(
+    recipe: Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    gpu_gb: float | None = None,
+    cpu_gb: float | None = None,
+    prompt_tokens: int | None = None,
+    accelerate: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `grpo-math plan --json` prints. GB are 2^30 bytes.
+
+    ``gpus``, ``gpu_gb``: how many, memory of one; by default this machine's; not read with ``use_cpu``. ``cpu_gb``: main memory, by default this machine's.
+    ``prompt_tokens``: the longest prompt; by default what ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an
+    accelerate config, read. Raises a `UserError` for what cannot be planned.
+
+    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
+    >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
+    >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
+    (True, [0], 0.92)
+    """
+    settings = resolve(recipe)
+    if settings["use_cpu"]:
+        gpu_gb = cpu_gb = cpu_gb or main_memory()
+        gpus = int((accelerate or {}).get("num_processes", 1))
+    elif gpus is None or gpu_gb is None:
+        there, size = devices.here()
+        if not there:
+            option = "gpus" if gpus is None else "gpu-memory"
+            raise ConfigError(option, None, "is not said, and there is no GPU here", "use --gpus 1 --gpu-memory 24")
+        gpus, gpu_gb = gpus or there, gpu_gb or size
+    for option, value in (("gpus", gpus), ("gpu-memory", gpu_gb)):
+        if not value or value <= 0:
+            raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu-memory 24")
+    assert gpus and gpu_gb
+    for option, value in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt_tokens)):
+        if value is not None and value <= 0:
+            raise ConfigError(option, value, "is not above 0", "leave it out for the default")
+    cpu_gb = cpu_gb or main_memory()
+    name = settings["model_name_or_path"]
+    shape = shape_of(str(name), read_config(name, settings["model_revision"]))
+    given = set(recipe)
+    prompt = prompt_tokens or _prompt_tokens(settings)
+    machine = Machine(shape, gpus, gpu_gb, cpu_gb, prompt, accelerate)
+    counted = machine.count(settings, given)
+    answer = counted.answer()
+    answer["suggestions"] = [] if answer["fits"] else suggest(machine, settings, given, counted)
+    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given)
+    return answer
+
+
+class Machine:
+    """What stays the same while settings are varied."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        gpus: int,
+        gpu_gb: float,
+        cpu_gb: float,
+        prompt: int,
+        accelerate: Mapping[str, Any] | None,
+    ) -> None:
+        self.shape, self.gpus, self.prompt, self.accelerate = shape, gpus, prompt, accelerate
+        self.gpu_bytes, self.cpu_bytes = int(gpu_gb * GB), int(cpu_gb * GB)
+
+    def count(self, settings: Mapping[str, Any], given: set[str]) -> Counted:
+        return Counted(self, settings, given)
+
+
+class Counted:
+    """One recipe on one machine, counted: layout, terms of each phase, and what is wrong with it."""
+
+    def __init__(self, machine: Machine, settings: Mapping[str, Any], given: set[str]) -> None:
+        self.machine, self.settings, shape = machine, settings, machine.shape
+        config = deepspeed_config(settings, machine.accelerate)
+        self.zero = Zero(config, shape.hidden)
+        quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
+        if quantised and self.zero.stage == 3:
+            raise ConfigError("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
+        if settings["use_cpu"]:
+            self.layout = devices.Layout("transformers", machine.gpus, 0, 1, "use_cpu is true")
+        else:
+            self.layout = devices.arrange(
+                shape, settings, machine.gpus, machine.gpu_bytes, machine.prompt, lambda n: _divides(settings, given, n)
+            )
+        self.batch = batch.plan(settings, given, self.layout.policy)
+        run = Run(
+            processes=self.layout.policy,
+            rows=self.batch.rows,
+            steps=self.batch.steps,
+            rollout=self.batch.rollout,
+            prompt=machine.prompt,
+            gpu_bytes=machine.gpu_bytes,
+            generation=self.layout.generation,
+        )
+        self.precise = memory.precision(settings, self.zero, config)
+        self.phases, self.main = memory.phases(shape, settings, self.zero, self.precise, run)
+        if self.layout.generation == "server":
+            wanted = machine.prompt + settings["max_completion_length"]
+            of_server = {
+                **settings,
+                "vllm_tensor_parallel_size": self.layout.tensor_parallel,
+                "vllm_max_model_length": settings["vllm_max_model_length"] or wanted,  # its own command says it
+            }
+            share = memory.VLLM_SERVER_SHARE * machine.gpu_bytes - memory.CONTEXT
+            server = memory.vllm(shape, of_server, share, machine.prompt)
+            self.phases["server"] = {**server, "cuda_context": memory.CONTEXT}
+        if settings["use_cpu"]:  # every process has its own copy, and one memory holds them
+            n = machine.gpus
+            self.phases = {
+                phase: {**{term: size * n for term, size in terms.items()}, "processes": self.main["processes"]}
+                for phase, terms in self.phases.items()
+            }
+        self.problems = self._problems()
+
+    @property
+    def limit(self) -> int:
+        return int(MARGIN * self.machine.gpu_bytes)
+
+    @property
+    def peak_phase(self) -> str:
+        return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+
+    @property
+    def peak(self) -> int:
+        return sum(self.phases[self.peak_phase].values())
+
+    @property
+    def over(self) -> int:
+        """Bytes by which the recipe does not fit, over every phase and main memory; 0: it fits, if nothing else."""
+        over = sum(max(0, sum(terms.values()) - self.limit) for terms in self.phases.values())
+        return over + max(0, sum(self.main.values()) - int(MARGIN * self.machine.cpu_bytes))
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    def _problems(self) -> list[str]:
+        settings, machine, shape = self.settings, self.machine, self.machine.shape
+        where = "memory" if settings["use_cpu"] else "a GPU"
+        problems = []
+        for phase, terms in self.phases.items():
+            if (total := sum(terms.values())) > self.limit:
+                usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:g} GB"
+                problems.append(f"{phase} needs {total / GB:.1f} GB of {where}, which has {usable} to give")
+        main, usable_main = sum(self.main.values()), int(MARGIN * machine.cpu_bytes)
+        if main > usable_main and not settings["use_cpu"]:
+            problems.append(f"{main / GB:.1f} GB of main memory are needed, and {usable_main / GB:.1f} there")
+        if self.layout.generation == "colocate":
+            terms = self.phases["generation"]
+            share = settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes
+            least = terms["vllm_weights"] + terms["vllm_overhead"]
+            tokens = memory.context_length(shape, settings, machine.prompt)
+            least += memory.sequence_bytes(shape, settings, machine.prompt) // self.layout.tensor_parallel
+            if least > share:
+                problems.append(
+                    f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} tokens "
+                    f"take {least / GB:.1f}"
+                )
+            if settings["load_in_8bit"]:
+                problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
+        wanted = machine.prompt + settings["max_completion_length"]
+        longest = min(shape.max_tokens or wanted, settings["vllm_max_model_length"] or wanted)
+        if wanted > longest:
+            problems.append(f"prompt and completion come to {wanted} tokens, and the model is given {longest}")
+        return problems
+
+    def answer(self) -> dict[str, Any]:
+        phase = self.peak_phase
+        terms = self.phases[phase]
+        layout = self.layout.roles()
+        if self.settings["use_cpu"]:
+            layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
+        work = memory.work_of(
+            self.settings,
+            Run(self.layout.policy, self.batch.rows, self.batch.steps, self.batch.rollout, self.machine.prompt, 0, ""),
+        )
+        return {
+            "fits": self.fits,
+            "problems": self.problems,
+            "peak_gb": round(self.peak / GB, 3),
+            "peak_phase": phase,
+            "gpu_gb": round(self.machine.gpu_bytes / GB, 3),
+            "largest": max(terms, key=lambda term: terms[term]),
+            "bytes": terms,
+            "phases": self.phases,
+            "main_memory": self.main,
+            "layout": layout,
+            "why": self.layout.why,
+            "batch": self.batch.line("CPU process" if self.settings["use_cpu"] else "GPU"),
+            "model": {"parameters": self.machine.shape.total, "family": self.machine.shape.family},
+            "assumed": {"prompt_tokens": self.machine.prompt, "tokens_of_a_micro_batch": work.tokens},
+        }
+
+
+def _divides(settings: Mapping[str, Any], given: set[str], processes: int) -> bool:
+    try:
+        batch.plan(settings, given, processes)
+    except ConfigError:
+        return False
+    return True
+
+
+def _prompt_tokens(settings: Mapping[str, Any]) -> int:
+    length, completion = settings["vllm_max_model_length"], settings["max_completion_length"]
+    return length - completion if length and length > completion else PROMPT_TOKENS
+
+
+def main_memory() -> float:
+    """GB of main memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
+
+
+# What to change
+
+
+def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, Any]]:
+    """Changes that can save memory, cheapest first: those that cost no quality, then speed, then what is learned.
+
+    Each is the lines of the recipe that change, as a mapping.
+    """
+    s, rows, steps = settings, counted.batch.rows, counted.batch.steps
+    machine, generation = counted.machine, counted.layout.generation
+    changes: list[dict[str, Any]] = []
+    if s["dtype"] == "float32" and not s["use_cpu"]:
+        changes.append({"dtype": "bfloat16"})
+    if not s["pack_updates"]:
+        changes.append({"pack_updates": True})
+    if generation == "colocate":
+        wanted = machine.prompt + s["max_completion_length"]
+        if not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted:
+            changes.append({"vllm_max_model_length": wanted})
+        if not s["vllm_enable_sleep_mode"]:
+            changes.append({"vllm_enable_sleep_mode": True})
+        shares = [share / 20 for share in range(1, 20)]
+        changes += [{"vllm_gpu_memory_utilization": share} for share in shares]
+    if not s["gradient_checkpointing"]:
+        changes.append({"gradient_checkpointing": True})
+    if s["pack_updates"]:
+        budget = s["update_token_budget"] or rows * (machine.prompt + s["max_completion_length"])
+        least = machine.prompt + s["max_completion_length"]
+        halves = [budget // 2**k for k in range(1, 8) if budget // 2**k >= least]
+        changes += [{"update_token_budget": half} for half in halves]
+    elif rows > 1 and rows % 2 == 0:
+        changes.append({"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps * 2})
+    if s["optim"] in ("adamw_torch", "adamw_torch_fused") and not s["use_cpu"]:
+        changes.append({"optim": "adamw_8bit"})
+    if not counted.zero.active and not s["use_cpu"] and not (s["load_in_4bit"] or s["load_in_8bit"]):
+        changes.append({"deepspeed": ZERO_2})
+    if s["use_peft"] and not s["load_in_4bit"] and not s["load_in_8bit"] and not s["use_cpu"]:
+        changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
+    if not s["use_peft"]:
+        changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
+    if generation == "colocate":
+        changes.append({"use_vllm": False})
+    if generation == "transformers" and not s["use_cpu"]:
+        changes.append({"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True})
+    if s["max_completion_length"] > 256:
+        changes.append({"max_completion_length": s["max_completion_length"] // 2})
+    return changes
+
+
+def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], counted: Counted) -> list[dict[str, Any]]:
+    """Changes that together make the recipe fit, each on top of those before it, with what it saves at the peak.
+
+    One change that is enough alone comes first, the cheapest such; otherwise the one that helps most, and on. If all of
+    them do not help, the last one says so: ``fits`` is false.
+    """
+    chosen: list[dict[str, Any]] = []
+    for _ in range(6):
+        best: tuple[bool, int, int, dict[str, Any], Counted] | None = None
+        for rank, change in enumerate(candidates(settings, counted)):
+            try:
+                tried = machine.count(resolve({**settings, **change}), given | set(change))
+            except ConfigError:
+                continue
+            if tried.over >= counted.over and not tried.fits:
+                if not (len(tried.problems) < len(counted.problems) and tried.over <= counted.over):
+                    continue
+            key = (tried.fits, -rank if tried.fits else 0, counted.over - tried.over)
+            if best is None or key > best[:3]:
+                best = (*key, change, tried)
+        if best is None:
+            break
+        change, tried = best[3], best[4]
+        lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
+        saved = (counted.peak - tried.peak) / GB
+        chosen.append({"set": lines, "change": change, "saves_gb": round(saved, 3), "fits": tried.fits})
+        settings, given, counted = tried.settings, given | set(change), tried
+        if tried.fits:
+            break
+    return chosen
+
+
+def _yaml(value: Any) -> str:
+    import json
+
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def recommended(machine: Machine, settings: Mapping[str, Any], given: set[str]) -> dict[str, Any] | None:
+    """The fastest layout of these GPUs that fits the recipe otherwise unchanged; None where none does."""
+    for change in devices.recommend(machine.gpus, machine.prompt + settings["max_completion_length"]):
+        try:
+            tried = machine.count(resolve({**settings, **change}), given | set(change))
+        except ConfigError:
+            continue
+        if tried.fits:
+            lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
+            return {"layout": tried.layout.roles(), "set": lines, "why": tried.layout.why}
+    return None
