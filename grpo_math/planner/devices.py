@@ -47,8 +47,8 @@ def arrange(
 ) -> Layout:
     """The layout that the recipe asks for on ``gpus`` GPUs; ``divides(n)``: the batch comes out even on n processes.
 
-    A server gets as many GPUs as it needs to hold the weights and one sequence, and the policy the largest number of the
-    rest that the batch divides by; what remains goes to the server, as data parallel ranks.
+    A server gets as many GPUs as it needs to hold the weights and one sequence; the policy gets as many of the rest as
+    the batch divides by; what remains goes to the server, as data parallel ranks.
     """
     tp = settings["vllm_tensor_parallel_size"]
     if not settings["use_vllm"]:
@@ -81,7 +81,7 @@ def _server(
 
 
 def tensor_parallel(shape: Shape, settings: Mapping[str, Any], gpu_bytes: int, prompt: int, most: int) -> int:
-    """The fewest GPUs, a power of two that divides the heads and is at most ``most``, that hold weights and a sequence."""
+    """The fewest GPUs that hold the weights and a sequence: a power of two that divides the heads, at most ``most``."""
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
     of_server = {**settings, "cast_lm_head_to_fp32": False, "vllm_max_model_length": tokens}
     held = sum(weights(shape, of_server, 2).values()) + sequence_bytes(shape, of_server, prompt)

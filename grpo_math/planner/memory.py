@@ -245,28 +245,33 @@ def layer_saved(
     full, h, i, tokens = not settings["use_peft"], shape.hidden, shape.intermediate, work.tokens
     targeted = {linear.name for linear in targets(shape, settings)}
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    gemma = shape.family.startswith("gemma")
+    gemma, kernel = shape.family.startswith("gemma"), attention_kernel(shape, settings)
 
     def norm(width: int, dtype: int, rows: int = 1) -> int:
         # Gemma multiplies in float32, the others in the dtype of the input.
         return 4 * width + 4 * rows + full * (4 if gemma else dtype) * width
 
-    def inputs(names: tuple[str, ...], n_in: int, dtype: int) -> int:
-        return _inputs_saved(n_in, dtype, [name in targeted for name in names], full, settings, precise)
+    def inputs(names: tuple[str, ...], n_in: int, dtype: int, held: bool = False) -> int:
+        return _inputs_saved(n_in, dtype, [name in targeted for name in names], full, settings, precise, held)
 
     norms = norm(h, s) * shape.norms_per_layer - (first and not full) * norm(h, s)
     if shape.qk_norm:
         norms += norm(q, c, shape.heads) + norm(kv, c, shape.kv_heads)
-    maps = inputs(("q_proj", "k_proj", "v_proj"), h, s) + inputs(("o_proj",), q, c)
+    maps = inputs(("q_proj", "k_proj", "v_proj"), h, s) + inputs(
+        ("o_proj",), q, c, not work.packed and kernel != "eager"
+    )
     maps += inputs(("gate_proj", "up_proj"), h, s) + inputs(("down_proj",), i, c) + 3 * c * i
     cast = sum(linear.weights for linear in shape.linears()) * c if s != c else 0
-    return tokens * (norms + maps) + _attention_saved(shape, precise, work, cpu) + cast
+    return tokens * (norms + maps) + _attention_saved(shape, precise, work, kernel, cpu) + cast
 
 
 def _inputs_saved(
-    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Mapping[str, Any], precise: Precision
+    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Mapping[str, Any], precise: Precision, held: bool
 ) -> int:
-    """Bytes a token of the linear maps that share one input of ``dtype``; ``lora`` says which of them have one."""
+    """Bytes a token of the linear maps that share one input of ``dtype``; ``lora`` says which of them have one.
+
+    ``held``: something else keeps that input already.
+    """
     _, c, a, autocast = precise
     product = c if autocast else a  # what a LoRA's input is cast to
     shared, own = False, 0
@@ -284,22 +289,39 @@ def _inputs_saved(
             shared = True
         else:
             own += product * n_in
-    return own + shared * dtype * n_in
+    return own + (shared and not held) * dtype * n_in
 
 
-def _attention_saved(shape: Shape, precise: Precision, work: Work, cpu: bool) -> int:
-    """Bytes that scaled dot product attention keeps of a layer: query, keys, values, output, a float32 a head and token.
+def packs(shape: Shape, settings: Mapping[str, Any]) -> bool:
+    """Whether trainer.py packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
+    return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
+
+
+def attention_kernel(shape: Shape, settings: Mapping[str, Any]) -> str:
+    """eager, flash or sdpa. transformers runs Gemma 2 eagerly where nothing is asked for: its scores are soft-capped."""
+    asked = settings["attn_implementation"] or ("eager" if shape.family == "gemma2" else "sdpa")
+    return "flash" if "flash" in asked else asked
+
+
+def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, cpu: bool) -> int:
+    """Bytes that the attention of a layer keeps: query, keys, values, output, a float32 for each head and token.
 
     Packed (`attention.py`): queries of the segments a second time, and keys and values of [prompt, segment] for each
     segment. On a GPU a mask together with fewer key heads than query heads leaves torch only the kernel that writes the
-    scores, in float32 with keys and values repeated. Unpacked: keys and values repeated, and a mask for each row.
+    scores, in float32 with keys and values repeated. Unpacked: keys and values repeated, and a mask for each row;
+    eager also keeps the scores; flash repeats nothing.
     """
     s, c, _, _ = precise
     heads, q, kv = shape.heads, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tokens = work.tokens
     if not work.packed:
-        length = work.prompt + work.completion
-        return tokens * (4 * c * q + 4 * heads) + work.rows * length * length * c
+        scores = work.rows * (work.prompt + work.completion) ** 2
+        if kernel == "flash":
+            return tokens * (2 * c * (q + kv) + 4 * heads)
+        if kernel == "eager":  # the softmax in float32, its cast, and Gemma 2's tanh
+            kept = 4 + (c if c != 4 else 0) + (c if shape.family == "gemma2" else 0)
+            return tokens * 3 * c * q + scores * heads * kept
+        return tokens * (4 * c * q + 4 * heads) + scores * c
     c = 4 if cpu else c  # attention.py computes in float32 there
     keys = work.rows * (work.prompt - 1 + work.completion)
     kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
@@ -359,14 +381,14 @@ def layer_workspace(shape: Shape, precise: Precision, work: Work, cpu: bool = Fa
 # The phases
 
 
-def work_of(settings: Mapping[str, Any], run: Run) -> Work:
+def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
     """The largest micro-batch that trainer.py can make: completions of full length, filled to the token budget.
 
     The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
     that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
     """
     t = settings["max_completion_length"]
-    if not settings["pack_updates"]:
+    if not packs(shape, settings):
         return Work(run.rows, run.rows, run.prompt, t, packed=False)
     budget = settings["update_token_budget"] or run.rows * (run.prompt + t)
     group = settings["num_generations"]
@@ -388,7 +410,7 @@ def phases(
     lies in main memory (arXiv 2101.06840).
     """
     n, cpu = run.processes, settings["use_cpu"]
-    work, full = work_of(settings, run), not settings["use_peft"]
+    work, full = work_of(shape, settings, run), not settings["use_peft"]
     tensors = trainable(shape, settings)
     trained = sum(size * count for size, count in tensors)
     element = precise.stream if full else precise.adapter
@@ -431,7 +453,7 @@ def phases(
         training["gathered_weights"] = live * precise.stream
         generation["gathered_weights"] = shape.total * precise.stream if run.generation == "transformers" else 0
     if precise.stream != precise.compute and full and settings["gradient_checkpointing"]:
-        # autocast keeps the 16-bit copies of trained weights for the whole forward pass; one layer's are counted already
+        # autocast keeps 16-bit copies of trained weights for the whole forward pass; one layer's are counted already
         weights_of_layer = sum(linear.weights for linear in shape.linears())
         training["activations"] += (shape.layers - 1) * weights_of_layer * precise.compute
     if run.generation == "transformers":
@@ -451,7 +473,7 @@ def _transformers_generation(shape: Shape, settings: Mapping[str, Any], precise:
     which takes each prompt once (rollout.py) or, unpacked, each row."""
     rows = -(-run.rollout // run.processes)
     cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
-    prompts = -(-rows // settings["num_generations"]) if settings["pack_updates"] else rows
+    prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows
     prefill = prompts * run.prompt * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
     return {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16 + prefill}
 
@@ -467,7 +489,7 @@ def vllm(shape: Shape, settings: Mapping[str, Any], share: float, prompt: int) -
 
 
 def context_length(shape: Shape, settings: Mapping[str, Any], prompt: int) -> int:
-    """Tokens that vLLM must be able to hold of one sequence: its context length, the model's own where none is given."""
+    """Tokens of one sequence that vLLM must be able to hold: its context length, by default the model's own."""
     return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
 
 

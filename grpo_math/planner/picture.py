@@ -31,9 +31,8 @@ def picture(answer: Mapping[str, Any]) -> str:
     marks = dict(zip(drawn, MARKS, strict=False))
     scale = max(answer["gpu_gb"] * GB, *(sum(terms.values()) for terms in phases.values()))
     verdict = "fits" if answer["fits"] else "does not fit"
-    lines = [
-        f"{verdict}: {answer['peak_gb']:.1f} of {answer['gpu_gb']:g} GB at the peak; largest: {_name(answer['largest'])}"
-    ]
+    of = f"{answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak"
+    lines = [f"{verdict}: {of}; largest: {_name(answer['largest'])}"]
     lines += [_bar(phase, terms, marks, scale, answer["gpu_gb"] * GB) for phase, terms in phases.items()]
     for term in drawn:
         sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in phases.items() if terms.get(term)]

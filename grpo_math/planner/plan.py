@@ -37,9 +37,10 @@ def plan(
 ) -> dict[str, Any]:
     """What `grpo-math plan --json` prints. GB are 2^30 bytes.
 
-    ``gpus``, ``gpu_gb``: how many, memory of one; by default this machine's; not read with ``use_cpu``. ``cpu_gb``: main memory, by default this machine's.
-    ``prompt_tokens``: the longest prompt; by default what ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an
-    accelerate config, read. Raises a `UserError` for what cannot be planned.
+    ``gpus``, ``gpu_gb``: how many GPUs, and the memory of one; by default this machine's; not read with ``use_cpu``.
+    ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt; by default what
+    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. Raises a `UserError` for what
+    cannot be planned.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
@@ -59,10 +60,11 @@ def plan(
     for option, value in (("gpus", gpus), ("gpu-memory", gpu_gb)):
         if not value or value <= 0:
             raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu-memory 24")
-    assert gpus and gpu_gb
-    for option, value in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt_tokens)):
-        if value is not None and value <= 0:
-            raise ConfigError(option, value, "is not above 0", "leave it out for the default")
+    assert gpus is not None
+    assert gpu_gb is not None
+    for option, stated in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt_tokens)):
+        if stated is not None and stated <= 0:
+            raise ConfigError(option, stated, "is not above 0", "leave it out for the default")
     cpu_gb = cpu_gb or main_memory()
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"]))
@@ -182,8 +184,8 @@ class Counted:
             least += memory.sequence_bytes(shape, settings, machine.prompt) // self.layout.tensor_parallel
             if least > share:
                 problems.append(
-                    f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} tokens "
-                    f"take {least / GB:.1f}"
+                    f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} "
+                    f"tokens take {least / GB:.1f}"
                 )
             if settings["load_in_8bit"]:
                 problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
@@ -200,6 +202,7 @@ class Counted:
         if self.settings["use_cpu"]:
             layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
         work = memory.work_of(
+            self.machine.shape,
             self.settings,
             Run(self.layout.policy, self.batch.rows, self.batch.steps, self.batch.rollout, self.machine.prompt, 0, ""),
         )
@@ -217,7 +220,11 @@ class Counted:
             "why": self.layout.why,
             "batch": self.batch.line("CPU process" if self.settings["use_cpu"] else "GPU"),
             "model": {"parameters": self.machine.shape.total, "family": self.machine.shape.family},
-            "assumed": {"prompt_tokens": self.machine.prompt, "tokens_of_a_micro_batch": work.tokens},
+            "assumed": {
+                "prompt_tokens": self.machine.prompt,
+                "tokens_of_a_micro_batch": work.tokens,
+                "packed": work.packed,
+            },
         }
 
 
@@ -252,6 +259,7 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
     changes: list[dict[str, Any]] = []
     if s["dtype"] == "float32" and not s["use_cpu"]:
         changes.append({"dtype": "bfloat16"})
+    packs = memory.packs(machine.shape, s)
     if not s["pack_updates"]:
         changes.append({"pack_updates": True})
     if generation == "colocate":
@@ -264,7 +272,7 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
         changes += [{"vllm_gpu_memory_utilization": share} for share in shares]
     if not s["gradient_checkpointing"]:
         changes.append({"gradient_checkpointing": True})
-    if s["pack_updates"]:
+    if packs:
         budget = s["update_token_budget"] or rows * (machine.prompt + s["max_completion_length"])
         least = machine.prompt + s["max_completion_length"]
         halves = [budget // 2**k for k in range(1, 8) if budget // 2**k >= least]
@@ -302,9 +310,8 @@ def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], coun
                 tried = machine.count(resolve({**settings, **change}), given | set(change))
             except ConfigError:
                 continue
-            if tried.over >= counted.over and not tried.fits:
-                if not (len(tried.problems) < len(counted.problems) and tried.over <= counted.over):
-                    continue
+            if not (tried.fits or _nearer(tried, counted)):
+                continue
             key = (tried.fits, -rank if tried.fits else 0, counted.over - tried.over)
             if best is None or key > best[:3]:
                 best = (*key, change, tried)
@@ -318,6 +325,11 @@ def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], coun
         if tried.fits:
             break
     return chosen
+
+
+def _nearer(tried: Counted, counted: Counted) -> bool:
+    """Less memory is missing, or as little and fewer things are wrong."""
+    return (tried.over, len(tried.problems)) < (counted.over, len(counted.problems))
 
 
 def _yaml(value: Any) -> str:

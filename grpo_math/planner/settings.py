@@ -21,6 +21,7 @@ MODEL = {
     "model_name_or_path": None,
     "model_revision": "main",
     "dtype": "float32",
+    "attn_implementation": None,
     "use_peft": False,
     "lora_r": 16,
     "lora_dropout": 0.05,
@@ -40,7 +41,7 @@ TRAINING = {
     "num_generations": 8,
     "generation_batch_size": None,
     "steps_per_generation": None,
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "gradient_checkpointing": True,
     "bf16": None,
     "fp16": False,
@@ -62,7 +63,6 @@ TRAINING = {
 }
 PROGRAM = {"prompts_per_step": 0}
 DEFAULTS: dict[str, Any] = {**MODEL, **TRAINING, **PROGRAM}
-# Bytes of optimizer state for a parameter, for a parameter of `n` bytes. bitsandbytes' 8-bit states are in memory.py.
 OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",
@@ -102,8 +102,14 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
     """
     settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
     init = settings["model_init_kwargs"] or {}
-    if isinstance(init, Mapping) and init.get("dtype"):
-        settings["dtype"] = init["dtype"]
+    for name in ("dtype", "attn_implementation"):
+        if isinstance(init, Mapping) and init.get(name):
+            settings[name] = init[name]
+    kernel = settings["attn_implementation"]
+    if kernel not in (None, "sdpa", "eager") and "flash" not in str(kernel):
+        raise ConfigError(
+            "attn_implementation", kernel, "is not known to the plan", "use sdpa, eager or flash_attention_2"
+        )
     one_of("dtype", settings["dtype"], DTYPES)
     one_of("optim", settings["optim"], OPTIMIZERS)
     one_of("vllm_mode", settings["vllm_mode"], ("colocate", "server"))
