@@ -298,7 +298,7 @@ def packs(shape: Shape, settings: Mapping[str, Any]) -> bool:
 
 
 def attention_kernel(shape: Shape, settings: Mapping[str, Any]) -> str:
-    """eager, flash or sdpa. transformers runs Gemma 2 eagerly where nothing is asked for: its scores are soft-capped."""
+    """eager, flash or sdpa. Where nothing is asked for, transformers runs Gemma 2, with soft-capped scores, eagerly."""
     asked = settings["attn_implementation"] or ("eager" if shape.family == "gemma2" else "sdpa")
     return "flash" if "flash" in asked else asked
 

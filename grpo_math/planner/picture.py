@@ -24,7 +24,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     ...           "assumed": {"prompt_tokens": 512}}
     >>> print("\\n".join(picture(answer).splitlines()[:2]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
-    training       3.0 GB █████████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓             |
+    training       3.0 GB █████████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓            |
     """
     phases = answer["phases"]
     drawn = [term for term in (*TERMS, "processes") if any(terms.get(term) for terms in phases.values())]

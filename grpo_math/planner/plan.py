@@ -5,6 +5,7 @@ Does not print, and keeps to what it is told: nothing on the machine is asked bu
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -74,7 +75,7 @@ def plan(
     counted = machine.count(settings, given)
     answer = counted.answer()
     answer["suggestions"] = [] if answer["fits"] else suggest(machine, settings, given, counted)
-    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given)
+    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given, counted)
     return answer
 
 
@@ -149,7 +150,8 @@ class Counted:
 
     @property
     def peak_phase(self) -> str:
-        return max(self.phases, key=lambda phase: sum(self.phases[phase].values()))
+        """The policy's fuller phase; a server fills its own GPUs in any case."""
+        return max(("training", "generation"), key=lambda phase: sum(self.phases[phase].values()))
 
     @property
     def peak(self) -> int:
@@ -157,9 +159,23 @@ class Counted:
 
     @property
     def over(self) -> int:
-        """Bytes by which the recipe does not fit, over every phase and main memory; 0: it fits, if nothing else."""
+        """Bytes that are missing, over every phase, vLLM's share and main memory."""
         over = sum(max(0, sum(terms.values()) - self.limit) for terms in self.phases.values())
+        over += max(0, self.vllm_needs - self.vllm_share)
         return over + max(0, sum(self.main.values()) - int(MARGIN * self.machine.cpu_bytes))
+
+    @property
+    def vllm_share(self) -> int:
+        return int(self.settings["vllm_gpu_memory_utilization"] * self.machine.gpu_bytes)
+
+    @property
+    def vllm_needs(self) -> int:
+        """Of a GPU that vLLM shares with the policy: weights, overhead, and one sequence of its context length."""
+        if self.layout.generation != "colocate":
+            return 0
+        terms = self.phases["generation"]
+        one = memory.sequence_bytes(self.machine.shape, self.settings, self.machine.prompt)
+        return terms["vllm_weights"] + terms["vllm_overhead"] + one // self.layout.tensor_parallel
 
     @property
     def fits(self) -> bool:
@@ -177,15 +193,11 @@ class Counted:
         if main > usable_main and not settings["use_cpu"]:
             problems.append(f"{main / GB:.1f} GB of main memory are needed, and {usable_main / GB:.1f} there")
         if self.layout.generation == "colocate":
-            terms = self.phases["generation"]
-            share = settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes
-            least = terms["vllm_weights"] + terms["vllm_overhead"]
-            tokens = memory.context_length(shape, settings, machine.prompt)
-            least += memory.sequence_bytes(shape, settings, machine.prompt) // self.layout.tensor_parallel
-            if least > share:
+            if self.vllm_needs > self.vllm_share:
+                tokens = memory.context_length(shape, settings, machine.prompt)
                 problems.append(
-                    f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} "
-                    f"tokens take {least / GB:.1f}"
+                    f"vLLM's share is {self.vllm_share / GB:.1f} GB, and its weights, overhead and one sequence of "
+                    f"{tokens} tokens take {self.vllm_needs / GB:.1f}"
                 )
             if settings["load_in_8bit"]:
                 problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
@@ -257,19 +269,19 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
     s, rows, steps = settings, counted.batch.rows, counted.batch.steps
     machine, generation = counted.machine, counted.layout.generation
     changes: list[dict[str, Any]] = []
-    if s["dtype"] == "float32" and not s["use_cpu"]:
-        changes.append({"dtype": "bfloat16"})
+    in_16_bit = [{"dtype": "bfloat16"}] if s["dtype"] == "float32" and not s["use_cpu"] else []
+    changes += in_16_bit if s["use_peft"] else []  # frozen weights lose next to nothing by it
     packs = memory.packs(machine.shape, s)
     if not s["pack_updates"]:
         changes.append({"pack_updates": True})
     if generation == "colocate":
         wanted = machine.prompt + s["max_completion_length"]
-        if not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted:
-            changes.append({"vllm_max_model_length": wanted})
+        longer = not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted
+        length = {"vllm_max_model_length": wanted} if longer else {}
+        changes += [length] if longer else []
         if not s["vllm_enable_sleep_mode"]:
             changes.append({"vllm_enable_sleep_mode": True})
-        shares = [share / 20 for share in range(1, 20)]
-        changes += [{"vllm_gpu_memory_utilization": share} for share in shares]
+        changes += [{**length, "vllm_gpu_memory_utilization": share / 20} for share in range(19, 0, -1)]
     if not s["gradient_checkpointing"]:
         changes.append({"gradient_checkpointing": True})
     if packs:
@@ -286,6 +298,7 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
     if s["use_peft"] and not s["load_in_4bit"] and not s["load_in_8bit"] and not s["use_cpu"]:
         changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
     if not s["use_peft"]:
+        changes += in_16_bit
         changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
     if generation == "colocate":
         changes.append({"use_vllm": False})
@@ -297,54 +310,66 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
 
 
 def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], counted: Counted) -> list[dict[str, Any]]:
-    """Changes that together make the recipe fit, each on top of those before it, with what it saves at the peak.
+    """Changes that together make the recipe fit: as few and as cheap as do it, the largest saving first.
 
-    One change that is enough alone comes first, the cheapest such; otherwise the one that helps most, and on. If all of
-    them do not help, the last one says so: ``fits`` is false.
+    ``saves_gb`` is what the peak falls by, on top of the changes before it. If all that helps is not enough, the last
+    one still says ``fits: false``.
     """
+
+    def tried(changes: list[dict[str, Any]]) -> Counted | None:
+        merged = {name: value for change in changes for name, value in change.items()}
+        try:
+            return machine.count(resolve({**settings, **merged}), given | set(merged))
+        except ConfigError:
+            return None
+
+    choices, now = candidates(settings, counted), counted
     chosen: list[dict[str, Any]] = []
-    for _ in range(6):
-        best: tuple[bool, int, int, dict[str, Any], Counted] | None = None
-        for rank, change in enumerate(candidates(settings, counted)):
-            try:
-                tried = machine.count(resolve({**settings, **change}), given | set(change))
-            except ConfigError:
-                continue
-            if not (tried.fits or _nearer(tried, counted)):
-                continue
-            key = (tried.fits, -rank if tried.fits else 0, counted.over - tried.over)
-            if best is None or key > best[:3]:
-                best = (*key, change, tried)
-        if best is None:
+    for change in choices:  # cheapest first, whatever helps
+        kept = [earlier for earlier in chosen if set(earlier) != set(change)]
+        if (then := tried([*kept, change])) and (then.fits or _nearer(then, now)):
+            chosen, now = [*kept, change], then
+        if now.fits:
             break
-        change, tried = best[3], best[4]
+    if now.fits:  # leave out, or take a milder value of, what is not needed, the dearest first
+        for change in reversed(chosen[:]):
+            milder = [other for other in choices if set(other) == set(change)]
+            for others in ([], *([other] for other in milder[: milder.index(change)])):
+                less = [own for earlier in chosen for own in (others if earlier is change else [earlier])]
+                if (then := tried(less)) and then.fits:
+                    chosen = less
+                    break
+    alone = {id(change): then.peak if (then := tried([change])) else counted.peak for change in chosen}
+    chosen.sort(key=lambda change: alone[id(change)])
+    suggestions, before = [], counted
+    for number, change in enumerate(chosen, 1):
+        after = tried(chosen[:number]) or before
         lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
-        saved = (counted.peak - tried.peak) / GB
-        chosen.append({"set": lines, "change": change, "saves_gb": round(saved, 3), "fits": tried.fits})
-        settings, given, counted = tried.settings, given | set(change), tried
-        if tried.fits:
-            break
-    return chosen
+        saved = round((before.peak - after.peak) / GB, 3)
+        suggestions.append({"set": lines, "change": change, "saves_gb": saved, "fits": after.fits})
+        before = after
+    return suggestions
 
 
-def _nearer(tried: Counted, counted: Counted) -> bool:
+def _nearer(then: Counted, now: Counted) -> bool:
     """Less memory is missing, or as little and fewer things are wrong."""
-    return (tried.over, len(tried.problems)) < (counted.over, len(counted.problems))
+    return (then.over, len(then.problems)) < (now.over, len(now.problems))
 
 
 def _yaml(value: Any) -> str:
-    import json
-
     return json.dumps(value) if not isinstance(value, str) else value
 
 
-def recommended(machine: Machine, settings: Mapping[str, Any], given: set[str]) -> dict[str, Any] | None:
-    """The fastest layout of these GPUs that fits the recipe otherwise unchanged; None where none does."""
+def recommended(machine: Machine, settings: Mapping[str, Any], given: set[str], own: Counted) -> dict[str, Any] | None:
+    """The fastest layout of these GPUs that fits the recipe otherwise unchanged; None where the recipe has it already,
+    or where none fits."""
     for change in devices.recommend(machine.gpus, machine.prompt + settings["max_completion_length"]):
         try:
             tried = machine.count(resolve({**settings, **change}), given | set(change))
         except ConfigError:
             continue
+        if tried.fits and tried.layout == own.layout and own.fits:
+            return None
         if tried.fits:
             lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
             return {"layout": tried.layout.roles(), "set": lines, "why": tried.layout.why}

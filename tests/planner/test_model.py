@@ -122,10 +122,10 @@ def test_a_model_that_cannot_be_had_is_one_line(monkeypatch):
 @pytest.mark.parametrize("text", ["not json", "[]"])
 def test_a_broken_config_is_one_line(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match="config.json"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         read_config(str(tmp_path))
 
 
 def test_a_folder_without_a_config_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="has no config.json"):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
         read_config(str(tmp_path))
