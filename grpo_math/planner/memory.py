@@ -1,9 +1,9 @@
 """Shapes and settings -> bytes of each term on one GPU, while the policy is trained and while it generates. Pure.
 
-A term is either counted (weights, adapter, gradients, optimizer state, what autograd saves; the tests hold these to 5%
-of what torch allocates on a CPU) or an allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, temporaries of the
-backward pass and of sampling), which has not been measured on a GPU. Terms are added up although not all of them peak
-at the same moment: an upper bound.
+A term is either counted (weights, adapter, gradients, optimizer state, KV cache; what autograd saves, to 5%) or an
+allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, temporaries of the backward pass and of sampling). Terms are
+added up although not all of them peak at the same moment: an upper bound. tests/planner holds both to what torch
+allocates on a CPU; on a GPU nothing here has been measured.
 
 Does not know fragmentation: plan.py keeps a margin for it. TRL's GRPO cannot offload activations, so no term for that.
 """
@@ -98,16 +98,16 @@ def precision(settings: Mapping[str, Any], zero: Zero, deepspeed: Mapping[str, A
     """How TRL, peft and accelerate load this recipe.
 
     peft holds a LoRA's weights in float32 over a 16-bit base (autocast_adapter_dtype). TRL turns them to bfloat16 over
-    a quantised base (arXiv 2305.14314, section 3) and leaves them as the base under ZeRO-3. DeepSpeed's bf16 or fp16
-    mode casts everything. ``auto`` is bfloat16 on a GPU; on a CPU it is counted as float32, which it may be.
+    a quantised base (arXiv 2305.14314, section 3) and leaves them as the base under ZeRO-3. DeepSpeed's 16-bit
+    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU; on a CPU it is counted as float32, which it may be.
     """
     cpu, quantised = settings["use_cpu"], settings["load_in_4bit"] or settings["load_in_8bit"]
     half = settings["dtype"] in ("bfloat16", "float16") or (settings["dtype"] == "auto" and not cpu)
     stream = 2 if half else 4
-    casts = any((deepspeed or {}).get(name, {}).get("enabled") in (True, "auto") for name in ("bf16", "fp16"))
-    if zero.active and casts:
-        return Precision(2, 2, 2, False)
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
+    said = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
+    if zero.active and (autocast if not said or "auto" in said else any(said)):
+        return Precision(2, 2, 2, False)
     compute = 2 if autocast else stream
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
     return Precision(stream, compute, adapter, autocast)
@@ -364,7 +364,7 @@ def activations(shape: Shape, settings: Mapping[str, Any], precise: Precision, w
 def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
     """TRL's fused LM head (trl/kernels/chunked_logprob.py): one tile of logits, a float32 gradient of the hidden states
     and, where the head is trained, of its weights, and both once more in their own dtype."""
-    tile = min(scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB) * precise.compute
+    tile = min(scored, HEAD_TOKENS) * HEAD_VOCAB * precise.compute
     hidden = scored * shape.hidden * (4 + precise.stream)
     if precise.stream != precise.compute:  # a slice of the weights, cast
         tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.compute

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo_math import attention
+from grpo_math.bench import _peak
 from grpo_math.packing import pack
 from grpo_math.planner import memory
 from grpo_math.planner.memory import Precision, Work
@@ -47,14 +48,32 @@ def build(family: str, sizes: dict[str, int], layers: int, settings: dict[str, A
     return model.train()
 
 
-def saved_bytes(model: Any, work: Work, autocast: bool = False) -> int:
-    """Bytes of the storages that autograd holds after a forward pass of ``work``, parameters left out."""
+def forward(model: Any, work: Work) -> torch.Tensor:
+    """The scored log-probs of ``work``, as trainer.py has them computed."""
     torch.manual_seed(0)
     length, split = work.prompt + work.completion, work.prompt
     ids = torch.randint(1, 512, (work.rows, length))
     group = work.rows // work.prompts
     ids[:, :split] = ids[:, :split][torch.arange(work.rows) // group * group]
     mask = torch.ones_like(ids)
+    if not work.packed:
+        mask[0, :3] = 0  # a padded row, so that there is a mask
+        labels = ids.masked_fill(torch.arange(length) < split, -100)
+        return model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+    row = pack(ids, mask, work.completion)
+    return model(
+        input_ids=row.input_ids,
+        position_ids=row.position_ids,
+        attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool),
+        shift_labels=row.shift_labels,
+        fused_lm_head=True,
+        packed_groups=row.groups,
+        scored_index=row.scored_index,
+    ).log_probs
+
+
+def saved_bytes(model: Any, work: Work, autocast: bool = False) -> int:
+    """Bytes of the storages that autograd holds after a forward pass of ``work``, parameters left out."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     held: dict[int, torch.UntypedStorage] = {}
 
@@ -65,23 +84,9 @@ def saved_bytes(model: Any, work: Work, autocast: bool = False) -> int:
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        if work.packed:
-            row = pack(ids, mask, work.completion)
-            output = model(
-                input_ids=row.input_ids,
-                position_ids=row.position_ids,
-                attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool),
-                shift_labels=row.shift_labels,
-                fused_lm_head=True,
-                packed_groups=row.groups,
-                scored_index=row.scored_index,
-            )
-        else:
-            mask[0, :3] = 0  # a padded row, so that there is a mask
-            labels = ids.masked_fill(torch.arange(length) < split, -100)
-            output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        log_probs = forward(model, work)
         total = sum(storage.nbytes() for storage in held.values())
-        assert output.log_probs.requires_grad
+    assert log_probs.requires_grad
     return total
 
 
@@ -159,18 +164,66 @@ def test_mixed_precision_saves_what_the_plan_says(mixed, case):
     assert plan == pytest.approx(saved_bytes(model, PADDED, autocast), rel=0.05)
 
 
-@pytest.mark.parametrize("work", [WORK, SHORT], ids=["long completions", "long prompt"])
-def test_the_kernel_that_writes_scores_saves_what_the_plan_says(work, monkeypatch):
-    """The one that a GPU is left with for masked attention over grouped heads, run here on the CPU."""
-    settings = resolve({"gradient_checkpointing": False})
+@pytest.fixture
+def kernels_of_a_gpu(monkeypatch):
+    """Masked attention over grouped heads by the kernel that writes the scores: what a GPU is left with."""
     plain = attention.scaled_dot_product_attention
 
-    def as_on_a_gpu(*args: Any, attn_mask: Any, **kwargs: Any) -> Any:
+    def choose(*args: Any, attn_mask: Any, **kwargs: Any) -> Any:
         with sdpa_kernel(SDPBackend.MATH if attn_mask is not None else SDPBackend.FLASH_ATTENTION):
             return plain(*args, attn_mask=attn_mask, **kwargs)
 
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", as_on_a_gpu)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", choose)
+
+
+@pytest.mark.parametrize("work", [WORK, SHORT], ids=["long completions", "long prompt"])
+def test_the_kernel_that_writes_scores_saves_what_the_plan_says(work, kernels_of_a_gpu):
+    settings = resolve({"gradient_checkpointing": False})
     measured = saved_bytes(build("qwen2", WIDE, 3, settings, torch.float32), work)
     shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 3, **WIDE})
     assert memory.scores_written(shape, work, cpu=False)
     assert memory.activations(shape, settings, FLOAT32, work) == pytest.approx(measured, rel=0.05)
+
+
+BROAD = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
+PEAKS = {
+    "head": Work(prompts=2, rows=8, prompt=64, completion=128, packed=True),
+    "layers": Work(prompts=4, rows=8, prompt=500, completion=2, packed=True),
+}
+
+
+def peak_bytes(model: Any, work: Work) -> int:
+    """Most bytes that a forward and backward pass has allocated at once; gradients are there before it."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
+        forward(model, work).sum().backward()
+    return _peak(profiler)
+
+
+@pytest.mark.parametrize("work", PEAKS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_whole_pass_takes_no_more_than_the_plan_says_and_not_much_less(case, checkpointing, work):
+    """Added up, since terms do not all peak at once, they may be a third too much; the head's tile is most of one."""
+    settings = resolve({**CASES[case], "gradient_checkpointing": checkpointing})
+    measured = peak_bytes(build("qwen2", BROAD, 4, settings, torch.float32), PEAKS[work])
+    plan, _ = counted("qwen2", BROAD, 4, settings, FLOAT32, PEAKS[work])
+    plan += update_workspace(settings, PEAKS[work], cpu=True)
+    assert 0.98 < plan / measured < 1.35
+
+
+def test_so_does_one_with_the_kernel_that_writes_scores(kernels_of_a_gpu):
+    work = Work(prompts=1, rows=4, prompt=16, completion=256, packed=True)
+    settings = resolve({**CASES["lora everywhere"], "gradient_checkpointing": True})
+    measured = peak_bytes(build("qwen2", BROAD, 4, settings, torch.float32), work)
+    shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 4, **BROAD})
+    plan = memory.activations(shape, settings, FLOAT32, work) + update_workspace(settings, work, cpu=False)
+    assert 0.98 < plan / measured < 1.35
+
+
+def update_workspace(settings: dict[str, Any], work: Work, cpu: bool) -> int:
+    shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 4, **BROAD})
+    head = memory.lm_head_workspace(shape, not settings["use_peft"], work.scored, FLOAT32)
+    return head + memory.layer_workspace(shape, FLOAT32, work, cpu)

@@ -152,7 +152,13 @@ def test_the_cache_of_a_token_is_what_transformers_keeps():
         ({"dtype": "auto", "use_peft": True, "load_in_4bit": True}, None, Precision(2, 2, 2, True)),
         ({"dtype": "bfloat16", "bf16": False}, None, Precision(2, 2, 4, False)),
         ({"use_cpu": True, "dtype": "auto"}, None, Precision(4, 4, 4, False)),
-        ({"dtype": "bfloat16", "use_peft": True}, {"zero_optimization": {"stage": 3}}, Precision(2, 2, 2, True)),
+        ({"use_peft": True}, {"zero_optimization": {"stage": 2}}, Precision(2, 2, 2, False)),
+        ({"dtype": "bfloat16", "bf16": False, "use_peft": True}, {}, Precision(2, 2, 4, False)),
+        (
+            {"dtype": "bfloat16", "use_peft": True},
+            {"bf16": {"enabled": False}, "zero_optimization": {"stage": 3}},
+            Precision(2, 2, 2, True),
+        ),
         ({}, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, Precision(2, 2, 2, False)),
     ],
 )

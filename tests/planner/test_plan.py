@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from grpo_math.planner import picture, plan
 from grpo_math.planner.memory import GB
 from grpo_math.planner.model import shipped
 from grpo_math.planner.plan import MARGIN
+from grpo_math.train import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 MODELS = [
@@ -106,6 +108,7 @@ def test_each_suggestion_saves_what_it_says(case):
     assert not before["fits"]
     assert before["suggestions"]
     for suggestion in before["suggestions"]:
+        assert set(suggestion["change"]) <= {f.name for kind in SETTINGS for f in fields(kind)}
         lines = yaml.safe_load("\n".join(suggestion["set"]))
         assert lines == suggestion["change"]
         changes = {**changes, **lines}
