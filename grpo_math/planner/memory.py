@@ -99,7 +99,8 @@ def precision(settings: Mapping[str, Any], zero: Zero, deepspeed: Mapping[str, A
 
     peft holds a LoRA's weights in float32 over a 16-bit base (autocast_adapter_dtype). TRL turns them to bfloat16 over
     a quantised base (arXiv 2305.14314, section 3) and leaves them as the base under ZeRO-3. DeepSpeed's 16-bit
-    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU; on a CPU it is counted as float32, which it may be.
+    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU; on a CPU
+    it is counted as float32, which it may be.
     """
     cpu, quantised = settings["use_cpu"], settings["load_in_4bit"] or settings["load_in_8bit"]
     half = settings["dtype"] in ("bfloat16", "float16") or (settings["dtype"] == "auto" and not cpu)
@@ -400,54 +401,66 @@ def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
     return Work(-(-rows // group), rows, run.prompt, t, packed=True)
 
 
-def phases(
-    shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, run: Run
-) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes).
+class Stored(NamedTuple):
+    """Terms that lie on a GPU all the time, those that come with a backward pass, and those of main memory."""
+
+    always: dict[str, int]
+    backward: dict[str, int]
+    main: dict[str, int]
+
+
+def stored(shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, processes: int) -> Stored:
+    """Weights, reference, gradients and optimizer state, on each GPU and in main memory.
 
     Mixed-precision state under DeepSpeed (arXiv 1910.02054): float32 weights, two moments and a float32 gradient, 16
     bytes, partitioned over processes from stage 1; gradients from stage 2; weights from stage 3; offloaded, all of it
-    lies in main memory (arXiv 2101.06840).
+    lies in main memory (arXiv 2101.06840). A bucket of gradients is allocated whole. DDP holds its gradients twice.
     """
-    n, cpu = run.processes, settings["use_cpu"]
-    work, full = work_of(shape, settings, run), not settings["use_peft"]
+    n, full = processes, not settings["use_peft"]
     tensors = trainable(shape, settings)
     trained = sum(size * count for size, count in tensors)
+    share = -(-trained // n)
     element = precise.stream if full else precise.adapter
     base = weights(shape, settings, precise.stream)
-    resident = {**base, "adapter": 0 if full else trained * element}
-    main = {"processes": n * PROCESS}
+    always, main = {**base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
     if zero.stage == 3:
-        resident = {name: -(-size // n) for name, size in resident.items()}
+        always = {name: -(-size // n) for name, size in always.items()}
         if zero.offloads_parameters:
-            main["base_weights"], resident = sum(base.values()), dict.fromkeys(resident, 0)
+            main["base_weights"], always = sum(base.values()), dict.fromkeys(always, 0)
     if settings["reference_refresh_steps"] and not full:
-        resident["reference"] = resident["adapter"]
+        always["reference"] = always["adapter"]
     elif settings["beta"] and full:
-        resident["reference"] = sum(resident.values())
-    if not cpu:
-        resident["cuda_context"] = CONTEXT
-    communication = COMMUNICATION if n > 1 else 0
-    gradients = trained * element
+        always["reference"] = sum(always.values())
+    always["cuda_context"] = 0 if settings["use_cpu"] else CONTEXT
+    communication = COMMUNICATION if n > 1 and not settings["use_cpu"] else 0
+    backward = {"gradients": trained * element, "communication": communication}
     if zero.stage:
-        state = optimizer_bytes([(-(-trained // n), 1)], settings["optim"], 4) + 4 * -(-trained // n)
+        state = optimizer_bytes([(share, 1)], settings["optim"], 4) + 4 * share
         if zero.offloads_optimizer:
-            main["optimizer"], state = n * (state + 4 * -(-trained // n)), 0
-        communication += zero.bucket * element * (2 if zero.overlaps else 1)
-        gradients = -(-gradients // n) if zero.stage >= 2 else gradients
+            main["optimizer"], state = n * (state + 4 * share), 0
+        backward["communication"] += zero.bucket * element * (2 if zero.overlaps else 1)
+        backward["gradients"] = share * element if zero.stage >= 2 else trained * element
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
-        communication += gradients if n > 1 else 0  # DDP's buckets
-    resident |= {"optimizer": state, "communication": communication}
+        communication += trained * element if n > 1 else 0
+        backward["communication"] = communication
+    return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
 
+
+def phases(
+    shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, run: Run
+) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
+    cpu, work, full = settings["use_cpu"], work_of(shape, settings, run), not settings["use_peft"]
+    always, backward, main = stored(shape, settings, zero, precise, run.processes)
     training = {
-        **resident,
-        "gradients": gradients,
+        **always,
+        **backward,
         "activations": activations(shape, settings, precise, work, cpu=cpu),
         "layer_workspace": layer_workspace(shape, precise, work, cpu),
         "lm_head_workspace": lm_head_workspace(shape, full, work.scored, precise),
     }
-    generation = {**resident}
+    generation = {**always}
     if zero.stage == 3:
         live = min(shape.total, 1_000_000_000)  # DeepSpeed's stage3_max_live_parameters
         training["gathered_weights"] = live * precise.stream
@@ -470,7 +483,7 @@ def phases(
 def _transformers_generation(shape: Shape, settings: Mapping[str, Any], precise: Precision, run: Run) -> dict[str, int]:
     """`generate` samples a process's whole rollout at once: keys and values of rows x (prompt + completion) tokens (and
     of a layer twice, when its buffer grows), four float32 copies of the logits, and the temporaries of the prefill,
-    which takes each prompt once (rollout.py) or, unpacked, each row."""
+    which takes each prompt once or, unpacked, each row."""
     rows = -(-run.rollout // run.processes)
     cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
     prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows

@@ -19,6 +19,8 @@ from grpo_math.planner.settings import Zero, deepspeed_config, resolve
 
 MARGIN = 0.95  # of a GPU that a plan may fill: the rest is for fragmentation
 PROMPT_TOKENS = 512
+# Fields whose terms of the loss look at whole micro-batches: with them config.py refuses a token budget.
+WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 ZERO_2 = {
     "bf16": {"enabled": "auto"},
     "gradient_accumulation_steps": "auto",
@@ -102,7 +104,7 @@ class Counted:
     """One recipe on one machine, counted: layout, terms of each phase, and what is wrong with it."""
 
     def __init__(self, machine: Machine, settings: Mapping[str, Any], given: set[str]) -> None:
-        self.machine, self.settings, shape = machine, settings, machine.shape
+        self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
         config = deepspeed_config(settings, machine.accelerate)
         self.zero = Zero(config, shape.hidden)
         quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
@@ -284,7 +286,7 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
         changes += [{**length, "vllm_gpu_memory_utilization": share / 20} for share in range(19, 0, -1)]
     if not s["gradient_checkpointing"]:
         changes.append({"gradient_checkpointing": True})
-    if packs:
+    if packs and not counted.given & WHOLE:
         budget = s["update_token_budget"] or rows * (machine.prompt + s["max_completion_length"])
         least = machine.prompt + s["max_completion_length"]
         halves = [budget // 2**k for k in range(1, 8) if budget // 2**k >= least]

@@ -137,7 +137,7 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
 
 
 class Zero:
-    """What a DeepSpeed file says about memory: stage 0 (no DeepSpeed) to 3, what is offloaded, the size of a bucket.
+    """What DeepSpeed's settings say about memory: stage 0 (there are none) to 3, what is offloaded, the size of a bucket.
 
     A bucket's ``auto`` is hidden x hidden, as transformers fills it in; DeepSpeed's own default is 5e8 elements.
     """
@@ -146,6 +146,9 @@ class Zero:
         zero = dict((config or {}).get("zero_optimization") or {})
         self.stage = int(zero.get("stage", 0)) if config is not None else 0
         self.active = config is not None
+        if self.active and self.stage not in (1, 2, 3):
+            reason = "in DeepSpeed's settings is not known to the plan"
+            raise ConfigError("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")
 
         def device(name: str) -> bool:
             return (zero.get(name) or {}).get("device", "none") in ("cpu", "nvme")

@@ -153,7 +153,11 @@ def test_the_cache_of_a_token_is_what_transformers_keeps():
         ({"dtype": "bfloat16", "bf16": False}, None, Precision(2, 2, 4, False)),
         ({"use_cpu": True, "dtype": "auto"}, None, Precision(4, 4, 4, False)),
         ({"use_peft": True}, {"zero_optimization": {"stage": 2}}, Precision(2, 2, 2, False)),
-        ({"dtype": "bfloat16", "bf16": False, "use_peft": True}, {}, Precision(2, 2, 4, False)),
+        (
+            {"dtype": "bfloat16", "bf16": False, "use_peft": True},
+            {"zero_optimization": {"stage": 2}},
+            Precision(2, 2, 4, False),
+        ),
         (
             {"dtype": "bfloat16", "use_peft": True},
             {"bf16": {"enabled": False}, "zero_optimization": {"stage": 3}},
@@ -221,6 +225,11 @@ def test_zero_partitions_what_its_stages_say():
     assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // n)
     assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // n)
     assert "gathered_weights" in three
+
+
+def test_deepspeed_without_zero_is_refused():
+    with pytest.raises(ConfigError, match="stage=0"):
+        Zero({"bf16": {"enabled": True}}, 64)
 
 
 def test_an_offloaded_optimizer_lies_in_main_memory():

@@ -134,6 +134,12 @@ def test_the_cheapest_changes_are_suggested():
     assert names["vllm, context of the model"] == share
 
 
+def test_no_budget_is_suggested_where_training_would_refuse_it():
+    model, changes, gpus, size = CRAMPED["lora"]
+    answer = planned(model, {**changes, "entropy_coef": 0.01}, gpus, size)
+    assert not any("update_token_budget" in suggestion["change"] for suggestion in answer["suggestions"])
+
+
 def test_what_no_setting_can_fit_is_said():
     answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
     assert not any(suggestion["fits"] for suggestion in answer["suggestions"])
