@@ -137,7 +137,7 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
 
 
 class Zero:
-    """What DeepSpeed's settings say about memory: stage 0 (there are none) to 3, what is offloaded, the size of a bucket.
+    """DeepSpeed's settings that touch memory: stage 0 (no DeepSpeed) to 3, what is offloaded, the size of a bucket.
 
     A bucket's ``auto`` is hidden x hidden, as transformers fills it in; DeepSpeed's own default is 5e8 elements.
     """
