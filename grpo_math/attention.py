@@ -81,11 +81,22 @@ def _segments(q: Tensor, k: Tensor, v: Tensor, group: GroupLayout, dropout: floa
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
     """(n, L, H, D) in and out. No mask means causal."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if mask is not None and not masks_grouped_heads(q.device):
+        k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
     grouped = q.size(1) != k.size(1)
     out = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2)
+
+
+def masks_grouped_heads(device: torch.device) -> bool:
+    """Whether a fused kernel takes a mask together with fewer key heads than query heads.
+
+    A CPU's does. On CUDA torch would fall back to the kernel that writes all scores in float32 (so says transformers'
+    ``use_gqa_in_sdpa``; not tried here), so keys and values are repeated first.
+    """
+    return device.type == "cpu"
 
 
 def _visible(length: int, prompt: int, device: torch.device) -> Tensor:

@@ -80,6 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_dir")
     _json(report).set_defaults(run=_report)
 
+    plan = commands.add_parser("plan", help="does a recipe fit these GPUs, without loading weights, and what to change")
+    plan.add_argument("--config", required=True, help="a recipe, as for train")
+    plan.add_argument("--gpus", type=int, help="so many GPUs (default: those of this machine)")
+    plan.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    plan.add_argument("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
+    plan.add_argument("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
+    plan.add_argument(
+        "--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings"
+    )
+    _json(plan).set_defaults(run=_plan)
+
     bench = commands.add_parser("bench", help="what an update takes on this machine, stock TRL and ours")
     bench.add_argument("what", choices=["update"])
     bench.add_argument("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
@@ -173,6 +184,21 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     findings = [finding._asdict() for finding in files.findings]
     answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": findings}
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
+
+
+def _plan(args: argparse.Namespace, rest: list[str]) -> int:
+    from grpo_math import planner
+
+    answer = planner.plan(
+        planner.read_recipe(args.config),
+        gpus=args.gpus,
+        gpu_gb=args.gpu_memory,
+        cpu_gb=args.cpu_memory,
+        prompt_tokens=args.prompt_tokens,
+        accelerate=planner.read_recipe(args.accelerate_config) if args.accelerate_config else None,
+    )
+    _answer(args, answer, planner.picture(answer))
+    return 0 if answer["fits"] else 1
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:

@@ -70,3 +70,11 @@ def test_the_recipes_and_the_page_travel_in_it(installed, tmp_path):
     )
     done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
+
+
+def test_plan_finds_its_shapes_there(installed, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n")
+    options = ("--gpus", 1, "--gpu-memory", 80, "--cpu-memory", 64, "--json")
+    done = run(installed, "plan", "--config", "recipe.yaml", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["parameters"] == 494032768

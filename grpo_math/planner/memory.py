@@ -1,0 +1,495 @@
+"""Shapes and settings -> bytes of each term on one GPU, while the policy is trained and while it generates. Pure.
+
+A term is either counted (weights, adapter, gradients, optimizer state, KV cache; what autograd saves, to 5%) or an
+allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, temporaries of the backward pass and of sampling). Terms are
+added up although not all of them peak at the same moment: an upper bound. tests/planner holds both to what torch
+allocates on a CPU; on a GPU nothing here has been measured.
+
+Does not know fragmentation: plan.py keeps a margin for it. TRL's GRPO cannot offload activations, so no term for that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from grpo_math.errors import ConfigError
+from grpo_math.planner.model import Linear, Shape
+from grpo_math.planner.settings import Zero
+
+GB = 2**30
+CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
+COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
+VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
+VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
+PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
+HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
+
+TERMS = {
+    "base_weights": "base weights",
+    "unquantised_weights": "weights that stay unquantised",
+    "adapter": "adapter",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "communication": "gradient buckets, NCCL",
+    "gathered_weights": "weights gathered by ZeRO-3",
+    "activations": "activations",
+    "layer_workspace": "temporaries of a layer",
+    "lm_head_workspace": "fused LM head",
+    "reference": "reference",
+    "kv_cache": "KV cache",
+    "sampling": "prefill and sampling",
+    "vllm_weights": "vLLM weights",
+    "vllm_kv_cache": "vLLM KV cache",
+    "vllm_overhead": "vLLM overhead",
+    "cuda_context": "CUDA context",
+}
+
+
+class Precision(NamedTuple):
+    """Bytes of an element: weights and residual stream, matrix products, adapter weights.
+
+    ``compute`` differs from ``stream`` under autocast alone: float32 weights, 16-bit products.
+    """
+
+    stream: int
+    compute: int
+    adapter: int
+    autocast: bool
+
+
+class Work(NamedTuple):
+    """The largest micro-batch: ``prompts`` of ``prompt`` tokens, ``rows`` completions of ``completion`` tokens."""
+
+    prompts: int
+    rows: int
+    prompt: int
+    completion: int
+    packed: bool
+
+    @property
+    def tokens(self) -> int:
+        """Packed: (prompt - 1) once a prompt, and every completion token. Otherwise every row has both."""
+        if self.packed:
+            return self.prompts * (self.prompt - 1) + self.rows * self.completion
+        return self.rows * (self.prompt + self.completion)
+
+    @property
+    def scored(self) -> int:
+        return self.rows * self.completion
+
+
+@dataclass(frozen=True)
+class Run:
+    """What memory needs to know of a run besides its settings: the GPUs of the policy and the batch."""
+
+    processes: int
+    rows: int  # per_device_train_batch_size, solved
+    steps: int  # micro-batches of an optimizer step
+    rollout: int  # completions generated at a time, by all processes
+    prompt: int
+    gpu_bytes: int
+    generation: str  # transformers, colocate or server
+
+
+def precision(settings: Mapping[str, Any], zero: Zero, deepspeed: Mapping[str, Any] | None) -> Precision:
+    """How TRL, peft and accelerate load this recipe.
+
+    peft holds a LoRA's weights in float32 over a 16-bit base (autocast_adapter_dtype). TRL turns them to bfloat16 over
+    a quantised base (arXiv 2305.14314, section 3) and leaves them as the base under ZeRO-3. DeepSpeed's 16-bit
+    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU; on a CPU
+    it is counted as float32, which it may be.
+    """
+    cpu, quantised = settings["use_cpu"], settings["load_in_4bit"] or settings["load_in_8bit"]
+    half = settings["dtype"] in ("bfloat16", "float16") or (settings["dtype"] == "auto" and not cpu)
+    stream = 2 if half else 4
+    autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
+    said = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
+    if zero.active and (autocast if not said or "auto" in said else any(said)):
+        return Precision(2, 2, 2, False)
+    compute = 2 if autocast else stream
+    adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
+    return Precision(stream, compute, adapter, autocast)
+
+
+# What is stored
+
+
+def weights(shape: Shape, settings: Mapping[str, Any], stream: int) -> dict[str, int]:
+    """Bytes of the base model.
+
+    4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight in blocks of 64; a block's constant takes 4 bytes, or 1
+    with double quantisation, whose own constants are 4 bytes for 256 blocks, an offset of 4 and a table of 256 floats;
+    and the table of 16 floats of each matrix. 8 bit (arXiv 2208.07339): 1 byte a weight, 4 a row. Embeddings, LM head,
+    norms and biases stay as they are.
+    """
+    parts = shape.parameters()
+    head = parts["head"] or (parts["embedding"] if settings["cast_lm_head_to_fp32"] else 0)
+    other = (parts["embedding"] + parts["norms"]) * stream
+    if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
+        other += head * 4 - (parts["embedding"] * stream if shape.tied else 0)
+    else:
+        other += head * stream
+    linears = shape.linears()
+    biases = shape.layers * sum(linear.n_out for linear in linears if linear.bias) * stream
+    if settings["load_in_4bit"] or shape.prequantized:
+        nested = settings["use_bnb_nested_quant"] or shape.prequantized
+        matrices = shape.layers * sum(four_bit(linear.weights, nested) for linear in linears)
+    elif settings["load_in_8bit"]:
+        matrices = shape.layers * sum(linear.weights + 4 * linear.n_out for linear in linears)
+    else:
+        return {"base_weights": shape.layers * sum(linear.weights for linear in linears) * stream + biases + other}
+    return {"base_weights": matrices, "unquantised_weights": biases + other}
+
+
+def four_bit(n: int, nested: bool) -> int:
+    """Bytes of ``n`` weights in bitsandbytes' 4 bit.
+
+    >>> four_bit(64 * 256, nested=False), four_bit(64 * 256, nested=True)
+    (9280, 9544)
+    """
+    blocks = -(-n // 64)
+    constants = blocks + -(-blocks // 256) * 4 + 4 + 256 * 4 if nested else blocks * 4
+    return -(-n // 2) + constants + 16 * 4
+
+
+def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
+    """The linear maps of a layer that get a LoRA: peft's reading of ``lora_target_modules``.
+
+    peft's own choice for these families is q_proj and v_proj. TRL makes the one name of a list a string, which peft
+    then takes as an expression for the whole name of a module.
+    """
+    wanted = settings["lora_target_modules"]
+    if not settings["use_peft"]:
+        return ()
+    if wanted is None:
+        wanted = ["q_proj", "v_proj"]
+    if isinstance(wanted, list) and len(wanted) == 1:
+        wanted = wanted[0]
+    linears = shape.linears()
+    if wanted == "all-linear":
+        return linears
+    if isinstance(wanted, str):
+        return _found(tuple(x for x in linears if re.fullmatch(wanted, f"model.layers.0.{x.path}")), wanted)
+    paths = {f"model.layers.0.{linear.path}" for linear in linears}
+    for name in wanted:
+        if not any(path == name or path.endswith(f".{name}") for path in paths):
+            _found((), name)
+    return tuple(x for x in linears if any(f".{x.path}".endswith(f".{name}") for name in wanted))
+
+
+def _found(linears: tuple[Linear, ...], wanted: str) -> tuple[Linear, ...]:
+    if linears:
+        return linears
+    names = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    raise ConfigError("lora_target_modules", wanted, "matches no linear map of a layer", f"use all-linear, or {names}")
+
+
+def trainable(shape: Shape, settings: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(parameters of a tensor, how many such tensors) of all that is trained.
+
+    A LoRA of rank r (arXiv 2106.09685) has r x n_in and n_out x r; DoRA (arXiv 2402.09353) n_out more.
+    """
+    if settings["use_peft"]:
+        r, tensors = settings["lora_r"], []
+        for linear in targets(shape, settings):
+            tensors += [(r * linear.n_in, shape.layers), (r * linear.n_out, shape.layers)]
+            tensors += [(linear.n_out, shape.layers)] if settings["use_dora"] else []
+        return tensors
+    tensors = [(shape.vocab * shape.hidden, 1 if shape.tied else 2)]
+    for linear in shape.linears():
+        tensors.append((linear.weights, shape.layers))
+        tensors += [(linear.n_out, shape.layers)] if linear.bias else []
+    tensors.append((shape.hidden, shape.layers * shape.norms_per_layer + 1))
+    return tensors + ([(shape.head_dim, 2 * shape.layers)] if shape.qk_norm else [])
+
+
+def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> int:
+    """Bytes of an optimizer's state for tensors whose elements have ``element`` bytes.
+
+    AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes a float32 one, and torch a step
+    of 4 bytes a tensor. bitsandbytes' 8-bit AdamW (arXiv 2110.02861) keeps 2 bytes, two constants of 4 for a block of
+    256, and two tables of 256 floats in all; tensors below 4096 elements stay in 32 bit.
+
+    >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_torch", 4)
+    49164
+    >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_8bit", 4)
+    26752
+    """
+    if name == "sgd":
+        return 0
+    if "8bit" in name:
+        small = sum(8 * n * count for n, count in tensors if n < 4096)
+        large = sum((2 * n + 8 * -(-n // 256)) * count for n, count in tensors if n >= 4096)
+        return small + large + (2 * 256 * 4 if large else 0)
+    if name == "paged_adamw_32bit":
+        return sum(8 * n * count for n, count in tensors)
+    return sum((2 * element * n + 4) * count for n, count in tensors)
+
+
+# What autograd saves
+
+
+def layer_saved(
+    shape: Shape, settings: Mapping[str, Any], precise: Precision, work: Work, *, cpu: bool = False, first: bool = False
+) -> int:
+    """Bytes that autograd keeps of one layer, as transformers writes it.
+
+    Each norm keeps its input in float32 and one factor a token (and its normalised input where its weight is trained);
+    a linear map keeps its input where its weight is trained or has a LoRA, in another copy where that input has to be
+    cast; the MLP keeps gate, activated gate and up; attention what `_attention_saved` says. ``first``: the layer whose
+    input needs no gradient, with a frozen embedding and no checkpointing.
+    """
+    s, c, _, _ = precise
+    full, h, i, tokens = not settings["use_peft"], shape.hidden, shape.intermediate, work.tokens
+    targeted = {linear.name for linear in targets(shape, settings)}
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    gemma, kernel = shape.family.startswith("gemma"), attention_kernel(shape, settings)
+
+    def norm(width: int, dtype: int, rows: int = 1) -> int:
+        # Gemma multiplies in float32, the others in the dtype of the input.
+        return 4 * width + 4 * rows + full * (4 if gemma else dtype) * width
+
+    def inputs(names: tuple[str, ...], n_in: int, dtype: int, held: bool = False) -> int:
+        return _inputs_saved(n_in, dtype, [name in targeted for name in names], full, settings, precise, held)
+
+    norms = norm(h, s) * shape.norms_per_layer - (first and not full) * norm(h, s)
+    if shape.qk_norm:
+        norms += norm(q, c, shape.heads) + norm(kv, c, shape.kv_heads)
+    maps = inputs(("q_proj", "k_proj", "v_proj"), h, s) + inputs(
+        ("o_proj",), q, c, not work.packed and kernel != "eager"
+    )
+    maps += inputs(("gate_proj", "up_proj"), h, s) + inputs(("down_proj",), i, c) + 3 * c * i
+    cast = sum(linear.weights for linear in shape.linears()) * c if s != c else 0
+    return tokens * (norms + maps) + _attention_saved(shape, precise, work, kernel, cpu) + cast
+
+
+def _inputs_saved(
+    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Mapping[str, Any], precise: Precision, held: bool
+) -> int:
+    """Bytes a token of the linear maps that share one input of ``dtype``; ``lora`` says which of them have one.
+
+    ``held``: something else keeps that input already.
+    """
+    _, c, a, autocast = precise
+    product = c if autocast else a  # what a LoRA's input is cast to
+    shared, own = False, 0
+    for has_lora in lora:
+        if full and dtype == c:
+            shared = True
+        elif full:
+            own += c * n_in
+        if not has_lora:
+            continue
+        own += settings["lora_r"] * product
+        if settings["lora_dropout"] > 0:
+            own += n_in + product * n_in  # the mask, and what it leaves
+        elif dtype == a == product:
+            shared = True
+        else:
+            own += product * n_in
+    return own + (shared and not held) * dtype * n_in
+
+
+def packs(shape: Shape, settings: Mapping[str, Any]) -> bool:
+    """Whether trainer.py packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
+    return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
+
+
+def attention_kernel(shape: Shape, settings: Mapping[str, Any]) -> str:
+    """eager, flash or sdpa. Where nothing is asked for, transformers runs Gemma 2, with soft-capped scores, eagerly."""
+    asked = settings["attn_implementation"] or ("eager" if shape.family == "gemma2" else "sdpa")
+    return "flash" if "flash" in asked else asked
+
+
+def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, cpu: bool) -> int:
+    """Bytes that the attention of a layer keeps: query, keys, values, output, a float32 for each head and token.
+
+    Packed (`attention.py`): queries of the segments a second time, and keys and values of [prompt, segment] for each
+    segment, there for every query head unless on a CPU. Unpacked: keys and values repeated, and a mask for each row;
+    eager also keeps the scores; flash repeats nothing.
+    """
+    s, c, _, _ = precise
+    heads, q, kv = shape.heads, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    tokens = work.tokens
+    if not work.packed:
+        scores = work.rows * (work.prompt + work.completion) ** 2
+        if kernel == "flash":
+            return tokens * (2 * c * (q + kv) + 4 * heads)
+        if kernel == "eager":  # the softmax in float32, its cast, and Gemma 2's tanh
+            kept = 4 + (c if c != 4 else 0) + (c if shape.family == "gemma2" else 0)
+            return tokens * 3 * c * q + scores * heads * kept
+        return tokens * (4 * c * q + 4 * heads) + scores * c
+    c = 4 if cpu else c  # attention.py computes in float32 there
+    keys = work.rows * (work.prompt - 1 + work.completion)
+    kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
+    prompts = tokens - work.scored
+    whole = tokens if kept_whole else prompts
+    saved = whole * c * (q + kv) + tokens * c * kv  # queries and keys, values
+    saved += prompts * (c * q + 4 * heads)
+    saved += work.scored * (2 * c * q + 4 * heads) + 2 * keys * c * (kv if cpu else q)
+    return saved + work.prompts * work.completion * (work.prompt - 1 + work.completion) * c
+
+
+def activations(shape: Shape, settings: Mapping[str, Any], precise: Precision, work: Work, *, cpu: bool = False) -> int:
+    """Bytes kept between the forward and the backward pass of the largest micro-batch.
+
+    With checkpointing (arXiv 1604.06174): the input of every layer, and all of the one layer that is recomputed.
+    Without: all of every layer. Both: the rotary tables, the last norm, and the scored hidden states of the LM head.
+    """
+    s, h, tokens = precise.stream, shape.hidden, work.tokens
+    full = not settings["use_peft"]
+    ends = tokens * (2 * shape.head_dim * s + 4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
+    if settings["gradient_checkpointing"]:
+        return shape.layers * tokens * h * s + layer_saved(shape, settings, precise, work, cpu=cpu) + ends
+    first = layer_saved(shape, settings, precise, work, cpu=cpu, first=True)
+    return first + (shape.layers - 1) * layer_saved(shape, settings, precise, work, cpu=cpu) + ends
+
+
+def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
+    """TRL's fused LM head (trl/kernels/chunked_logprob.py): one tile of logits, a float32 gradient of the hidden states
+    and, where the head is trained, of its weights, and both once more in their own dtype."""
+    tile = min(scored, HEAD_TOKENS) * HEAD_VOCAB * precise.compute
+    hidden = scored * shape.hidden * (4 + precise.stream)
+    if precise.stream != precise.compute:  # a slice of the weights, cast
+        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.compute
+    return tile + hidden + full * shape.vocab * shape.hidden * (4 + precise.stream)
+
+
+def layer_workspace(shape: Shape, precise: Precision, work: Work) -> int:
+    """An allowance for gradients on their way through one layer: three of the MLP's width, two of the stream in
+    float32."""
+    return work.tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+
+
+# The phases
+
+
+def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
+    """The largest micro-batch that trainer.py can make: completions of full length, filled to the token budget.
+
+    The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
+    that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
+    """
+    t = settings["max_completion_length"]
+    if not packs(shape, settings):
+        return Work(run.rows, run.rows, run.prompt, t, packed=False)
+    budget = settings["update_token_budget"] or run.rows * (run.prompt + t)
+    group = settings["num_generations"]
+    of_group = run.prompt - 1 + group * t
+    whole, rest = divmod(budget, of_group)
+    more = max(0, (rest - (run.prompt - 1)) // t)
+    there = run.rows * run.steps  # of an optimizer step on one process
+    rows = max(1, min(whole * group + more, there))
+    return Work(-(-rows // group), rows, run.prompt, t, packed=True)
+
+
+class Stored(NamedTuple):
+    """Terms that lie on a GPU all the time, those that come with a backward pass, and those of main memory."""
+
+    always: dict[str, int]
+    backward: dict[str, int]
+    main: dict[str, int]
+
+
+def stored(shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, processes: int) -> Stored:
+    """Weights, reference, gradients and optimizer state, on each GPU and in main memory.
+
+    Mixed-precision state under DeepSpeed (arXiv 1910.02054): float32 weights, two moments and a float32 gradient, 16
+    bytes, partitioned over processes from stage 1; gradients from stage 2; weights from stage 3; offloaded, all of it
+    lies in main memory (arXiv 2101.06840). A bucket of gradients is allocated whole. DDP holds its gradients twice.
+    """
+    n, full = processes, not settings["use_peft"]
+    tensors = trainable(shape, settings)
+    trained = sum(size * count for size, count in tensors)
+    share = -(-trained // n)
+    element = precise.stream if full else precise.adapter
+    base = weights(shape, settings, precise.stream)
+    always, main = {**base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
+    if zero.stage == 3:
+        always = {name: -(-size // n) for name, size in always.items()}
+        if zero.offloads_parameters:
+            main["base_weights"], always = sum(base.values()), dict.fromkeys(always, 0)
+    if settings["reference_refresh_steps"] and not full:
+        always["reference"] = always["adapter"]
+    elif settings["beta"] and full:
+        always["reference"] = sum(always.values())
+    always["cuda_context"] = 0 if settings["use_cpu"] else CONTEXT
+    communication = COMMUNICATION if n > 1 and not settings["use_cpu"] else 0
+    backward = {"gradients": trained * element, "communication": communication}
+    if zero.stage:
+        state = optimizer_bytes([(share, 1)], settings["optim"], 4) + 4 * share
+        if zero.offloads_optimizer:
+            main["optimizer"], state = n * (state + 4 * share), 0
+        backward["communication"] += zero.bucket * element * (2 if zero.overlaps else 1)
+        backward["gradients"] = share * element if zero.stage >= 2 else trained * element
+    else:
+        state = optimizer_bytes(tensors, settings["optim"], element)
+        communication += trained * element if n > 1 else 0
+        backward["communication"] = communication
+    return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
+
+
+def phases(
+    shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, run: Run
+) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
+    cpu, work, full = settings["use_cpu"], work_of(shape, settings, run), not settings["use_peft"]
+    always, backward, main = stored(shape, settings, zero, precise, run.processes)
+    training = {
+        **always,
+        **backward,
+        "activations": activations(shape, settings, precise, work, cpu=cpu),
+        "layer_workspace": layer_workspace(shape, precise, work),
+        "lm_head_workspace": lm_head_workspace(shape, full, work.scored, precise),
+    }
+    generation = {**always}
+    if zero.stage == 3:
+        live = min(shape.total, 1_000_000_000)  # DeepSpeed's stage3_max_live_parameters
+        training["gathered_weights"] = live * precise.stream
+        generation["gathered_weights"] = shape.total * precise.stream if run.generation == "transformers" else 0
+    if precise.stream != precise.compute and full and settings["gradient_checkpointing"]:
+        # autocast keeps 16-bit copies of trained weights for the whole forward pass; one layer's are counted already
+        weights_of_layer = sum(linear.weights for linear in shape.linears())
+        training["activations"] += (shape.layers - 1) * weights_of_layer * precise.compute
+    if run.generation == "transformers":
+        generation |= _transformers_generation(shape, settings, precise, run)
+    elif run.generation == "colocate":
+        engine = vllm(shape, settings, run.gpu_bytes * settings["vllm_gpu_memory_utilization"], run.prompt)
+        generation |= engine
+        if not settings["vllm_enable_sleep_mode"]:
+            training |= engine
+    found = {"training": training, "generation": generation}
+    return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
+
+
+def _transformers_generation(shape: Shape, settings: Mapping[str, Any], precise: Precision, run: Run) -> dict[str, int]:
+    """`generate` samples a process's whole rollout at once: keys and values of rows x (prompt + completion) tokens (and
+    of a layer twice, when its buffer grows), four float32 copies of the logits, and the temporaries of the prefill,
+    which takes each prompt once or, unpacked, each row."""
+    rows = -(-run.rollout // run.processes)
+    cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
+    prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows
+    prefill = prompts * run.prompt * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+    return {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16 + prefill}
+
+
+def vllm(shape: Shape, settings: Mapping[str, Any], share: float, prompt: int) -> dict[str, int]:
+    """vLLM takes its whole share of the GPU: weights in 16 bit (TRL hands it bitsandbytes where the base is quantised),
+    overhead, and keys and values in the rest; at least those of one sequence of its context length."""
+    tp = settings["vllm_tensor_parallel_size"]
+    own = -(-sum(weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2).values()) // tp)
+    one = -(-sequence_bytes(shape, settings, prompt) // tp)
+    cache = max(int(share) - own - VLLM_OVERHEAD, one)
+    return {"vllm_weights": own, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}
+
+
+def context_length(shape: Shape, settings: Mapping[str, Any], prompt: int) -> int:
+    """Tokens of one sequence that vLLM must be able to hold: its context length, by default the model's own."""
+    return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
+
+
+def sequence_bytes(shape: Shape, settings: Mapping[str, Any], prompt: int) -> int:
+    return context_length(shape, settings, prompt) * shape.kv_bytes_per_token(2)

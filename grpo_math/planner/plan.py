@@ -1,0 +1,378 @@
+"""A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
+
+Does not print, and keeps to what it is told: nothing on the machine is asked but its main memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_math import batch
+from grpo_math.errors import ConfigError
+from grpo_math.planner import devices, memory
+from grpo_math.planner.memory import GB, Run
+from grpo_math.planner.model import Shape, read_config, shape_of
+from grpo_math.planner.settings import Zero, deepspeed_config, resolve
+
+MARGIN = 0.95  # of a GPU that a plan may fill: the rest is for fragmentation
+PROMPT_TOKENS = 512
+# Fields whose terms of the loss look at whole micro-batches: with them config.py refuses a token budget.
+WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
+ZERO_2 = {
+    "bf16": {"enabled": "auto"},
+    "gradient_accumulation_steps": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
+}
+
+
+def plan(
+    recipe: Mapping[str, Any],
+    *,
+    gpus: int | None = None,
+    gpu_gb: float | None = None,
+    cpu_gb: float | None = None,
+    prompt_tokens: int | None = None,
+    accelerate: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `grpo-math plan --json` prints. GB are 2^30 bytes.
+
+    ``gpus``, ``gpu_gb``: how many GPUs, and the memory of one; by default this machine's; not read with ``use_cpu``.
+    ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt; by default what
+    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. Raises a `UserError` for what
+    cannot be planned.
+
+    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
+    >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
+    >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
+    (True, [0], 0.92)
+    """
+    settings = resolve(recipe)
+    if settings["use_cpu"]:
+        gpu_gb = cpu_gb = cpu_gb or main_memory()
+        gpus = int((accelerate or {}).get("num_processes", 1))
+    elif gpus is None or gpu_gb is None:
+        there, size = devices.here()
+        if not there:
+            option = "gpus" if gpus is None else "gpu-memory"
+            raise ConfigError(option, None, "is not said, and there is no GPU here", "use --gpus 1 --gpu-memory 24")
+        gpus, gpu_gb = gpus or there, gpu_gb or size
+    for option, value in (("gpus", gpus), ("gpu-memory", gpu_gb)):
+        if not value or value <= 0:
+            raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu-memory 24")
+    assert gpus is not None
+    assert gpu_gb is not None
+    for option, stated in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt_tokens)):
+        if stated is not None and stated <= 0:
+            raise ConfigError(option, stated, "is not above 0", "leave it out for the default")
+    cpu_gb = cpu_gb or main_memory()
+    name = settings["model_name_or_path"]
+    shape = shape_of(str(name), read_config(name, settings["model_revision"]))
+    given = set(recipe)
+    prompt = prompt_tokens or _prompt_tokens(settings)
+    machine = Machine(shape, gpus, gpu_gb, cpu_gb, prompt, accelerate)
+    counted = machine.count(settings, given)
+    answer = counted.answer()
+    answer["suggestions"] = [] if answer["fits"] else suggest(machine, settings, given, counted)
+    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given, counted)
+    return answer
+
+
+class Machine:
+    """What stays the same while settings are varied."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        gpus: int,
+        gpu_gb: float,
+        cpu_gb: float,
+        prompt: int,
+        accelerate: Mapping[str, Any] | None,
+    ) -> None:
+        self.shape, self.gpus, self.prompt, self.accelerate = shape, gpus, prompt, accelerate
+        self.gpu_bytes, self.cpu_bytes = int(gpu_gb * GB), int(cpu_gb * GB)
+
+    def count(self, settings: Mapping[str, Any], given: set[str]) -> Counted:
+        return Counted(self, settings, given)
+
+
+class Counted:
+    """One recipe on one machine, counted: layout, terms of each phase, and what is wrong with it."""
+
+    def __init__(self, machine: Machine, settings: Mapping[str, Any], given: set[str]) -> None:
+        self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
+        config = deepspeed_config(settings, machine.accelerate)
+        self.zero = Zero(config, shape.hidden)
+        quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
+        if quantised and self.zero.stage == 3:
+            raise ConfigError("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
+        if settings["use_cpu"]:
+            self.layout = devices.Layout("transformers", machine.gpus, 0, 1, "use_cpu is true")
+        else:
+            self.layout = devices.arrange(
+                shape, settings, machine.gpus, machine.gpu_bytes, machine.prompt, lambda n: _divides(settings, given, n)
+            )
+        self.batch = batch.plan(settings, given, self.layout.policy)
+        run = Run(
+            processes=self.layout.policy,
+            rows=self.batch.rows,
+            steps=self.batch.steps,
+            rollout=self.batch.rollout,
+            prompt=machine.prompt,
+            gpu_bytes=machine.gpu_bytes,
+            generation=self.layout.generation,
+        )
+        self.precise = memory.precision(settings, self.zero, config)
+        self.phases, self.main = memory.phases(shape, settings, self.zero, self.precise, run)
+        if self.layout.generation == "server":
+            wanted = machine.prompt + settings["max_completion_length"]
+            of_server = {
+                **settings,
+                "vllm_tensor_parallel_size": self.layout.tensor_parallel,
+                "vllm_max_model_length": settings["vllm_max_model_length"] or wanted,  # its own command says it
+            }
+            share = memory.VLLM_SERVER_SHARE * machine.gpu_bytes - memory.CONTEXT
+            server = memory.vllm(shape, of_server, share, machine.prompt)
+            self.phases["server"] = {**server, "cuda_context": memory.CONTEXT}
+        if settings["use_cpu"]:  # every process has its own copy, and one memory holds them
+            n = machine.gpus
+            self.phases = {
+                phase: {**{term: size * n for term, size in terms.items()}, "processes": self.main["processes"]}
+                for phase, terms in self.phases.items()
+            }
+        self.problems = self._problems()
+
+    @property
+    def limit(self) -> int:
+        return int(MARGIN * self.machine.gpu_bytes)
+
+    @property
+    def peak_phase(self) -> str:
+        """The policy's fuller phase; a server fills its own GPUs in any case."""
+        return max(("training", "generation"), key=lambda phase: sum(self.phases[phase].values()))
+
+    @property
+    def peak(self) -> int:
+        return sum(self.phases[self.peak_phase].values())
+
+    @property
+    def over(self) -> int:
+        """Bytes that are missing, over every phase, vLLM's share and main memory."""
+        over = sum(max(0, sum(terms.values()) - self.limit) for terms in self.phases.values())
+        over += max(0, self.vllm_needs - self.vllm_share)
+        return over + max(0, sum(self.main.values()) - int(MARGIN * self.machine.cpu_bytes))
+
+    @property
+    def vllm_share(self) -> int:
+        return int(self.settings["vllm_gpu_memory_utilization"] * self.machine.gpu_bytes)
+
+    @property
+    def vllm_needs(self) -> int:
+        """Of a GPU that vLLM shares with the policy: weights, overhead, and one sequence of its context length."""
+        if self.layout.generation != "colocate":
+            return 0
+        terms = self.phases["generation"]
+        one = memory.sequence_bytes(self.machine.shape, self.settings, self.machine.prompt)
+        return terms["vllm_weights"] + terms["vllm_overhead"] + one // self.layout.tensor_parallel
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    def _problems(self) -> list[str]:
+        settings, machine, shape = self.settings, self.machine, self.machine.shape
+        where = "memory" if settings["use_cpu"] else "a GPU"
+        problems = []
+        for phase, terms in self.phases.items():
+            if (total := sum(terms.values())) > self.limit:
+                usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:g} GB"
+                problems.append(f"{phase} needs {total / GB:.1f} GB of {where}, which has {usable} to give")
+        main, usable_main = sum(self.main.values()), int(MARGIN * machine.cpu_bytes)
+        if main > usable_main and not settings["use_cpu"]:
+            problems.append(f"{main / GB:.1f} GB of main memory are needed, and {usable_main / GB:.1f} there")
+        if self.layout.generation == "colocate":
+            if self.vllm_needs > self.vllm_share:
+                tokens = memory.context_length(shape, settings, machine.prompt)
+                problems.append(
+                    f"vLLM's share is {self.vllm_share / GB:.1f} GB, and its weights, overhead and one sequence of "
+                    f"{tokens} tokens take {self.vllm_needs / GB:.1f}"
+                )
+            if settings["load_in_8bit"]:
+                problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
+        wanted = machine.prompt + settings["max_completion_length"]
+        longest = min(shape.max_tokens or wanted, settings["vllm_max_model_length"] or wanted)
+        if wanted > longest:
+            problems.append(f"prompt and completion come to {wanted} tokens, and the model is given {longest}")
+        return problems
+
+    def answer(self) -> dict[str, Any]:
+        phase = self.peak_phase
+        terms = self.phases[phase]
+        layout = self.layout.roles()
+        if self.settings["use_cpu"]:
+            layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
+        work = memory.work_of(
+            self.machine.shape,
+            self.settings,
+            Run(self.layout.policy, self.batch.rows, self.batch.steps, self.batch.rollout, self.machine.prompt, 0, ""),
+        )
+        return {
+            "fits": self.fits,
+            "problems": self.problems,
+            "peak_gb": round(self.peak / GB, 3),
+            "peak_phase": phase,
+            "gpu_gb": round(self.machine.gpu_bytes / GB, 3),
+            "largest": max(terms, key=lambda term: terms[term]),
+            "bytes": terms,
+            "phases": self.phases,
+            "main_memory": self.main,
+            "layout": layout,
+            "why": self.layout.why,
+            "batch": self.batch.line("CPU process" if self.settings["use_cpu"] else "GPU"),
+            "model": {"parameters": self.machine.shape.total, "family": self.machine.shape.family},
+            "assumed": {
+                "prompt_tokens": self.machine.prompt,
+                "tokens_of_a_micro_batch": work.tokens,
+                "packed": work.packed,
+            },
+        }
+
+
+def _divides(settings: Mapping[str, Any], given: set[str], processes: int) -> bool:
+    try:
+        batch.plan(settings, given, processes)
+    except ConfigError:
+        return False
+    return True
+
+
+def _prompt_tokens(settings: Mapping[str, Any]) -> int:
+    length, completion = settings["vllm_max_model_length"], settings["max_completion_length"]
+    return length - completion if length and length > completion else PROMPT_TOKENS
+
+
+def main_memory() -> float:
+    """GB of main memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
+
+
+# What to change
+
+
+def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, Any]]:
+    """Changes that can save memory, cheapest first: those that cost no quality, then speed, then what is learned.
+
+    Each is the lines of the recipe that change, as a mapping.
+    """
+    s, rows, steps = settings, counted.batch.rows, counted.batch.steps
+    machine, generation = counted.machine, counted.layout.generation
+    changes: list[dict[str, Any]] = []
+    in_16_bit = [{"dtype": "bfloat16"}] if s["dtype"] == "float32" and not s["use_cpu"] else []
+    changes += in_16_bit if s["use_peft"] else []  # frozen weights lose next to nothing by it
+    packs = memory.packs(machine.shape, s)
+    if not s["pack_updates"]:
+        changes.append({"pack_updates": True})
+    if generation == "colocate":
+        wanted = machine.prompt + s["max_completion_length"]
+        longer = not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted
+        length = {"vllm_max_model_length": wanted} if longer else {}
+        changes += [length] if longer else []
+        if not s["vllm_enable_sleep_mode"]:
+            changes.append({"vllm_enable_sleep_mode": True})
+        changes += [{**length, "vllm_gpu_memory_utilization": share / 20} for share in range(19, 0, -1)]
+    if not s["gradient_checkpointing"]:
+        changes.append({"gradient_checkpointing": True})
+    if packs and not counted.given & WHOLE:
+        budget = s["update_token_budget"] or rows * (machine.prompt + s["max_completion_length"])
+        least = machine.prompt + s["max_completion_length"]
+        halves = [budget // 2**k for k in range(1, 8) if budget // 2**k >= least]
+        changes += [{"update_token_budget": half} for half in halves]
+    elif rows > 1 and rows % 2 == 0:
+        changes.append({"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps * 2})
+    if s["optim"] in ("adamw_torch", "adamw_torch_fused") and not s["use_cpu"]:
+        changes.append({"optim": "adamw_8bit"})
+    if not counted.zero.active and not s["use_cpu"] and not (s["load_in_4bit"] or s["load_in_8bit"]):
+        changes.append({"deepspeed": ZERO_2})
+    if s["use_peft"] and not s["load_in_4bit"] and not s["load_in_8bit"] and not s["use_cpu"]:
+        changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
+    if not s["use_peft"]:
+        changes += in_16_bit
+        changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
+    if generation == "colocate":
+        changes.append({"use_vllm": False})
+    if generation == "transformers" and not s["use_cpu"]:
+        changes.append({"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True})
+    if s["max_completion_length"] > 256:
+        changes.append({"max_completion_length": s["max_completion_length"] // 2})
+    return changes
+
+
+def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], counted: Counted) -> list[dict[str, Any]]:
+    """Changes that together make the recipe fit: as few and as cheap as do it, the largest saving first.
+
+    ``saves_gb`` is what the peak falls by, on top of the changes before it. If all that helps is not enough, the last
+    one still says ``fits: false``.
+    """
+
+    def tried(changes: list[dict[str, Any]]) -> Counted | None:
+        merged = {name: value for change in changes for name, value in change.items()}
+        try:
+            return machine.count(resolve({**settings, **merged}), given | set(merged))
+        except ConfigError:
+            return None
+
+    choices, now = candidates(settings, counted), counted
+    chosen: list[dict[str, Any]] = []
+    for change in choices:  # cheapest first, whatever helps
+        kept = [earlier for earlier in chosen if set(earlier) != set(change)]
+        if (then := tried([*kept, change])) and (then.fits or _nearer(then, now)):
+            chosen, now = [*kept, change], then
+        if now.fits:
+            break
+    if now.fits:  # leave out, or take a milder value of, what is not needed, the dearest first
+        for change in reversed(chosen[:]):
+            milder = [other for other in choices if set(other) == set(change)]
+            for others in ([], *([other] for other in milder[: milder.index(change)])):
+                less = [own for earlier in chosen for own in (others if earlier is change else [earlier])]
+                if (then := tried(less)) and then.fits:
+                    chosen = less
+                    break
+    alone = {id(change): then.peak if (then := tried([change])) else counted.peak for change in chosen}
+    chosen.sort(key=lambda change: alone[id(change)])
+    suggestions, before = [], counted
+    for number, change in enumerate(chosen, 1):
+        after = tried(chosen[:number]) or before
+        lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
+        saved = round((before.peak - after.peak) / GB, 3)
+        suggestions.append({"set": lines, "change": change, "saves_gb": saved, "fits": after.fits})
+        before = after
+    return suggestions
+
+
+def _nearer(then: Counted, now: Counted) -> bool:
+    """Less memory is missing, or as little and fewer things are wrong."""
+    return (then.over, len(then.problems)) < (now.over, len(now.problems))
+
+
+def _yaml(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def recommended(machine: Machine, settings: Mapping[str, Any], given: set[str], own: Counted) -> dict[str, Any] | None:
+    """The fastest layout of these GPUs that fits the recipe otherwise unchanged; None where the recipe has it already,
+    or where none fits."""
+    for change in devices.recommend(machine.gpus, machine.prompt + settings["max_completion_length"]):
+        try:
+            tried = machine.count(resolve({**settings, **change}), given | set(change))
+        except ConfigError:
+            continue
+        if tried.fits and tried.layout == own.layout and own.fits:
+            return None
+        if tried.fits:
+            lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
+            return {"layout": tried.layout.roles(), "set": lines, "why": tried.layout.why}
+    return None

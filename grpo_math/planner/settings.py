@@ -1,0 +1,180 @@
+"""A recipe -> the settings that decide about memory, with the defaults of the classes that training reads it with.
+
+Those classes (`MathGRPOConfig`, TRL's `ModelConfig`, `TrainArguments`) import torch, so their defaults stand here a
+second time; a test compares the two. Fields that do not touch memory are not looked at: training checks them.
+
+Does not decide anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_math.errors import ConfigError, UserError, one_of
+
+MODEL = {
+    "model_name_or_path": None,
+    "model_revision": "main",
+    "dtype": "float32",
+    "attn_implementation": None,
+    "use_peft": False,
+    "lora_r": 16,
+    "lora_dropout": 0.05,
+    "lora_target_modules": None,
+    "lora_target_parameters": None,
+    "lora_modules_to_save": None,
+    "use_dora": False,
+    "load_in_8bit": False,
+    "load_in_4bit": False,
+    "use_bnb_nested_quant": False,
+    "bnb_4bit_quant_storage": None,
+}
+TRAINING = {
+    "model_init_kwargs": None,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "num_generations": 8,
+    "generation_batch_size": None,
+    "steps_per_generation": None,
+    "max_completion_length": 512,
+    "gradient_checkpointing": True,
+    "bf16": None,
+    "fp16": False,
+    "use_cpu": False,
+    "optim": "adamw_torch_fused",
+    "beta": 0.0,
+    "cast_lm_head_to_fp32": False,
+    "deepspeed": None,
+    "fsdp": None,
+    "use_vllm": False,
+    "vllm_mode": "colocate",
+    "vllm_enable_sleep_mode": False,
+    "vllm_gpu_memory_utilization": 0.3,
+    "vllm_max_model_length": None,
+    "vllm_tensor_parallel_size": 1,
+    "reference_refresh_steps": 0,
+    "pack_updates": True,
+    "update_token_budget": 0,
+}
+PROGRAM = {"prompts_per_step": 0}
+DEFAULTS: dict[str, Any] = {**MODEL, **TRAINING, **PROGRAM}
+OPTIMIZERS = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb_8bit",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "sgd",
+)
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
+    try:
+        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        said = getattr(error, "strerror", None) or "is no text file"
+        raise UserError(f"--config {path}: {said}: give the path of a recipe") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path}: is no YAML ({' '.join(str(error).split())}): check it") from None
+    if not isinstance(recipe, dict):
+        raise UserError(f"--config {path}: holds no fields: a recipe is a YAML file with a field on each line")
+    return recipe
+
+
+def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe's fields over the defaults, checked as far as the plan reads them.
+
+    >>> resolve({"model_name_or_path": "embedded"})["per_device_train_batch_size"]
+    8
+    >>> resolve({"optim": "adamw"})
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: optim='adamw' is not known: did you mean 'adamw_8bit'? (adamw_torch, \
+adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd)
+    """
+    settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
+    init = settings["model_init_kwargs"] or {}
+    for name in ("dtype", "attn_implementation"):
+        if isinstance(init, Mapping) and init.get(name):
+            settings[name] = init[name]
+    kernel = settings["attn_implementation"]
+    if kernel not in (None, "sdpa", "eager") and "flash" not in str(kernel):
+        raise ConfigError(
+            "attn_implementation", kernel, "is not known to the plan", "use sdpa, eager or flash_attention_2"
+        )
+    one_of("dtype", settings["dtype"], DTYPES)
+    one_of("optim", settings["optim"], OPTIMIZERS)
+    one_of("vllm_mode", settings["vllm_mode"], ("colocate", "server"))
+    for name, default in DEFAULTS.items():
+        value = settings[name]
+        if isinstance(default, bool) and not isinstance(value, bool):
+            raise ConfigError(name, value, "is neither true nor false", "use one of the two")
+        if type(default) is int and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise ConfigError(name, value, "is not a whole number of 0 or more", f"the default is {default}")
+    for name in ("lora_r", "max_completion_length", "vllm_tensor_parallel_size"):
+        if settings[name] < 1:
+            raise ConfigError(name, settings[name], "is not a whole number of 1 or more", "use 1 or more")
+    share = settings["vllm_gpu_memory_utilization"]
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ConfigError("vllm_gpu_memory_utilization", share, "is no share", "use a number from 0 to 1")
+    for name in ("lora_target_parameters", "lora_modules_to_save", "fsdp", "bnb_4bit_quant_storage"):
+        if settings[name]:
+            raise ConfigError(name, settings[name], "is not known to the plan", "leave it out to plan the rest")
+    if settings["load_in_4bit"] and settings["load_in_8bit"]:
+        raise ConfigError("load_in_4bit", True, "and load_in_8bit=True exclude each other", "leave one of them out")
+    quantised = next((name for name in ("load_in_4bit", "load_in_8bit") if settings[name]), None)
+    if quantised and not settings["use_peft"]:
+        raise ConfigError(quantised, True, "cannot be trained without an adapter", "set use_peft to true")
+    return settings
+
+
+class Zero:
+    """DeepSpeed's settings that touch memory: stage 0 (no DeepSpeed) to 3, what is offloaded, the size of a bucket.
+
+    A bucket's ``auto`` is hidden x hidden, as transformers fills it in; DeepSpeed's own default is 5e8 elements.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None, hidden: int) -> None:
+        zero = dict((config or {}).get("zero_optimization") or {})
+        self.stage = int(zero.get("stage", 0)) if config is not None else 0
+        self.active = config is not None
+        if self.active and self.stage not in (1, 2, 3):
+            reason = "in DeepSpeed's settings is not known to the plan"
+            raise ConfigError("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")
+
+        def device(name: str) -> bool:
+            return (zero.get(name) or {}).get("device", "none") in ("cpu", "nvme")
+
+        self.offloads_optimizer, self.offloads_parameters = device("offload_optimizer"), device("offload_param")
+        bucket = zero.get("reduce_bucket_size", 500_000_000)
+        self.bucket = hidden * hidden if bucket == "auto" else int(float(bucket))
+        self.overlaps = zero.get("overlap_comm", self.stage == 3) in (True, "auto")
+
+
+def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The DeepSpeed settings that will hold: the recipe's field ``deepspeed``, or the accelerate config's."""
+    value = settings["deepspeed"]
+    name = "deepspeed"
+    if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
+        own = accelerate.get("deepspeed_config") or {}
+        if not (value := own.get("deepspeed_config_file")):
+            zero: dict[str, Any] = {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto"}
+            for what in ("optimizer", "param"):
+                zero[f"offload_{what}"] = {"device": own.get(f"offload_{what}_device", "none")}
+            return {"zero_optimization": zero}
+        name = "deepspeed_config_file"
+    if value is None or isinstance(value, dict):
+        return value
+    try:
+        return json.loads(Path(value).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or "is no JSON"
+        raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None

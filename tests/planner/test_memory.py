@@ -1,0 +1,266 @@
+"""Terms that can be counted exactly, against the tensors that peft, torch, bitsandbytes and transformers make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from grpo_math.errors import ConfigError
+from grpo_math.planner import memory
+from grpo_math.planner.memory import Precision, Run, Work
+from grpo_math.planner.model import Shape, shape_of, shipped
+from grpo_math.planner.settings import Zero, resolve
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 300,
+}
+
+
+def small(family: str = "qwen2", **changes: Any) -> tuple[Shape, Any]:
+    config = {**SMALL, **changes}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config), dtype=torch.float32)
+    return shape_of(family, {"model_type": family, **config}), model
+
+
+def bytes_of(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("targets", [None, "all-linear", ["q_proj", "down_proj"], ["all-linear"], r".*\.mlp\..*_proj"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
+def test_an_adapter_has_the_parameters_of_pefts(family, targets, dora):
+    settings = resolve({"use_peft": True, "lora_r": 5, "lora_target_modules": targets, "use_dora": dora})
+    shape, model = small(family)
+    wanted = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets  # as TRL's ModelConfig does
+    model = get_peft_model(model, LoraConfig(r=5, target_modules=wanted, use_dora=dora, task_type="CAUSAL_LM"))
+    tensors = [p for p in model.parameters() if p.requires_grad]
+    counted = memory.trainable(shape, settings)
+    assert sum(n * count for n, count in counted) == sum(p.numel() for p in tensors)
+    assert sum(count for _, count in counted) == len(tensors)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_full_training_trains_every_parameter(tied):
+    shape, model = small("qwen3", tie_word_embeddings=tied)
+    counted = memory.trainable(shape, resolve({}))
+    assert sum(n * count for n, count in counted) == sum(p.numel() for p in model.parameters()) == shape.total
+    assert sum(count for _, count in counted) == len(list(model.parameters()))
+
+
+def test_a_name_that_no_linear_map_has_is_refused():
+    shape = shape_of("x", {"model_type": "llama", **SMALL})
+    for targets in (["q_proj", "query"], "query", ["query"]):
+        with pytest.raises(ConfigError, match="lora_target_modules='query'"):
+            memory.targets(shape, resolve({"use_peft": True, "lora_target_modules": targets}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_adamw_keeps_what_the_plan_says(kind, dtype):
+    settings = resolve({"use_peft": kind == "lora", "lora_target_modules": "all-linear"})
+    shape, model = small()
+    if kind == "lora":
+        model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
+    trained = [p for p in model.to(dtype).parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    element = dtype.itemsize
+    assert memory.optimizer_bytes(memory.trainable(shape, settings), "adamw_torch", element) == bytes_of(kept)
+
+
+def test_8_bit_adamw_keeps_what_the_plan_says():
+    optim = pytest.importorskip("bitsandbytes.optim")
+    shape, model = small()
+    optimizer = optim.AdamW8bit(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    kept = {
+        value.data_ptr(): value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    }
+    counted = memory.optimizer_bytes(memory.trainable(shape, resolve({})), "adamw_8bit", 4)
+    assert counted == bytes_of(kept.values())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("shape", [(64, 160), (896, 4864), (50, 70)])
+def test_4_bit_weights_take_what_the_plan_says(shape, nested):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(torch.randn(shape), quant_type="nf4", compress_statistics=nested)
+    kept = [packed, state.absmax, state.code]
+    if nested:
+        kept += [state.offset, state.state2.absmax, state.state2.code]
+    assert memory.four_bit(shape[0] * shape[1], nested) == bytes_of(kept)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+def test_what_4_bit_leaves_unquantised_is_what_bitsandbytes_leaves(family):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    shape, model = small(family)
+    skipped = get_keys_to_not_convert(model)
+    config = BitsAndBytesConfig(load_in_4bit=True)
+    model = replace_with_bnb_linear(model, modules_to_not_convert=skipped, quantization_config=config)
+    linears = [m for m in model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
+    quantised = {id(m.weight) for m in linears}
+    rest = sum(p.numel() for p in model.parameters() if id(p) not in quantised) * 2
+    settings = resolve({"load_in_4bit": True, "use_peft": True})
+    counted = memory.weights(shape, settings, 2)
+    assert counted["unquantised_weights"] == rest
+    assert counted["base_weights"] == sum(memory.four_bit(m.in_features * m.out_features, False) for m in linears)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_take_what_the_plan_says(dtype):
+    shape, model = small("llama", tie_word_embeddings=False)
+    assert memory.weights(shape, resolve({}), dtype.itemsize)["base_weights"] == bytes_of(model.to(dtype).parameters())
+
+
+def test_the_cache_of_a_token_is_what_transformers_keeps():
+    shape, model = small()
+    cache = DynamicCache()
+    model(input_ids=torch.ones(3, 7, dtype=torch.long), past_key_values=cache, use_cache=True)
+    kept = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    assert bytes_of(kept) == 3 * 7 * shape.kv_bytes_per_token(4)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "deepspeed", "expected"),
+    [
+        ({}, None, Precision(4, 2, 4, True)),
+        ({"dtype": "bfloat16", "use_peft": True}, None, Precision(2, 2, 4, True)),
+        ({"dtype": "auto", "use_peft": True, "load_in_4bit": True}, None, Precision(2, 2, 2, True)),
+        ({"dtype": "bfloat16", "bf16": False}, None, Precision(2, 2, 4, False)),
+        ({"use_cpu": True, "dtype": "auto"}, None, Precision(4, 4, 4, False)),
+        ({"use_peft": True}, {"zero_optimization": {"stage": 2}}, Precision(2, 2, 2, False)),
+        (
+            {"dtype": "bfloat16", "bf16": False, "use_peft": True},
+            {"zero_optimization": {"stage": 2}},
+            Precision(2, 2, 4, False),
+        ),
+        (
+            {"dtype": "bfloat16", "use_peft": True},
+            {"bf16": {"enabled": False}, "zero_optimization": {"stage": 3}},
+            Precision(2, 2, 2, True),
+        ),
+        ({}, {"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}, Precision(2, 2, 2, False)),
+    ],
+)
+def test_the_dtypes_are_those_that_trl_and_peft_load(recipe, deepspeed, expected):
+    assert memory.precision(resolve(recipe), Zero(deepspeed, 64), deepspeed) == expected
+
+
+def run_of(**changes: Any) -> Run:
+    return Run(
+        **{
+            "processes": 1,
+            "rows": 8,
+            "steps": 4,
+            "rollout": 32,
+            "prompt": 100,
+            "gpu_bytes": 24 * memory.GB,
+            "generation": "transformers",
+            **changes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "work"),
+    [
+        ({"max_completion_length": 100}, Work(2, 14, 100, 100, True)),  # 1600 tokens: 899 + 99 + 6 x 100
+        ({"max_completion_length": 100, "update_token_budget": 500}, Work(1, 4, 100, 100, True)),
+        ({"max_completion_length": 100, "update_token_budget": 50}, Work(1, 1, 100, 100, True)),  # one stays whole
+        ({"max_completion_length": 100, "update_token_budget": 10**6}, Work(4, 32, 100, 100, True)),  # all there are
+        ({"max_completion_length": 100, "pack_updates": False}, Work(8, 8, 100, 100, False)),
+        ({"max_completion_length": 100, "attn_implementation": "eager"}, Work(8, 8, 100, 100, False)),
+    ],
+)
+def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, work):
+    shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
+    assert memory.work_of(shape, resolve(recipe), run_of()) == work
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral"])
+def test_sliding_windows_are_not_packed(family):
+    config = {"model_type": family, **SMALL, "sliding_window": 32}
+    assert not memory.packs(shape_of(family, config), resolve({}))
+
+
+def phases(recipe: dict[str, Any], deepspeed: dict[str, Any] | None = None, **changes: Any) -> Any:
+    shape, settings = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]), resolve(recipe)
+    zero = Zero(deepspeed, shape.hidden)
+    precise = memory.precision(settings, zero, deepspeed)
+    return memory.phases(shape, settings, zero, precise, run_of(**changes))
+
+
+def zero_config(stage: int, **zero: Any) -> dict[str, Any]:
+    return {"bf16": {"enabled": True}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1000, **zero}}
+
+
+def test_zero_partitions_what_its_stages_say():
+    n, total = 4, shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]).total
+    one, two, three = (phases({}, zero_config(stage), processes=n)[0]["training"] for stage in (1, 2, 3))
+    assert one["optimizer"] == two["optimizer"] == pytest.approx(12 * total / n, rel=1e-6)  # float32 weights, 2 moments
+    assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // n)
+    assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // n)
+    assert "gathered_weights" in three
+
+
+def test_deepspeed_without_zero_is_refused():
+    with pytest.raises(ConfigError, match="stage=0"):
+        Zero({"bf16": {"enabled": True}}, 64)
+
+
+def test_an_offloaded_optimizer_lies_in_main_memory():
+    total = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]).total
+    terms, main = phases({}, zero_config(2, offload_optimizer={"device": "cpu"}), processes=2)
+    assert "optimizer" not in terms["training"]
+    assert main["optimizer"] == pytest.approx(16 * total, rel=1e-6)
+
+
+def test_a_reference_is_a_second_model_for_full_training_and_none_for_lora():
+    assert "reference" not in phases({"beta": 0.0})[0]["training"]
+    full = phases({"beta": 0.01})[0]["training"]
+    assert full["reference"] == full["base_weights"]
+    assert "reference" not in phases({"beta": 0.01, "use_peft": True})[0]["training"]
+    refreshed = phases({"beta": 0.01, "use_peft": True, "reference_refresh_steps": 4})[0]["training"]
+    assert refreshed["reference"] == refreshed["adapter"]
+
+
+def test_a_sleeping_vllm_takes_its_share_in_generation_alone():
+    recipe = {"use_vllm": True, "vllm_max_model_length": 1024}
+    awake = phases(recipe, generation="colocate")[0]
+    asleep = phases({**recipe, "vllm_enable_sleep_mode": True}, generation="colocate")[0]
+    share = sum(size for term, size in awake["training"].items() if term.startswith("vllm"))
+    assert share == int(0.3 * 24 * memory.GB)
+    assert not any(term.startswith("vllm") for term in asleep["training"])
+    assert awake["generation"] == asleep["generation"]
+
+
+def test_the_fused_head_is_a_tile_and_float32_gradients():
+    shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
+    precise = Precision(2, 2, 4, True)
+    lora = memory.lm_head_workspace(shape, False, 10_000, precise)
+    assert lora == 4096 * 32768 * 2 + 10_000 * 896 * (4 + 2)
+    assert memory.lm_head_workspace(shape, True, 10_000, precise) - lora == 151936 * 896 * 6

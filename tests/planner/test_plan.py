@@ -1,0 +1,287 @@
+"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_math.cli import main
+from grpo_math.errors import ConfigError
+from grpo_math.planner import picture, plan
+from grpo_math.planner.memory import GB
+from grpo_math.planner.model import shipped
+from grpo_math.planner.plan import MARGIN
+from grpo_math.train import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+MODELS = [
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-1.5B",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen2.5-14B",
+    "Qwen/Qwen2.5-32B",
+    "google/gemma-2-2b",
+]
+LORA = {
+    "dtype": "bfloat16",
+    "use_peft": True,
+    "lora_target_modules": "all-linear",
+    "lora_dropout": 0.0,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 8,
+    "max_completion_length": 1024,
+}
+VLLM = {"use_vllm": True, "vllm_max_model_length": 1536}
+WAYS: dict[str, dict[str, Any]] = {
+    "transformers": {},
+    "colocate": {**VLLM, "vllm_enable_sleep_mode": True},
+    "server": {**VLLM, "vllm_mode": "server", "prompts_per_step": 16},
+}
+
+
+def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 24, cpu_gb: float = 256) -> Any:
+    recipe = {"model_name_or_path": model, **LORA, **changes}
+    if "prompts_per_step" in changes:
+        del recipe["gradient_accumulation_steps"]  # solved
+    return plan(recipe, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=cpu_gb)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_plan_is_consistent_in_itself(model, gpus, way):
+    if way == "server" and gpus == 1:
+        with pytest.raises(ConfigError, match="needs a GPU of its own"):
+            planned(model, WAYS[way], gpus)
+        return
+    fitted = []
+    for size in (8, 24, 40, 80, 141):
+        answer = planned(model, WAYS[way], gpus, size)
+        assert set(answer["phases"]) == {"training", "generation", *(["server"] if way == "server" else [])}
+        totals = {phase: sum(terms.values()) for phase, terms in answer["phases"].items()}
+        peak = max(("training", "generation"), key=lambda phase: totals[phase])
+        assert answer["peak_gb"] == pytest.approx(totals[peak] / GB, abs=1e-3)
+        assert answer["bytes"] == answer["phases"][peak]
+        assert answer["largest"] == max(answer["bytes"], key=lambda term: answer["bytes"][term])
+        assert all(bytes_ > 0 for terms in answer["phases"].values() for bytes_ in terms.values())
+        used = [gpu for role in answer["layout"] for gpu in role["gpus"]]
+        assert sorted(used) == list(range(gpus))
+        assert answer["fits"] == (not answer["problems"])
+        assert not answer["fits"] or max(totals.values()) <= MARGIN * size * GB
+        assert not (answer["fits"] and answer["suggestions"])
+        policy = len(answer["layout"][-1]["gpus"])
+        assert f"= {policy} GPU" in answer["batch"]
+        fitted.append(answer["fits"])
+        assert picture(answer)
+    assert fitted == sorted(fitted), "more memory never makes it not fit"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_larger_model_never_takes_less(way):
+    peaks = [planned(model, WAYS[way], 2, 80)["phases"]["training"]["base_weights"] for model in MODELS[:5]]
+    assert peaks == sorted(peaks)
+
+
+CRAMPED = {
+    "lora": ("Qwen/Qwen2.5-1.5B", {"max_completion_length": 1280}, 1, 8),
+    "lora without checkpointing": ("Qwen/Qwen2.5-1.5B", {"gradient_checkpointing": False}, 1, 24),
+    "long completions": ("Qwen/Qwen2.5-7B", {"max_completion_length": 8192}, 1, 40),
+    "float32": ("Qwen/Qwen2.5-7B", {"dtype": "float32"}, 1, 24),
+    "full": ("Qwen/Qwen2.5-1.5B", {"use_peft": False, "dtype": "float32"}, 2, 24),
+    "vllm awake": ("Qwen/Qwen2.5-7B", {"use_vllm": True, "vllm_gpu_memory_utilization": 0.6}, 1, 40),
+    "vllm, context of the model": ("Qwen/Qwen2.5-7B", {"use_vllm": True, "vllm_enable_sleep_mode": True}, 1, 40),
+    "too large": ("Qwen/Qwen2.5-7B", {}, 1, 12),
+}
+
+
+@pytest.mark.parametrize("case", CRAMPED)
+def test_each_suggestion_saves_what_it_says(case):
+    model, changes, gpus, size = CRAMPED[case]
+    before = planned(model, changes, gpus, size)
+    assert not before["fits"]
+    assert before["suggestions"]
+    for suggestion in before["suggestions"]:
+        assert set(suggestion["change"]) <= {f.name for kind in SETTINGS for f in fields(kind)}
+        lines = yaml.safe_load("\n".join(suggestion["set"]))
+        assert lines == suggestion["change"]
+        changes = {**changes, **lines}
+        after = planned(model, changes, gpus, size)
+        assert before["peak_gb"] - after["peak_gb"] == pytest.approx(suggestion["saves_gb"], abs=2e-3)
+        assert after["fits"] == suggestion["fits"]
+        before = after
+    assert after["fits"]
+
+
+def test_the_cheapest_changes_are_suggested():
+    """Not what changes learning, where what changes nothing but the time is enough."""
+    names = {
+        case: {name for s in planned(m, c, g, gb)["suggestions"] for name in s["change"]}
+        for case, (m, c, g, gb) in CRAMPED.items()
+    }
+    assert names["lora"] == {"update_token_budget"}
+    assert names["lora without checkpointing"] == {"gradient_checkpointing"}
+    assert names["full"] == {"deepspeed"}  # with float32 weights still, in main memory
+    assert names["float32"] == {"dtype", "update_token_budget"}
+    share = {"vllm_max_model_length", "vllm_gpu_memory_utilization"}
+    assert names["vllm awake"] == {*share, "vllm_enable_sleep_mode"}
+    assert names["vllm, context of the model"] == share
+
+
+def test_no_budget_is_suggested_where_training_would_refuse_it():
+    model, changes, gpus, size = CRAMPED["lora"]
+    answer = planned(model, {**changes, "entropy_coef": 0.01}, gpus, size)
+    assert not any("update_token_budget" in suggestion["change"] for suggestion in answer["suggestions"])
+
+
+def test_what_no_setting_can_fit_is_said():
+    answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
+    assert not any(suggestion["fits"] for suggestion in answer["suggestions"])
+    assert "no change of settings makes it fit" in picture(answer)
+
+
+def test_what_is_recommended_fits_when_it_is_planned():
+    for gpus, way in ((1, "policy and vLLM"), (2, "vLLM server")):  # the recipe itself has neither
+        answer = planned("Qwen/Qwen2.5-1.5B", {}, gpus, 24)
+        lines = yaml.safe_load("\n".join(answer["recommended"]["set"]))
+        again = planned("Qwen/Qwen2.5-1.5B", lines, gpus, 24)
+        assert again["fits"]
+        assert again["layout"] == answer["recommended"]["layout"]
+        assert again["layout"][0]["role"] == way
+
+
+def test_transformers_generates_where_memory_is_short():
+    answer = planned("Qwen/Qwen2.5-1.5B", {"update_token_budget": 2048, "max_completion_length": 512}, 1, 8)
+    assert answer["fits"]
+    assert answer["recommended"] is None  # beside what it does already
+
+
+@pytest.mark.parametrize(
+    ("gpus", "model", "size", "server", "policy"),
+    [
+        (2, "Qwen/Qwen2.5-7B", 80, [0], [1]),
+        (4, "Qwen/Qwen2.5-7B", 80, [0, 1], [2, 3]),  # 128 rows do not divide by 3
+        (8, "Qwen/Qwen2.5-7B", 80, [0, 1, 2, 3], [4, 5, 6, 7]),
+        (8, "Qwen/Qwen2.5-32B", 40, [0, 1, 2, 3], [4, 5, 6, 7]),
+    ],
+)
+def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size, server, policy):
+    layout = planned(model, WAYS["server"], gpus, size)["layout"]
+    assert [role["gpus"] for role in layout] == [server, policy]
+
+
+def test_a_server_takes_as_many_gpus_as_its_weights_need():
+    small, large = (planned(model, WAYS["server"], 8, 40)["layout"][0]["role"] for model in (MODELS[1], MODELS[4]))
+    assert "tensor parallel" not in small
+    assert "tensor parallel 2" in large
+
+
+def test_a_context_longer_than_the_models_is_a_problem():
+    answer = planned("Qwen/Qwen2.5-Math-1.5B", {"max_completion_length": 4096}, 1, 80)
+    assert not answer["fits"]
+    assert "4608 tokens" in answer["problems"][0]
+
+
+def test_deepspeed_of_an_accelerate_config_is_read():
+    recipe = {"model_name_or_path": MODELS[1], **LORA, "use_peft": False}
+    own = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
+    accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": own}
+    plain, offloaded = (plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, accelerate=a) for a in (None, accelerate))
+    assert "optimizer" in plain["phases"]["training"]
+    assert "optimizer" not in offloaded["phases"]["training"]
+    assert offloaded["main_memory"]["optimizer"] > 20 * GB
+
+
+# The command
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(**fields: Any) -> str:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({"model_name_or_path": MODELS[1], **LORA, **fields}))
+        return str(path)
+
+    return write
+
+
+ONE = ["--gpus", "1", "--gpu-memory"]
+
+
+def test_json_is_one_object_and_the_exit_code_says_whether_it_fits(recipe, capsys):
+    for size, code in (("24", 0), ("6", 1)):
+        assert main(["plan", "--config", recipe(), *ONE, size, "--json"]) == code
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["fits"] == (code == 0)
+        assert {"fits", "bytes", "peak_gb", "layout", "largest", "suggestions"} <= set(answer)
+        assert all({"role", "gpus"} <= set(role) for role in answer["layout"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "named"),
+    [
+        ({}, [], "gpus=None"),
+        ({}, ["--gpus", "1"], "gpu-memory=None"),
+        ({}, ["--gpus", "0", "--gpu-memory", "24"], "gpus=0"),
+        ({}, [*ONE, "-3"], "gpu-memory=-3.0"),
+        ({}, [*ONE, "24", "--prompt-tokens", "0"], "prompt-tokens=0"),
+        ({}, [*ONE, "24", "--cpu-memory", "-1"], "cpu-memory=-1.0"),
+        ({}, [*ONE, "much"], "gpu-memory"),
+        ({}, [*ONE, "24", "--accelerate-config", "nowhere.yaml"], "nowhere.yaml"),
+        ({"model_name_or_path": None}, [*ONE, "24"], "model_name_or_path=None"),
+        ({"model_name_or_path": "no/such-model"}, [*ONE, "24"], "no/such-model"),
+        ({"num_generations": 7}, [*ONE, "24"], "per_device_train_batch_size=8"),
+        ({"deepspeed": "nowhere.json"}, [*ONE, "24"], "deepspeed='nowhere.json'"),
+        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, [*ONE, "24"], "vllm_tensor_parallel_size=2"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
+    monkeypatch.setattr("grpo_math.planner.devices.here", lambda: (0, 0.0))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["plan", "--config", recipe(**fields), *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
+    monkeypatch.setattr("grpo_math.planner.devices.here", lambda: (2, 24.0))
+    assert main(["plan", "--config", recipe(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "launch/configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_recipe_is_planned_without_network_weights_or_torch(path):
+    program = (
+        "import socket, sys\n"
+        "def refuse(*args): raise AssertionError('network')\n"
+        "socket.socket.connect = refuse\n"
+        "from grpo_math.cli import main\n"
+        f"code = main(['plan', '--config', {str(path)!r}, '--gpus', '1', '--gpu-memory', '80', '--json'])\n"
+        "assert not {'torch', 'transformers', 'trl', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert code in (0, 1)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bytes"]
+
+
+def test_the_picture_has_a_bar_for_each_phase_and_all_of_their_terms():
+    answer = planned("Qwen/Qwen2.5-7B", WAYS["server"], 4, 80)
+    lines = picture(answer).splitlines()
+    for phase in answer["phases"]:
+        assert sum(line.startswith(phase) for line in lines) == 1
+    terms = {term for terms in answer["phases"].values() for term in terms}
+    assert sum(line.startswith("  ") for line in lines) == len(terms)
+
+
+def test_every_shipped_model_can_be_planned():
+    for model in shipped():
+        assert planned(model, {"max_completion_length": 256}, 1, 80)["peak_gb"] > 0

@@ -1,0 +1,66 @@
+"""The defaults that the planner knows without torch are those of the classes that training reads a recipe with."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+
+import pytest
+from trl import ModelConfig
+
+from grpo_math.config import MathGRPOConfig
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner import settings
+from grpo_math.planner.settings import read_recipe, resolve
+from grpo_math.train import TrainArguments
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [
+        (ModelConfig, settings.MODEL),
+        (MathGRPOConfig, settings.TRAINING),
+        (TrainArguments, settings.PROGRAM),
+    ],
+)
+def test_a_default_is_that_of_the_real_class(kind, known):
+    real = {f.name: f.default_factory() if f.default is MISSING else f.default for f in fields(kind)}
+    assert {name: getattr(real[name], "value", real[name]) for name in known} == known
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ({"dtype": "bf16"}, "dtype='bf16'"),
+        ({"optim": "lomo"}, "optim='lomo'"),
+        ({"vllm_mode": "remote"}, "vllm_mode='remote'"),
+        ({"use_peft": "yes"}, "use_peft='yes'"),
+        ({"lora_r": 0}, "lora_r=0"),
+        ({"lora_r": "16"}, "lora_r='16'"),
+        ({"max_completion_length": -1}, "max_completion_length=-1"),
+        ({"vllm_gpu_memory_utilization": 30}, "vllm_gpu_memory_utilization=30"),
+        ({"lora_modules_to_save": ["lm_head"]}, "lora_modules_to_save=['lm_head']"),
+        ({"load_in_4bit": True}, "load_in_4bit=True"),
+        ({"load_in_4bit": True, "load_in_8bit": True, "use_peft": True}, "load_in_8bit"),
+        ({"fsdp": "full_shard"}, "fsdp='full_shard'"),
+        ({"attn_implementation": "paged"}, "attn_implementation='paged'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_on_one_line(recipe, named):
+    with pytest.raises(ConfigError) as refused:
+        resolve(recipe)
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["a: [", "just words", "", "- a list"])
+def test_what_is_no_recipe_is_refused_on_one_line(text, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_recipe(path)
+    assert "recipe.yaml" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_model_init_kwargs_win_over_the_fields_that_they_repeat():
+    assert resolve({"dtype": "float32", "model_init_kwargs": {"dtype": "bfloat16"}})["dtype"] == "bfloat16"
