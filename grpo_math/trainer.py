@@ -350,23 +350,27 @@ class MathGRPOTrainer(GRPOTrainer):
         return loss
 
     def _halve_budget(self, reason: str) -> None:
-        """The parts of this optimizer step and of the rollouts that wait, cut to half of the largest one's tokens."""
+        """The parts of this optimizer step and of the rollouts that wait, cut to half of the largest that can be cut."""
         steps = {id(step): step for step in (*self._accumulated, *(self._buffered_inputs or ()))}.values()
-        largest = max(packed_tokens(*lay_out(rows)) for step in steps for rows, _ in step["parts"])
+        tokens = [
+            (packed_tokens(*lay_out(rows)), len(rows["advantages"])) for step in steps for rows, _ in step["parts"]
+        ]
+        largest = max(tokens)[0]
         if self.accelerator.num_processes > 1 or self.is_deepspeed_enabled or self._needs_whole_micro_batches():
             raise UserError(
                 f"out of memory in an update of {largest} tokens: set update_token_budget to {largest // 2}, or turn "
                 f"gradient_checkpointing on ({reason.splitlines()[0]})"
             )
-        if all(len(rows["advantages"]) == 1 for step in steps for rows, _ in step["parts"]):
+        several = [size for size, rows in tokens if rows > 1]
+        if not several:
             raise UserError(
                 f"out of memory in an update of one completion, {largest} tokens with its prompt: turn "
                 f"gradient_checkpointing on or lower max_completion_length ({reason.splitlines()[0]})"
             )
-        self._math["update_token_budget"] = budget = largest // 2
+        self._math["update_token_budget"] = budget = max(several) // 2
         for step in steps:
             step["parts"] = [small for part in step["parts"] for small in self._cut(part, budget)]
-        logger.warning(f"Out of memory in an update of {largest} tokens: update_token_budget is now {budget}.")
+        logger.warning(f"Out of memory in an update of {max(several)} tokens: update_token_budget is now {budget}.")
 
     def _cut(self, part: Part, budget: int) -> list[Part]:
         rows, weight = part
