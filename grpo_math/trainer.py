@@ -350,7 +350,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return loss
 
     def _halve_budget(self, reason: str) -> None:
-        """The parts of this optimizer step and of the rollouts that wait, cut to half of the largest that can be cut."""
+        """Cut the parts of this optimizer step and of waiting rollouts to half of the largest that can be cut."""
         steps = {id(step): step for step in (*self._accumulated, *(self._buffered_inputs or ()))}.values()
         tokens = [
             (packed_tokens(*lay_out(rows)), len(rows["advantages"])) for step in steps for rows, _ in step["parts"]
