@@ -364,7 +364,7 @@ def _evaluate(
         rows[accelerator.process_index :: accelerator.num_processes] or rows[:1],
         tokenizer=trainer.processing_class,
         max_new_tokens=config.max_completion_length or 512,
-        batch_size=64,
+        batch_size=32,
         grade_timeout=config.grade_timeout,
         progress=progress and accelerator.is_main_process,
         about=about,
