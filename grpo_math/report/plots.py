@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. The page turns each into a CSS variable.
-BLUE, ORANGE, GREEN, PURPLE, SKY = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9"
+BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
 INK, MUTED, GRID = "#1b1f24", "#57606b", "#d9dee3"
 CSS_COLOURS = {
     BLUE: "blue",
@@ -206,7 +206,6 @@ DETAILS = (
             (metrics.SECONDS_GENERATE, "generation", BLUE),
             (metrics.SECONDS_GRADE, "grading", GREEN),
             (metrics.SECONDS_SCORE, "scoring", PURPLE),
-            (metrics.SECONDS_SYNC, "sync to vLLM", SKY),
             (metrics.SECONDS_UPDATE, "update", ORANGE),
             (metrics.SECONDS_STEP, "other", MUTED),
         ),
