@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading import Verdict, grade_batch
-from grpo_math.rollout import complete
+from grpo_math.evaluation import answered
+from grpo_math.grading import Verdict
 
 CURRICULA = ("none", "easy_to_hard")
 Row = dict[str, Any]
@@ -135,22 +135,17 @@ def measure(
         for start in range(0, len(todo), share * state.num_processes):
             every = todo[start : start + share * state.num_processes]
             part = every[state.process_index :: state.num_processes]
-            prompts = [row["prompt"] for row in part for _ in range(samples)]
-            completions = complete(
+            _, grades = answered(
                 model,
                 tokenizer,
-                prompts,
+                part,
+                samples=samples,
                 temperature=about["temperature"],
                 max_new_tokens=about["max_tokens"],
                 batch_size=batch_size,
                 seed=seed + len(rates) * state.num_processes + state.process_index,
+                grade_timeout=grade_timeout,
                 progress=False,
-            )
-            grades = grade_batch(
-                [row["answer"] for row in part for _ in range(samples)],
-                [completion.text for completion in completions],
-                answer_format=[row.get("answer_format") for row in part for _ in range(samples)],
-                timeout=grade_timeout,
             )
             lines = []
             for i, row in enumerate(part):

@@ -42,6 +42,40 @@ def category(grade: Grade, truncated: bool) -> str:
     return "wrong_answer" if grade.in_format else "bad_format"
 
 
+def answered(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    *,
+    samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    grade_timeout: float,
+    progress: bool,
+) -> tuple[list[Completion], list[Grade]]:
+    """``samples`` completions of each row, row after row, and their grades."""
+    repeated = [row for row in rows for _ in range(samples)]
+    completions = complete(
+        model,
+        tokenizer,
+        [row["prompt"] for row in repeated],
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress,
+    )
+    grades = grade_batch(
+        [row["answer"] for row in repeated],
+        [completion.text for completion in completions],
+        answer_format=[row.get("answer_format") for row in repeated],
+        timeout=grade_timeout,
+    )
+    return completions, grades
+
+
 def evaluate(
     model: Any,
     rows: Sequence[dict[str, Any]],
@@ -74,22 +108,17 @@ def evaluate(
         model, tokenizer, adapter_name = *_load(model, adapter), adapter
     else:
         adapter_name = adapter
-    prompts = [row["prompt"] for row in rows for _ in range(samples)]
-    completions = complete(
+    completions, grades = answered(
         model,
         tokenizer,
-        prompts,
+        rows,
+        samples=samples,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         seed=seed,
+        grade_timeout=grade_timeout,
         progress=progress,
-    )
-    grades = grade_batch(
-        [row["answer"] for row in rows for _ in range(samples)],
-        [completion.text for completion in completions],
-        answer_format=[row.get("answer_format") for row in rows for _ in range(samples)],
-        timeout=grade_timeout,
     )
     records = [
         _record(rows[i // samples], completion, grade)

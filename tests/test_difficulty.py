@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from grpo_math import difficulty
+from grpo_math import difficulty, evaluation
 from grpo_math.data import load_problems
 from grpo_math.errors import ConfigError
 
@@ -92,7 +92,7 @@ def test_a_rate_is_the_share_of_completions_that_are_right(model, tokenizer, pro
         texts = [golds[p[-1]["content"]] if i % 2 else "-1" for i, p in enumerate(prompts)]
         return [Completion(f"#### {text}", 4, False) for text in texts]
 
-    monkeypatch.setattr(difficulty, "complete", complete)
+    monkeypatch.setattr(evaluation, "complete", complete)
     rows = [{**row, "answer": "" if i == 3 else row["answer"]} for i, row in enumerate(problems)]
     rates = measured(model, tokenizer, rows, tmp_path / "rates.jsonl")
     assert [rates[difficulty.key(row)] for row in rows] == [0.5, 0.5, 0.5, None, 0.5, 0.5]
@@ -113,13 +113,13 @@ def test_real_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, prob
     path.write_text(whole[:-20])  # killed while it wrote the third problem's line
     assert len(difficulty.read(path, ABOUT)) == 2
     asked = []
-    complete = difficulty.complete
+    complete = evaluation.complete
 
     def counted(model, tokenizer, prompts, **settings):
         asked.append(len(prompts))
         return complete(model, tokenizer, prompts, **settings)
 
-    monkeypatch.setattr(difficulty, "complete", counted)
+    monkeypatch.setattr(evaluation, "complete", counted)
     rates = measured(model, tokenizer, problems, path)
     assert sum(asked) == 4 * ABOUT["samples"], "only the four that were missing"
     assert {key: rate for key, rate in rates.items() if key in list(first)[:2]} == dict(list(first.items())[:2])
