@@ -183,7 +183,6 @@ class MathGRPOConfig(GRPOConfig):
         if not self.sync_ref_model:
             for name in ("ref_model_mixup_alpha", "ref_model_sync_steps"):
                 self._refuse(name, "sync_ref_model=False")
-
         if self.reference_refresh_steps:
             self._check_refresh()
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,5 @@ def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
     """A context in which parameters that ZeRO-3 has split are whole; what rank 0 writes to them stays."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
-    import deepspeed
-
-    zero: Any = deepspeed.zero  # type: ignore[attr-defined]
+    zero: Any = import_module("deepspeed").zero
     return zero.GatheredParameters(parameters, modifier_rank=0 if writes else None)

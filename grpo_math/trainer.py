@@ -605,9 +605,9 @@ class MathGRPOTrainer(GRPOTrainer):
     ) -> list[list[int]]:
         """The rows of each forward pass. A part of the update is one; other rows are filled to the token budget, in as
         many passes on every rank."""
-        prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
         if torch.is_grad_enabled():
-            return [[row for row, n in enumerate(tokens) if n] or [0]]
+            return [list(range(len(input_ids)))]
+        prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
         budget = self._math["update_token_budget"] or (batch_size or len(tokens)) * input_ids.size(1)
         batches = arrange(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
         passes = int(self.accelerator.gather(torch.tensor([len(batches)], device=input_ids.device)).max())
