@@ -26,6 +26,7 @@ from grpo_math.advantages import BASELINES, SCALES
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES
 
+LONG_SEQUENCES = ("truncate", "mask")
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
@@ -38,6 +39,12 @@ TRL_EQUAL: dict[str, Any] = {
     "resample_groups": 0,
     "pack_updates": True,
     "update_token_budget": 0,
+    "max_seq_length_train": 0,
+    "long_sequences": "truncate",
+    "activation_offloading": False,
+    "longest_first": None,
+    "max_nonfinite_steps": 10,
+    "allow_float16": False,
     "grade_timeout": 5.0,
 }
 
@@ -91,6 +98,48 @@ class MathGRPOConfig(GRPOConfig):
             "0: as many as TRL's padded micro-batch would have."
         },
     )
+    max_seq_length_train: int = field(
+        default=0,
+        metadata={
+            "help": "Most tokens of prompt and completion that are trained on; what is sampled and graded stays whole. "
+            "0: all."
+        },
+    )
+    long_sequences: str = field(
+        default="truncate",
+        metadata={
+            "help": "What becomes of a completion over max_seq_length_train: truncate trains on its first tokens, mask "
+            "leaves it out of the loss."
+        },
+    )
+    activation_offloading: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the GPU "
+            "computes: TRL's own offloading, as in its SFTTrainer."
+        },
+    )
+    longest_first: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Compute the largest micro-batch that can come once before the first step, and throw it away: what "
+            "does not fit says so at once. Default: on a GPU."
+        },
+    )
+    max_nonfinite_steps: int = field(
+        default=10,
+        metadata={
+            "help": "A step whose gradient is not finite moves no weight; so many in a row end the run, with a "
+            "checkpoint."
+        },
+    )
+    allow_float16: bool = field(
+        default=False,
+        metadata={
+            "help": "Take fp16: true for what it is. It has given NaN with accumulation on GPUs without bfloat16 (T4, "
+            "V100), and is refused otherwise."
+        },
+    )
     grade_timeout: float = field(
         default=5.0,
         metadata={"help": "Seconds for grading one answer; after that its verdict is timeout, not wrong."},
@@ -101,6 +150,10 @@ class MathGRPOConfig(GRPOConfig):
             self.bf16 = not self.fp16 and is_torch_bf16_gpu_available()
         self._check()
         super().__post_init__()
+        if self.activation_offloading and self.device.type == "cpu":
+            raise ConfigError(
+                "activation_offloading", True, "has no GPU here whose memory it could spare", "leave it out"
+            )
         self._check_refresh_meets_rollouts()
 
     def _check(self) -> None:
@@ -128,9 +181,22 @@ class MathGRPOConfig(GRPOConfig):
             self._refuse(
                 "resample_groups", "multi_objective_aggregation='normalize_then_sum' normalizes what was drawn"
             )
-        for name in ("update_token_budget", "resample_groups"):
+        one_of("long_sequences", self.long_sequences, LONG_SEQUENCES)
+        for name in ("update_token_budget", "resample_groups", "max_seq_length_train"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
+        if self.max_nonfinite_steps < 1:
+            raise ConfigError("max_nonfinite_steps", self.max_nonfinite_steps, "ends every run", "give 1 or more")
+        if not self.max_seq_length_train:
+            self._refuse("long_sequences", "max_seq_length_train=0 takes every length")
+        if self.activation_offloading and not self.gradient_checkpointing:
+            reason = "without gradient_checkpointing would copy all that every layer saves"
+            raise ConfigError("activation_offloading", True, reason, "set gradient_checkpointing to true")
+        if self.fp16 and not self.allow_float16:
+            reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
+            raise ConfigError("fp16", True, reason, "use bf16, or neither (float32), or add allow_float16: true")
+        if not self.fp16:
+            self._refuse("allow_float16", "fp16=False")
         if not self.pack_updates:
             self._refuse("update_token_budget", "pack_updates=False has no budget")
         for name in ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"):

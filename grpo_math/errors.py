@@ -41,6 +41,10 @@ class RewardError(UserError, RuntimeError):
     """A reward function that raised, or that returned something that is no reward."""
 
 
+class OutOfMemory(UserError):
+    """An update that does not fit in memory, however it is cut."""
+
+
 def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise `ConfigError` unless ``value`` is one of ``choices``; the nearest choice comes first in the remedy.
 

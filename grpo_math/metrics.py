@@ -63,6 +63,8 @@ ENDED_MEAN = "completions/mean_terminated_length"
 ENDED_MIN = "completions/min_terminated_length"
 ENDED_MAX = "completions/max_terminated_length"
 TRUNCATED = "completions/clipped_ratio"
+OVER_TRAIN_LENGTH = "completions/over_train_length"
+SKIPPED = "skipped"
 TOKENS = "num_tokens"
 SECONDS_STEP = "step_time"
 SECONDS_GENERATE = "seconds/generate"
@@ -119,6 +121,8 @@ METRICS: dict[str, Metric] = {
     ENDED_MIN: Metric("tokens", "shortest of these", "rollout"),
     ENDED_MAX: Metric("tokens", "longest of these", "rollout"),
     TRUNCATED: Metric("share", "completions cut at max_completion_length", "rollout"),
+    OVER_TRAIN_LENGTH: Metric("share", "completions that max_seq_length_train cut or left out", "train_length"),
+    SKIPPED: Metric("share", "steps that were left out, since their gradient was not finite"),
     TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
     SECONDS_STEP: Metric("seconds", "wall time of the step, which the phases below add up to"),
     SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that uses an earlier rollout again"),

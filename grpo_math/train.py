@@ -22,12 +22,12 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from grpo_math import difficulty, metrics
+from grpo_math import difficulty, metrics, planner
 from grpo_math.batch import Batch, plan
 from grpo_math.config import MathGRPOConfig
 from grpo_math.data import load_problems, to_dataset
 from grpo_math.difficulty import CURRICULA
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, OutOfMemory, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
 from grpo_math.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.prompts import TEMPLATES
@@ -161,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
             warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
             finished = train(*Parser().parse(argv), argv)
     except UserError as error:
-        if int(os.environ.get("RANK", 0)) == 0:
+        if int(os.environ.get("RANK", 0)) == 0 or isinstance(error, OutOfMemory):
             print(f"error: {error}", file=sys.stderr)
         return 2
     return 0 if finished else 130
@@ -173,6 +173,7 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
         os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
     check(train_args, config, run_dir)
+    check_dtype(model_args, config)
     rewards = [load_reward(name) for name in train_args.rewards]
     rows = load_problems(
         train_args.dataset,
@@ -246,7 +247,10 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         results = score(held_out[: train_args.eval_n], True)
         if main_process:
             write_json(before, results)
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    try:
+        trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}{_advice(settings, config.world_size)}") from None
     if stop.interrupted:
         if main_process:
             print(
@@ -287,6 +291,23 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         raise ConfigError(
             "output_dir", str(run_dir), "holds another run", "name a new folder or add --resume_from_checkpoint true"
         )
+
+
+def check_dtype(model_args: ModelConfig, config: MathGRPOConfig) -> None:
+    """float16 weights are trained without a loss scaler: worse than fp16, and as much to be asked for."""
+    if model_args.dtype == "float16" and not config.allow_float16:
+        reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
+        remedy = "use auto (bfloat16 where the GPU has it, else float32), or add fp16: true and allow_float16: true"
+        raise ConfigError("dtype", "float16", reason, remedy)
+
+
+def _advice(settings: dict[str, Any], processes: int) -> str:
+    """What the memory plan would change, for the end of an error's line."""
+    try:
+        changes = planner.plan(settings, gpus=processes)["suggestions"]
+    except UserError:  # a model or a layout that the plan does not know
+        return ""
+    return f"; the plan's advice: {', then '.join(', '.join(change['set']) for change in changes)}" if changes else ""
 
 
 def _check_enough(rows: list[dict[str, Any]], config: MathGRPOConfig, name: str, value: object) -> None:

@@ -12,7 +12,10 @@ it differs from TRL:
   completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
   TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
 - ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
-- ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`).
+- ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`);
+- ``max_seq_length_train`` bounds what is trained on, not what is sampled and graded;
+- before the first step the largest micro-batch is tried (`longest.py`), and activations can go to main memory;
+- a step whose gradient is not finite moves no weight (`nonfinite.py`).
 
 Does not copy TRL's loss.
 """
@@ -33,16 +36,20 @@ from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
+from trl.models import get_act_offloading_ctx_manager
 
 from grpo_math import attention, metrics
 from grpo_math.advantages import advantages
 from grpo_math.arrange import arrange, over_steps, packed_tokens
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.decoding import lean_generation
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, OutOfMemory, UserError
 from grpo_math.grading import Verdict, grade_batch, offending
+from grpo_math.longest import longest_rows
 from grpo_math.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
+from grpo_math.nonfinite import NonFiniteSteps
 from grpo_math.packing import layout, pack, unpack
+from grpo_math.planner.memory import fill
 from grpo_math.reference import Reference, refuse_lost_reference
 from grpo_math.resample import Reserve, dull_groups, replacing
 from grpo_math.rewards import REWARDS, checked, text_of
@@ -53,6 +60,7 @@ from grpo_math.rows import (
     is_per_row,
     join,
     lay_out,
+    limited,
     padded_tokens,
     scored,
     select,
@@ -88,8 +96,18 @@ class MathGRPOTrainer(GRPOTrainer):
         self._logps: Tensor | None = None  # what was scored last
         self._rollout_tokens: list[int] = []  # of the rollouts since the last line of the log
         self._tokens_per_step = 0.0
+        self._nonfinite = NonFiniteSteps(self._math["max_nonfinite_steps"])
         super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
+        self._offload: Any = nullcontext()
+        if self._math["activation_offloading"]:
+            self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
+        if self._math["max_seq_length_train"] and self._is_vlm:
+            raise ConfigError(
+                "max_seq_length_train", self._math["max_seq_length_train"], "knows no images", "leave it at 0"
+            )
+        on_gpu = self.accelerator.device.type == "cuda"
+        self._longest_is_due = on_gpu if self._math["longest_first"] is None else self._math["longest_first"]
         self._reference: Reference | None = None
         if self._math["reference_refresh_steps"]:
             self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
@@ -188,6 +206,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self._log_verdicts()
         if self._reserve is not None and self._mode == "train":
             output = self._resample(output, inputs)
+        if self._math["max_seq_length_train"] and self._mode == "train":
+            output = self._limit(output)
         weights = self.reward_weights.to(self._rewards_per_func.device)
         rewards = (self._rewards_per_func * weights).nansum(dim=1)
         rewards[self._rewards_per_func.isnan().all(dim=1)] = torch.nan
@@ -265,6 +285,13 @@ class MathGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         return select(rows, range(first, first + len(inputs)))
 
+    def _limit(self, rows: Rows) -> Rows:
+        rows, longer = limited(rows, self._math["max_seq_length_train"], self._math["long_sequences"])
+        rows["num_items_in_batch"] = self.accelerator.gather(scored(rows).sum()).sum()
+        share = self.accelerator.gather(longer.float()).mean().item()
+        self._metrics["train"][metrics.OVER_TRAIN_LENGTH].append(share)
+        return rows
+
     def _right(self) -> list[bool | None]:
         """Of every completion of all ranks, whether it is right; None where it could not be graded."""
         grades: Any = self._grades
@@ -330,6 +357,9 @@ class MathGRPOTrainer(GRPOTrainer):
         """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
         memory_ran_out = False
         self._running = None
+        if self._longest_is_due:
+            self._longest_is_due = False
+            self._try_longest(model)
         while True:
             try:
                 if memory_ran_out:
@@ -355,22 +385,72 @@ class MathGRPOTrainer(GRPOTrainer):
         tokens = [
             (packed_tokens(*lay_out(rows)), len(rows["advantages"])) for step in steps for rows, _ in step["parts"]
         ]
-        largest = max(tokens)[0]
-        if self.accelerator.num_processes > 1 or self.is_deepspeed_enabled or self._needs_whole_micro_batches():
-            raise UserError(
-                f"out of memory in an update of {largest} tokens: set update_token_budget to {largest // 2}, or turn "
-                f"gradient_checkpointing on ({reason.splitlines()[0]})"
-            )
-        several = [size for size, rows in tokens if rows > 1]
-        if not several:
-            raise UserError(
-                f"out of memory in an update of one completion, {largest} tokens with its prompt: turn "
-                f"gradient_checkpointing on or lower max_completion_length ({reason.splitlines()[0]})"
-            )
-        self._math["update_token_budget"] = budget = max(several) // 2
+        budget = self._half_of(max((n for n, rows in tokens if rows > 1), default=0), max(tokens)[0], reason)
         for step in steps:
             step["parts"] = [small for part in step["parts"] for small in self._cut(part, budget)]
-        logger.warning(f"Out of memory in an update of {max(several)} tokens: update_token_budget is now {budget}.")
+
+    def _half_of(self, several: int, largest: int, reason: str) -> int:
+        """The new token budget, half of ``several``: the most tokens of a pass that can be cut (0: none can)."""
+        reason = reason.splitlines()[0]
+        if not self._packs or self._needs_whole_micro_batches():
+            raise OutOfMemory(
+                f"out of memory in an update of {largest} tokens: lower per_device_train_batch_size, or turn "
+                f"gradient_checkpointing on ({reason})"
+            )
+        if self.accelerator.num_processes > 1 or self.is_deepspeed_enabled:
+            raise OutOfMemory(
+                f"out of memory in an update of {largest} tokens: set update_token_budget to {largest // 2}, or turn "
+                f"gradient_checkpointing on ({reason})"
+            )
+        if not several:
+            raise OutOfMemory(
+                f"out of memory in an update of one completion, {largest} tokens with its prompt: turn "
+                f"gradient_checkpointing on, or lower max_completion_length or max_seq_length_train ({reason})"
+            )
+        self._math["update_token_budget"] = several // 2
+        logger.warning(f"Out of memory in an update of {several} tokens: update_token_budget is now {several // 2}.")
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return several // 2
+
+    def _try_longest(self, model: Any) -> None:
+        """The largest micro-batch that can come, forward and backward, and all of it thrown away again.
+
+        Gradients are asked for and not accumulated, so that neither DDP nor DeepSpeed hears of them.
+        """
+        args, prompt, group = cast(MathGRPOConfig, self.args), self._longest_prompt(), cast(int, self.num_generations)
+        length, limit = cast(int, self.max_completion_length), self._math["max_seq_length_train"]
+        rows = args.per_device_train_batch_size
+        arranges = self._packs and not self._needs_whole_micro_batches()
+        in_step = rows if self.loss_type == "bnpo" else rows * args.gradient_accumulation_steps
+        group = group if arranges else 1  # TRL shuffles: each row may have another prompt
+        if limit:  # a short prompt leaves its completion more room, and the budget follows the longest of both
+            length = max(1, min(length, limit - 1))
+        budget = self._math["update_token_budget"] or rows * (len(prompt) + length)
+        if limit:
+            prompt = prompt[: max(1, limit - length)]
+        device = self.accelerator.device
+        model.train()
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        while True:
+            full, last = fill(budget, len(prompt), length, group, in_step) if arranges else (rows, 0)
+            lengths = [length] * full + [last] * bool(last)
+            try:
+                with torch.random.fork_rng([device] if device.type == "cuda" else []), self._only_seconds_logged():
+                    with self.accelerator.no_sync(model), self.compute_loss_context_manager():
+                        loss = self._loss_of(model, longest_rows(prompt, lengths, group, self.eos_token_ids[0], device))
+                    torch.autograd.grad(loss, trained, allow_unused=True)
+                return
+            except torch.OutOfMemoryError as error:
+                reason = str(error)
+            tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
+            budget = self._half_of(tokens if len(lengths) > 1 else 0, tokens, reason)
+
+    def _longest_prompt(self) -> list[int]:
+        """The token ids of the prompt with the most characters, of the first 100,000."""
+        rows: Any = self.train_dataset
+        prompts = rows[:100_000]["prompt"] if hasattr(rows, "__len__") else [next(iter(rows))["prompt"]]
+        return self._tokenize_prompts([max(prompts, key=lambda prompt: len(text_of(prompt)))])[0][0]
 
     def _cut(self, part: Part, budget: int) -> list[Part]:
         rows, weight = part
@@ -390,6 +470,18 @@ class MathGRPOTrainer(GRPOTrainer):
         for step in self._accumulated:
             self.accelerator.backward(self._compute_loss(model, step))
         self._running = running
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        skipped = self._nonfinite.seen(norm)
+        self._metrics["train"][metrics.SKIPPED].append(float(skipped))
+        if skipped:
+            for parameter in model.parameters():
+                parameter.grad = None
+        if self._nonfinite.too_many:
+            self._save_checkpoint(model, trial=None)
+            raise self._nonfinite.error(self.state.global_step)
+        return norm
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         if self._running is not None:  # once more
@@ -563,12 +655,29 @@ class MathGRPOTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probs and entropies (B, T) as TRL's method gives them, from packed rows; 0 where there is padding."""
+        with self._offload if torch.is_grad_enabled() else nullcontext():
+            if not self._packs or compute_aux_loss:
+                flags = (batch_size, compute_entropy, compute_aux_loss)
+                result = super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, *flags, **kwargs
+                )
+            else:
+                chunk = (logits_to_keep, batch_size, compute_entropy)
+                result = self._packed_logps_and_entropies(model, input_ids, attention_mask, *chunk, **kwargs)
+        self._logps = result[0]
+        return result
+
+    def _packed_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None,
+        compute_entropy: bool,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         score = super()._get_per_token_logps_and_entropies
-        if not self._packs or compute_aux_loss:
-            chunk_and_flags = (batch_size, compute_entropy, compute_aux_loss)
-            result = score(model, input_ids, attention_mask, logits_to_keep, *chunk_and_flags, **kwargs)
-            self._logps = result[0]
-            return result
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._score_batches(input_ids, attention_mask, logits_to_keep, batch_size):
@@ -597,7 +706,6 @@ class MathGRPOTrainer(GRPOTrainer):
             logps = logps.index_put((at,), unpack(outputs.log_probs, row).to(logps.dtype))
             if compute_entropy:
                 entropies = entropies.index_put((at,), unpack(outputs.entropy, row).to(logps.dtype))
-        self._logps = logps
         return logps, entropies if compute_entropy else None, None
 
     def _score_batches(

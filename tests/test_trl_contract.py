@@ -27,6 +27,7 @@ SIGNATURES = {
     "_compute_loss": ["self", "model", "inputs"],
     "_prepare_inputs": ["self", "generation_batch"],
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
     "_save": ["self", "output_dir", "state_dict"],
     "_save_optimizer_and_scheduler": ["self", "output_dir"],
     "_load_optimizer_and_scheduler": ["self", "checkpoint"],

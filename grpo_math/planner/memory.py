@@ -5,7 +5,7 @@ allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, temporaries of the backw
 added up although not all of them peak at the same moment: an upper bound. tests/planner holds both to what torch
 allocates on a CPU; on a GPU nothing here has been measured.
 
-Does not know fragmentation: plan.py keeps a margin for it. TRL's GRPO cannot offload activations, so no term for that.
+Does not know fragmentation: plan.py keeps a margin for it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
+OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
 TERMS = {
@@ -61,24 +62,26 @@ class Precision(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The largest micro-batch: ``prompts`` of ``prompt`` tokens, ``rows`` completions of ``completion`` tokens."""
+    """The largest micro-batch: ``prompts`` of ``prompt`` tokens, ``rows`` completions of ``completion`` tokens, and one
+    more of ``last`` tokens that fills it."""
 
     prompts: int
     rows: int
     prompt: int
     completion: int
     packed: bool
+    last: int = 0
 
     @property
     def tokens(self) -> int:
         """Packed: (prompt - 1) once a prompt, and every completion token. Otherwise every row has both."""
         if self.packed:
-            return self.prompts * (self.prompt - 1) + self.rows * self.completion
+            return self.prompts * (self.prompt - 1) + self.scored
         return self.rows * (self.prompt + self.completion)
 
     @property
     def scored(self) -> int:
-        return self.rows * self.completion
+        return self.rows * self.completion + self.last
 
 
 @dataclass(frozen=True)
@@ -323,7 +326,7 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
             return tokens * 3 * c * q + scores * heads * kept
         return tokens * (4 * c * q + 4 * heads) + scores * c
     c = 4 if cpu else c  # attention.py computes in float32 there
-    keys = work.rows * (work.prompt - 1 + work.completion)
+    keys = work.rows * (work.prompt - 1 + work.completion) + (work.last and work.prompt - 1 + work.last)
     kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
     prompts = tokens - work.scored
     whole = tokens if kept_whole else prompts
@@ -343,7 +346,8 @@ def activations(shape: Shape, settings: Mapping[str, Any], precise: Precision, w
     full = not settings["use_peft"]
     ends = tokens * (2 * shape.head_dim * s + 4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
     if settings["gradient_checkpointing"]:
-        return shape.layers * tokens * h * s + layer_saved(shape, settings, precise, work, cpu=cpu) + ends
+        kept = min(shape.layers, OFFLOAD_STASH) if settings["activation_offloading"] else shape.layers
+        return kept * tokens * h * s + layer_saved(shape, settings, precise, work, cpu=cpu) + ends
     first = layer_saved(shape, settings, precise, work, cpu=cpu, first=True)
     return first + (shape.layers - 1) * layer_saved(shape, settings, precise, work, cpu=cpu) + ends
 
@@ -374,16 +378,31 @@ def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
     that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
     """
     t = settings["max_completion_length"]
+    if settings["max_seq_length_train"]:
+        t = max(1, min(t, settings["max_seq_length_train"] - run.prompt))
     if not packs(shape, settings):
         return Work(run.rows, run.rows, run.prompt, t, packed=False)
     budget = settings["update_token_budget"] or run.rows * (run.prompt + t)
     group = settings["num_generations"]
-    of_group = run.prompt - 1 + group * t
-    whole, rest = divmod(budget, of_group)
-    more = max(0, (rest - (run.prompt - 1)) // t)
-    there = run.rows * run.steps  # of an optimizer step on one process
-    rows = max(1, min(whole * group + more, there))
-    return Work(-(-rows // group), rows, run.prompt, t, packed=True)
+    rows, last = fill(budget, run.prompt, t, group, run.rows * run.steps)
+    return Work(-(-(rows + bool(last)) // group), rows, run.prompt, t, packed=True, last=last)
+
+
+def fill(budget: int, prompt: int, completion: int, group: int, there: int) -> tuple[int, int]:
+    """The most that packing can put into ``budget`` tokens of a step of ``there`` rows: so many completions of full
+    length, group by group, and the tokens of a shorter one in what is left. A completion over the budget stays whole.
+
+    >>> fill(100, 10, 20, 2, there=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
+    (4, 0)
+    >>> fill(84, 10, 20, 2, there=8), fill(5, 10, 20, 2, there=8), fill(100, 10, 20, 2, there=3)
+    ((3, 6), (1, 0), (3, 0))
+    """
+    whole, rest = divmod(budget, prompt - 1 + group * completion)
+    more, last = divmod(max(0, rest - (prompt - 1)), completion)
+    rows = whole * group + more
+    if rows == 0:
+        return 1, 0
+    return (there, 0) if rows >= there else (rows, last)
 
 
 class Stored(NamedTuple):
@@ -438,6 +457,8 @@ def phases(
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
     cpu, work, full = settings["use_cpu"], work_of(shape, settings, run), not settings["use_peft"]
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
+    if settings["activation_offloading"]:
+        main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
     training = {
         **always,
         **backward,

@@ -293,6 +293,8 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
         changes += [{"update_token_budget": half} for half in halves]
     elif rows > 1 and rows % 2 == 0:
         changes.append({"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps * 2})
+    if s["gradient_checkpointing"] and not s["activation_offloading"] and not s["use_cpu"]:
+        changes.append({"activation_offloading": True})
     if s["optim"] in ("adamw_torch", "adamw_torch_fused") and not s["use_cpu"]:
         changes.append({"optim": "adamw_8bit"})
     if not counted.zero.active and not s["use_cpu"] and not (s["load_in_4bit"] or s["load_in_8bit"]):

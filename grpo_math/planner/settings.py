@@ -60,6 +60,8 @@ TRAINING = {
     "reference_refresh_steps": 0,
     "pack_updates": True,
     "update_token_budget": 0,
+    "max_seq_length_train": 0,
+    "activation_offloading": False,
 }
 PROGRAM = {"prompts_per_step": 0}
 DEFAULTS: dict[str, Any] = {**MODEL, **TRAINING, **PROGRAM}

@@ -39,10 +39,22 @@ def grades(rows, completions):
     return [SimpleNamespace(verdict=Verdict.CORRECT if yes else Verdict.WRONG) for yes in right]
 
 
+def poison(trainer, step):
+    """The last rank's loss is NaN in this optimizer step."""
+    loss_of, last = trainer._loss_of, trainer.accelerator.num_processes - 1
+
+    def loss(model, rows):
+        bad = trainer.state.global_step == step and trainer.accelerator.process_index == last
+        return loss_of(model, rows) * (float("nan") if bad else 1.0)
+
+    trainer._loss_of = loss
+
+
 def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     for name, own in json.loads(settings).items():
         rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
+        poisoned = own.pop("poisoned_step", None)
         base = {
             "use_cpu": True,
             "bf16": False,
@@ -61,7 +73,8 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         }
         trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
         if kind == "trl":
-            own.pop("update_token_budget", None)
+            for name_of_ours in ("update_token_budget", "longest_first"):
+                own.pop(name_of_ours, None)
         else:
             own["advantage_eps"] = 1e-4
         rows = [{"prompt": prompt} for prompt in PROMPTS * 4]
@@ -76,6 +89,8 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         )
         if own.get("resample_groups"):
             trainer._grade = grades
+        if poisoned is not None:
+            poison(trainer, poisoned)
         tokens = [0]
         model_ = trainer.accelerator.unwrap_model(trainer.model)
         model_.register_forward_pre_hook(
@@ -93,6 +108,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "tokens": sum(tokens),
             "weights": hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model_.parameters())).hexdigest(),
             "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
+            "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
             "position": trainer._reserve.position if getattr(trainer, "_reserve", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
