@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -49,6 +50,12 @@ def test_the_troubleshooting_table_says_what_the_checks_say():
     table = re.search(r"\| finding \|.*\n\|---.*\n((?:\|.*\n)+)", README)
     assert table, "the README has no troubleshooting table"
     assert table[1].splitlines() == rows
+
+
+def test_the_table_of_what_fits_8_gb_is_what_the_plan_says():
+    program = ROOT / "tests" / "benchmarks" / "plan_8gb.py"
+    printed = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert printed.stdout.strip() in README
 
 
 def test_every_script_that_is_named_can_be_run():

@@ -69,7 +69,7 @@ def test_the_weights_are_those_of_stock_trl_on_the_shorter_rows(longer, settings
     assert relative(weights(ours.model), weights(plain.model)) < 1e-6
     shares = [line[metrics.OVER_TRAIN_LENGTH] for line in ours.state.log_history if metrics.OVER_TRAIN_LENGTH in line]
     assert 0 < max(shares) < 1
-    assert max(widest) == LIMIT
+    assert max(widest) == LIMIT or (longer == "mask" and 0 < max(widest) < LIMIT)
 
 
 def test_what_is_graded_is_the_whole_completion(tiny, tokenizer, tmp_path):

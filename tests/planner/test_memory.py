@@ -265,3 +265,13 @@ def test_the_fused_head_is_a_tile_and_float32_gradients():
     lora = memory.lm_head_workspace(shape, False, 10_000, precise)
     assert lora == 4096 * 32768 * 2 + 10_000 * 896 * (4 + 2)
     assert memory.lm_head_workspace(shape, True, 10_000, precise) - lora == 151936 * 896 * 6
+
+
+def test_offloading_keeps_five_layer_inputs_on_the_gpu_and_copies_all_to_main_memory():
+    shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
+    (without, main), (offloaded, more) = phases({}), phases({"activation_offloading": True})
+    tokens = memory.work_of(shape, resolve({}), run_of()).tokens
+    of_a_layer = tokens * shape.hidden * 4  # float32, the recipe's default
+    saved = without["training"]["activations"] - offloaded["training"]["activations"]
+    assert saved == (shape.layers - 5) * of_a_layer
+    assert more == {**main, "activations": shape.layers * of_a_layer}

@@ -1,0 +1,63 @@
+"""What fits a GPU of 8 GB, by plan: the table of the README. `python tests/benchmarks/plan_8gb.py`.
+
+Nothing is measured here: these are the figures of `grpo-math plan`.
+"""
+
+from __future__ import annotations
+
+from grpo_math.planner import plan
+from grpo_math.planner.memory import GB
+
+MODELS = ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
+PROMPT = 256
+
+
+def recipe(model: str, quantised: bool, group: int, completion: int, colocated: bool) -> dict[str, object]:
+    """A LoRA on all linear maps, one group a micro-batch that is cut to one completion at a time."""
+    settings: dict[str, object] = {
+        "model_name_or_path": model,
+        "dtype": "bfloat16",
+        "use_peft": True,
+        "lora_r": 16,
+        "lora_dropout": 0.0,
+        "lora_target_modules": "all-linear",
+        "optim": "adamw_8bit",
+        "num_generations": group,
+        "per_device_train_batch_size": group,
+        "gradient_accumulation_steps": 8,
+        "max_completion_length": completion,
+        "update_token_budget": PROMPT + completion,
+        "load_in_4bit": quantised,
+        "use_bnb_nested_quant": quantised,
+    }
+    if colocated:
+        length = {"vllm_max_model_length": PROMPT + completion, "vllm_gpu_memory_utilization": 0.6}
+        settings |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True, **length}
+    return settings
+
+
+def cell(settings: dict[str, object]) -> str:
+    """GB of the two phases, in brackets where they do not fit."""
+    answer = plan(settings, gpus=1, gpu_gb=8, cpu_gb=32, prompt_tokens=PROMPT)
+    training, generation = (sum(answer["phases"][phase].values()) / GB for phase in ("training", "generation"))
+    figures = f"{training:.1f} / {generation:.1f}"
+    return figures if answer["fits"] else f"({figures})"
+
+
+def table() -> str:
+    lines = [
+        "| model | base | G | tokens | transformers generates | vLLM beside it, asleep in an update |",
+        "|---|---|---|---|---|---|",
+    ]
+    for model in MODELS:
+        for quantised in (False, True):
+            for group in (4, 8):
+                for completion in (256, 1024):
+                    cells = [cell(recipe(model, quantised, group, completion, beside)) for beside in (False, True)]
+                    base = "4 bit" if quantised else "bfloat16"
+                    lines.append(f"| {model.split('/')[1]} | {base} | {group} | {completion} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
