@@ -106,8 +106,7 @@ class MathGRPOTrainer(GRPOTrainer):
             raise ConfigError(
                 "max_seq_length_train", self._math["max_seq_length_train"], "knows no images", "leave it at 0"
             )
-        on_gpu = self.accelerator.device.type == "cuda"
-        self._longest_is_due = on_gpu if self._math["longest_first"] is None else self._math["longest_first"]
+        self._longest_is_due = self._tries_longest()
         self._reference: Reference | None = None
         if self._math["reference_refresh_steps"]:
             self._reference = self._set_up_reference(self._math["reference_refresh_steps"])
@@ -141,6 +140,17 @@ class MathGRPOTrainer(GRPOTrainer):
             model.set_attn_implementation(attention.NAME)
             model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
         return True
+
+    def _tries_longest(self) -> bool:
+        """Whether the longest micro-batch is tried: on a GPU, or where it was asked for."""
+        asked = self._math["longest_first"]
+        zero: Any = self.accelerator.state.deepspeed_plugin
+        if self.is_fsdp_enabled or (zero is not None and zero.zero_stage >= 3):
+            if asked:
+                reason = "needs the whole model on each process, and FSDP and ZeRO-3 split it"
+                raise ConfigError("longest_first", True, reason, "leave it out")
+            return False
+        return self.accelerator.device.type == "cuda" if asked is None else asked
 
     def _set_up_reference(self, every: int) -> Reference:
         policy = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
@@ -416,7 +426,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _try_longest(self, model: Any) -> None:
         """The largest micro-batch that can come, forward and backward, and all of it thrown away again.
 
-        Gradients are asked for and not accumulated, so that neither DDP nor DeepSpeed hears of them.
+        On the bare model, with gradients that are asked for and not accumulated: neither DDP nor DeepSpeed hears of it.
         """
         args, prompt, group = cast(MathGRPOConfig, self.args), self._longest_prompt(), cast(int, self.num_generations)
         length, limit = cast(int, self.max_completion_length), self._math["max_seq_length_train"]
@@ -429,7 +439,7 @@ class MathGRPOTrainer(GRPOTrainer):
         budget = self._math["update_token_budget"] or rows * (len(prompt) + length)
         if limit:
             prompt = prompt[: max(1, limit - length)]
-        device = self.accelerator.device
+        device, model = self.accelerator.device, self.accelerator.unwrap_model(model)
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         while True:
@@ -437,7 +447,7 @@ class MathGRPOTrainer(GRPOTrainer):
             lengths = [length] * full + [last] * bool(last)
             try:
                 with torch.random.fork_rng([device] if device.type == "cuda" else []), self._only_seconds_logged():
-                    with self.accelerator.no_sync(model), self.compute_loss_context_manager():
+                    with self.compute_loss_context_manager():
                         loss = self._loss_of(model, longest_rows(prompt, lengths, group, self.eos_token_ids[0], device))
                     torch.autograd.grad(loss, trained, allow_unused=True)
                 return

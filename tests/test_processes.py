@@ -14,7 +14,7 @@ import torch
 
 PROGRAM = Path(__file__).parent / "processes" / "train.py"
 RUNS = {
-    "dapo": {"longest_first": True},
+    "dapo": {},
     "dapo_sparse": {"rewards": "sparse"},
     "grpo_sparse": {"rewards": "sparse", "loss_type": "grpo"},
     "bnpo_sparse": {"rewards": "sparse", "loss_type": "bnpo"},
@@ -69,7 +69,7 @@ def both(start: list[str], distributed_type: str, model: str, tmp_path: Path, ru
         assert sum(rank["tokens"] for rank in seen) < sum(rank["tokens"] for rank in plain)
 
 
-POISONED = {"poisoned": {"poisoned_step": 1, "logging_steps": 1, "max_grad_norm": 1.0}}
+POISONED = {"poisoned": {"poisoned_step": 1, "logging_steps": 1}}
 
 
 def left_out_on_both(folder: Path) -> None:
@@ -81,7 +81,14 @@ def left_out_on_both(folder: Path) -> None:
 def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29611"]
     resampled = {"resampled": {"resample_groups": 2, "logging_steps": 1}}
-    both(start, "MULTI_CPU", tiny("llama"), tmp_path, RUNS, only_ours={**resampled, **POISONED})
+    both(
+        start,
+        "MULTI_CPU",
+        tiny("llama"),
+        tmp_path,
+        {**RUNS, "dapo": {"longest_first": True}},
+        only_ours={**resampled, **POISONED},
+    )
     left_out_on_both(tmp_path / "ours")
     ranks = [json.loads((tmp_path / "ours" / f"resampled.{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0]["weights"] == ranks[1]["weights"]
@@ -103,5 +110,6 @@ def test_two_deepspeed_processes_end_with_trls_weights(stage, tiny, tmp_path):
     ]
     start += ["--main_process_port", "29612"]
     runs = {name: RUNS[name] for name in ("dapo", "grpo_sparse", "small_budget")}
+    runs["dapo"] = {"longest_first": stage < 3}
     both(start, "DEEPSPEED", tiny("llama"), tmp_path, runs, only_ours=POISONED)
     left_out_on_both(tmp_path / "ours")
