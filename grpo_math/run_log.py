@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import signal
 import sys
@@ -18,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from tqdm import tqdm
 from transformers import TrainerCallback
@@ -25,6 +27,8 @@ from transformers import TrainerCallback
 from grpo_math import metrics
 from grpo_math.checks.diagnosis import diagnose, evaluation_line
 from grpo_math.evaluation import write_json
+from grpo_math.planner.plan import main_memory
+from grpo_math.redact import is_secret, without_secrets
 
 PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
@@ -32,9 +36,10 @@ PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
     """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
     content = {
-        **{name: value for name, value in settings.items() if not _is_secret(name)},
+        **without_secrets(settings),
         "distributed_type": distributed_type,
         "num_processes": processes,
+        "hardware": hardware(),
         "versions": versions(),
         "command": command_line(argv),
     }
@@ -53,6 +58,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def hardware() -> dict[str, Any]:
+    """Of the main process's machine: CPUs, GB of main memory, and the GPUs that it sees: name, number, GB of one."""
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "memory_gb": round(main_memory(), 1)}
+    if torch.cuda.is_available():
+        of_gpu = torch.cuda.get_device_properties(0)
+        memory = round(of_gpu.total_memory / 2**30, 1)
+        found |= {"gpu": of_gpu.name, "gpus": torch.cuda.device_count(), "gpu_memory_gb": memory}
+    return found
+
+
 def command_line(argv: list[str]) -> str:
     """The command as it can be typed again, with the values of tokens and keys hidden.
 
@@ -65,17 +80,12 @@ def command_line(argv: list[str]) -> str:
         if hide:
             words.append("***")
             hide = False
-        elif name.startswith("--") and _is_secret(name):
+        elif name.startswith("--") and is_secret(name):
             words.append(f"{name}=***" if equals else name)
             hide = not equals
         else:
             words.append(shlex.quote(word))
     return " ".join(words)
-
-
-def _is_secret(name: str) -> bool:
-    name = name.lower().replace("-", "_")
-    return name.endswith(("_token", "_key", "_secret", "password"))
 
 
 class History(TrainerCallback):

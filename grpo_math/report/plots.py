@@ -105,6 +105,11 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
         axes.set_ylim(bottom=0, top=min(1.02, max(0.05, axes.get_ylim()[1])))
 
 
+def _draw_memory(axes: Axes, run: Run, panel: Panel) -> None:
+    _draw_lines(axes, run, panel)
+    axes.set_ylim(bottom=0)
+
+
 def _draw_loss(axes: Axes, run: Run, panel: Panel) -> None:
     axes.axhline(0, color=MUTED, linewidth=0.8)
     _draw_lines(axes, run, panel)
@@ -204,12 +209,22 @@ DETAILS = (
         "Time by phase",
         (
             (metrics.SECONDS_GENERATE, "generation", BLUE),
+            (metrics.SECONDS_SYNC, "weights to vLLM", INK),
             (metrics.SECONDS_GRADE, "grading", GREEN),
             (metrics.SECONDS_SCORE, "scoring", PURPLE),
             (metrics.SECONDS_UPDATE, "update", ORANGE),
             (metrics.SECONDS_STEP, "other", MUTED),
         ),
         _draw_phases,
+    ),
+    Panel(
+        "Memory",
+        (
+            (metrics.MEMORY_ALLOCATED, "GPU, tensors", BLUE),
+            (metrics.MEMORY_RESERVED, "GPU, held", ORANGE),
+            (metrics.MEMORY_RESIDENT, "main memory", GREEN),
+        ),
+        _draw_memory,
     ),
 )
 
@@ -230,8 +245,8 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
     if shows(run, panel):
         panel.draw(axes, run, panel)
-        if unit == "share":
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        if unit in ("share", "bytes"):
+            axes.yaxis.set_major_formatter(lambda value, _: _figure(value, unit))
         # Between title and plot, where it covers nothing.
         axes.legend(
             ncols=len(axes.get_legend_handles_labels()[1]),
@@ -286,6 +301,17 @@ def inline_svg(svg: bytes) -> str:
     return re.sub("|".join(CSS_COLOURS), lambda found: f"var(--{CSS_COLOURS[found[0]]})", text)
 
 
+def _figure(value: float, unit: str) -> str:
+    """A value as it is read: shares in per cent, bytes in GB of 2^30.
+
+    >>> _figure(0.28125, "share"), _figure(3 * 2**29, "bytes"), _figure(0.5, "nats")
+    ('28.1%', '1.5 GB', '0.5')
+    """
+    if unit == "share":
+        return f"{100 * value:.3g}%"
+    return f"{value / 2**30:.3g} GB" if unit == "bytes" else f"{value:.3g}"
+
+
 def captions(run: Run, panel: Panel) -> list[str]:
     """What the panel shows in words, a sentence for each metric: its first and last value, and what it means."""
     sentences = []
@@ -293,6 +319,6 @@ def captions(run: Run, panel: Panel) -> list[str]:
         _, values = _series(run.history, key)
         if values:
             unit, meaning, _ = metrics.METRICS[key]
-            first, last = (f"{value:.1%}" if unit == "share" else f"{value:.3g}" for value in (values[0], values[-1]))
+            first, last = (_figure(value, unit) for value in (values[0], values[-1]))
             sentences.append(f"{label}: {first} at first, {last} at last ({meaning})")
     return sentences
