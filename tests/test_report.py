@@ -32,6 +32,7 @@ from grpo_math.report import (
     terminal_changes,
     terminal_table,
 )
+from grpo_math.report.memory import planned
 from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, condensed, moving_average
 from grpo_math.report.run_dir import Run, read_run
 
@@ -113,6 +114,7 @@ def history(steps=80, seed=0):
             metrics.SECONDS_GENERATE: 2.1 + 0.1 * rng.random(),
             metrics.SECONDS_GRADE: 0.2 + 0.05 * rng.random(),
             metrics.SECONDS_UPDATE: 2.6 + 0.1 * rng.random(),
+            metrics.MEMORY_RESIDENT: 2**30 * (1.5 if step < 3 else 1.75),
         }
         yield row
         if step % 20 == 0:
@@ -220,7 +222,9 @@ def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
     for path in files.plots:
         assert path.read_bytes().startswith(b"\x89PNG")
     page = files.html.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 12
+    assert page.count("<svg ") == 13
+    assert "main memory: 1.5 GB at first, 1.75 GB at last" in page
+    assert "<p>Measured: 1.75 GB, most main memory that the main process took since its start.</p>" in page
     for colour in CSS_COLOURS:
         assert colour not in page.split("</style>")[1]
 
@@ -313,6 +317,54 @@ def test_credentials_of_the_config_are_not_on_the_page(run):
     assert "<th scope=row>hub_token</th><td>(not shown)</td>" in page
     assert "<th scope=row>peft.r</th><td>16</td>" in page
     assert "<th scope=row>trl</th><td>1.16.0</td>" in page
+    assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
+
+
+def test_the_memory_plan_is_a_bar_for_each_phase_and_its_terms(run):
+    settings = {"model_name_or_path": "embedded", "use_cpu": True, "use_peft": True, "dtype": "bfloat16"}
+    settings |= {"hardware": {"memory_gb": 16.0}, "num_processes": 1, "generation_batch_size": 64}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    # 64 prompts of 100 tokens and completions of 12.5 on average.
+    first = {"step": 1, "reward": 0, "num_tokens": 7200, "completions/mean_length": 12.5}
+    (run / "history.jsonl").write_text(json.dumps(first) + "\n")
+    answer = planned(settings, 100)
+    page = page_of(run)
+    assert "for prompts of 100 tokens: " in page
+    bars = re.findall(r"<dt>(\w+)<br><small>([\d.]+)&nbsp;GB</small></dt><dd><div class=bar>(.*?)</div>", page)
+    assert [phase for phase, _, _ in bars] == list(answer["phases"]) == ["training", "generation"]
+    for (_, total, bar), sizes in zip(bars, answer["phases"].values(), strict=True):
+        assert float(total) == pytest.approx(sum(sizes.values()) / 2**30, abs=0.005)
+        widths = [float(width) for width in re.findall(r"width:([\d.]+)%", bar)]
+        peak = max(sum(terms.values()) for terms in answer["phases"].values())
+        scale = max(16 * 2**30, peak) if 4 * peak >= 16 * 2**30 else peak
+        assert widths == pytest.approx([100 * size / scale for size in sizes.values()], abs=0.006)
+    assert "<span class='swatch t0'></span>base weights</th>" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_name_or_path": "embedded"}, "config.yaml does not say how much memory a GPU has"),
+        (
+            {"model_name_or_path": "no/such-model", "use_cpu": True},
+            "model_name_or_path=&#x27;no/such-model&#x27; is no",
+        ),
+        ({"use_cpu": True, "per_device_train_batch_size": "four"}, "is not a whole number"),
+        ({"distributed_type": "DEEPSPEED"}, "the settings of DeepSpeed are not in config.yaml"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_one_line_and_asks_nobody(run, settings, reason, monkeypatch):
+    asked = []
+
+    def download(name, file, local_files_only=False, **options):
+        asked.append(local_files_only)
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    (run / "config.yaml").write_text(json.dumps(settings))
+    page = page_of(run)
+    assert re.search(f"<p>No plan: [^<]*{re.escape(reason)}[^<]*</p>", page)
+    assert all(asked)
 
 
 def test_a_run_that_is_still_going_is_reported_and_what_is_missing_is_named(whole_run):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. The page turns each into a CSS variable.
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
+GB = 2**30
 INK, MUTED, GRID = "#1b1f24", "#57606b", "#d9dee3"
 CSS_COLOURS = {
     BLUE: "blue",
@@ -106,8 +107,14 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
 
 
 def _draw_memory(axes: Axes, run: Run, panel: Panel) -> None:
+    """Whole or half GB on the axis, from 0."""
+    from matplotlib.ticker import MaxNLocator
+
     _draw_lines(axes, run, panel)
-    axes.set_ylim(bottom=0)
+    top = 1.05 * axes.get_ylim()[1]
+    axes.set_ylim(0, top)
+    ticks = MaxNLocator(nbins=6).tick_values(0, top / GB)
+    axes.set_yticks([GB * tick for tick in ticks if GB * tick <= top])
 
 
 def _draw_loss(axes: Axes, run: Run, panel: Panel) -> None:
@@ -235,7 +242,7 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
     unit = metrics.METRICS[panel.lines[0][0]].unit
     axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=24)
     axes.set_xlabel("optimizer step", fontsize=10, color=MUTED)
-    axes.set_ylabel(unit, fontsize=10, color=MUTED)
+    axes.set_ylabel("" if unit == "bytes" else unit, fontsize=10, color=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=MUTED, labelsize=9.5, length=0, pad=5)
@@ -309,7 +316,7 @@ def _figure(value: float, unit: str) -> str:
     """
     if unit == "share":
         return f"{100 * value:.3g}%"
-    return f"{value / 2**30:.3g} GB" if unit == "bytes" else f"{value:.3g}"
+    return f"{value / GB:.3g} GB" if unit == "bytes" else f"{value:.3g}"
 
 
 def captions(run: Run, panel: Panel) -> list[str]:
