@@ -930,6 +930,12 @@ def test_in_a_browser_the_keyboard_reaches_everything_and_shows_where_it_is(run,
 @in_a_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser_the_page_fits_a_narrow_screen_in_either_theme(whole_run, browser, scheme):
+    wide = f"{'word' * 50} ${'+'.join(['x'] * 99)}$ \\[{'+'.join(['y'] * 99)}\\]"
+    write_completions(whole_run, [90], rows=4, text=wide)
+    after = results(RIGHT_AFTER)
+    for row in after["rows"]:
+        row["completion"] = wide
+    (whole_run / "after.json").write_text(json.dumps(after))
     page = report(whole_run).html
     browser.open(page, width=320, height=640, scheme=scheme)
     browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")

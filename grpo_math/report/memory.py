@@ -67,7 +67,7 @@ def planned(config: dict[str, Any], prompt_tokens: int | None = None) -> dict[st
         return "config.yaml is damaged"
     if config.get("distributed_type") == "DEEPSPEED" and not config.get("deepspeed"):
         return "the settings of DeepSpeed are not in config.yaml"
-    # What these three come to stands in the fields of the micro-batch.
+    # What these come to stands in the fields of the micro-batch.
     recipe = {k: v for k, v in config.items() if k not in ("prompts_per_step", "generation_batch_size")}
     options: dict[str, Any] = {"cpu_gb": hardware.get("memory_gb"), "prompt_tokens": prompt_tokens}
     if not config.get("use_cpu"):
