@@ -41,6 +41,7 @@ ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
 VERDICT_PREFIX = "grading/"
 REWARD_PREFIX = "rewards/"
+FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
 PROMPTS_THROWN_AWAY = "resample/thrown_away"
@@ -75,6 +76,7 @@ SECONDS_UPDATE = "seconds/update"
 TOKENS_PER_SECOND = "tokens_per_second"
 MEMORY_ALLOCATED = "memory/allocated"
 MEMORY_RESERVED = "memory/reserved"
+MEMORY_RESIDENT = "memory/resident"
 
 # What a step consists of beside the update, which is the rest.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
@@ -136,6 +138,7 @@ METRICS: dict[str, Metric] = {
     TOKENS_PER_SECOND: Metric("tokens/s", "prompt and completion tokens trained on, of all processes, by wall time"),
     MEMORY_ALLOCATED: Metric("bytes", "most GPU memory that tensors took since the start, on the main process", "gpu"),
     MEMORY_RESERVED: Metric("bytes", "most GPU memory that torch held since the start, on the main process", "gpu"),
+    MEMORY_RESIDENT: Metric("bytes", "most main memory that the main process took since its start"),
 }
 
 

@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from tqdm import tqdm
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 
 from grpo_math import metrics
+from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose, evaluation_line
 from grpo_math.evaluation import write_json
+from grpo_math.planner.plan import main_memory
+from grpo_math.redact import is_secret, without_secrets
 
 PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
@@ -32,9 +38,10 @@ PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
     """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
     content = {
-        **{name: value for name, value in settings.items() if not _is_secret(name)},
+        **without_secrets(settings),
         "distributed_type": distributed_type,
         "num_processes": processes,
+        "hardware": hardware(),
         "versions": versions(),
         "command": command_line(argv),
     }
@@ -53,6 +60,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def hardware() -> dict[str, Any]:
+    """Of the main process's machine: CPUs, GB of main memory, and the GPUs that it sees: name, number, GB of one."""
+    found: dict[str, Any] = {"cpus": os.cpu_count(), "memory_gb": round(main_memory(), 1)}
+    if torch.cuda.is_available():
+        of_gpu = torch.cuda.get_device_properties(0)
+        memory = round(of_gpu.total_memory / 2**30, 1)
+        found |= {"gpu": of_gpu.name, "gpus": torch.cuda.device_count(), "gpu_memory_gb": memory}
+    return found
+
+
 def command_line(argv: list[str]) -> str:
     """The command as it can be typed again, with the values of tokens and keys hidden.
 
@@ -65,17 +82,12 @@ def command_line(argv: list[str]) -> str:
         if hide:
             words.append("***")
             hide = False
-        elif name.startswith("--") and _is_secret(name):
+        elif name.startswith("--") and is_secret(name):
             words.append(f"{name}=***" if equals else name)
             hide = not equals
         else:
             words.append(shlex.quote(word))
     return " ".join(words)
-
-
-def _is_secret(name: str) -> bool:
-    name = name.lower().replace("-", "_")
-    return name.endswith(("_token", "_key", "_secret", "password"))
 
 
 class History(TrainerCallback):
@@ -121,6 +133,23 @@ def number(value: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
+Tell = Callable[..., None]
+
+
+def trackers(trainer: Trainer) -> Tell:
+    """``tell(args, state, control, values)`` sends values to the trackers of ``report_to`` (wandb, trackio, ...).
+
+    What TRL logs reaches them by itself, as ``train/NAME``: every metric of a step, and the table of completions where
+    ``log_completions`` is on. This is for the rest, under such names too: held-out accuracy and findings.
+    """
+
+    def tell(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
+        # Not on_log of the handler: that would take the step's own line for logged.
+        trainer.callback_handler.call_event("on_log", args, state, control, logs=values)
+
+    return tell
+
+
 class Progress(TrainerCallback):
     """A bar with the step, the reward, the accuracy and the time left."""
 
@@ -131,7 +160,7 @@ class Progress(TrainerCallback):
             self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="training", unit="step")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if self.bar is None or not logs:
+        if self.bar is None or not logs or metrics.LOSS not in logs:
             return
         shown = {name: number(logs.get(name)) for name in (metrics.REWARD, metrics.ACCURACY)}
         self.bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items() if value is not None})
@@ -146,29 +175,39 @@ class Progress(TrainerCallback):
 
 
 class Diagnosis(TrainerCallback):
-    """One line on the terminal when a warning or an error appears for the first time; asked every so many steps."""
+    """One line on the terminal when a warning or an error appears for the first time; asked every so many steps.
 
-    def __init__(self, history: History, settings: dict[str, Any], every: int = 10) -> None:
-        self.history, self.settings, self.every = history, settings, every
+    ``tell`` gets it too, as text, but for what only the end of training shows: trackers are closed by then.
+    """
+
+    def __init__(
+        self, history: History, settings: dict[str, Any], every: int = 10, tell: Tell = lambda *told: None
+    ) -> None:
+        self.history, self.settings, self.every, self.tell = history, settings, every, tell
         self.asked, self.said = 0, set[str]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if logs and metrics.LOSS in logs and state.global_step - self.asked >= self.every:
-            self.look(state)
+        last = state.global_step >= state.max_steps
+        if logs and metrics.LOSS in logs and (last or state.global_step - self.asked >= self.every):
+            for finding in self.look(state):
+                self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.look(state)
 
-    def look(self, state: Any) -> None:
+    def look(self, state: Any) -> list[Finding]:
+        """What is found for the first time, printed."""
         if not state.is_world_process_zero or not self.history.path.exists():
-            return
+            return []
         self.asked = state.global_step
         before = self.history.path.with_name("before.json")
         base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
-        for finding in diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings):
-            if finding.check not in self.said and finding.level != "info":
-                self.said.add(finding.check)
-                tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)
+        found = diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings)
+        new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
+        for finding in new:
+            self.said.add(finding.check)
+            tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)
+        return new
 
 
 class StopOnInterrupt(TrainerCallback):

@@ -33,7 +33,7 @@ from grpo_math.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
 from grpo_math.rewards import load_reward
-from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, write_config
+from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, Tell, trackers, write_config
 from grpo_math.trainer import MathGRPOTrainer
 
 
@@ -212,7 +212,8 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     settings = {**asdict(train_args), **asdict(model_args), **config.to_dict()}
-    for callback in (history, Progress(), stop, Diagnosis(history, settings)):
+    tell = trackers(trainer)
+    for callback in (history, Progress(), stop, Diagnosis(history, settings, tell=tell)):
         trainer.add_callback(callback)
     main_process = trainer.accelerator.is_main_process
     if main_process:
@@ -241,7 +242,7 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         return _evaluate(trainer, problems, config, {"data": train_args.eval_dataset or train_args.dataset}, progress)
 
     if train_args.heldout_every:
-        trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history))
+        trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history, tell))
     before, after = run_dir / "before.json", run_dir / "after.json"
     if train_args.eval_n and not (config.resume_from_checkpoint and before.exists()):
         results = score(held_out[: train_args.eval_n], True)
@@ -398,10 +399,10 @@ def _evaluate(
 
 
 class HeldOut(TrainerCallback):
-    """Accuracy on held-out problems every so many steps, as a line of the history."""
+    """Accuracy on held-out problems every so many steps, as a line of the history, and told to the trackers."""
 
-    def __init__(self, score: Any, rows: list[dict[str, Any]], every: int, history: History) -> None:
-        self.score, self.rows, self.every, self.history = score, rows, every, history
+    def __init__(self, score: Any, rows: list[dict[str, Any]], every: int, history: History, tell: Tell) -> None:
+        self.score, self.rows, self.every, self.history, self.tell = score, rows, every, history, tell
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.every:
@@ -410,6 +411,7 @@ class HeldOut(TrainerCallback):
         if state.is_world_process_zero:
             values = {metrics.HELDOUT_ACCURACY: results["accuracy"], metrics.HELDOUT_N: results["n"]}
             self.history.append(state.global_step, values)
+            self.tell(args, state, control, values)
 
 
 def print_verdict(run_dir: Path, target: Path) -> None:

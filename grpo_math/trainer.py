@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -783,6 +785,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.accelerator.device.type == "cuda":
             log[metrics.MEMORY_ALLOCATED] = [torch.cuda.max_memory_allocated()]
             log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+        log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
 def _resolve(reward_funcs: Any) -> Any:

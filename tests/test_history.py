@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from grpo_math import metrics
 from grpo_math.config import MathGRPOConfig
 from grpo_math.grading import Verdict
-from grpo_math.run_log import Diagnosis, History
+from grpo_math.run_log import Diagnosis, History, trackers
+from grpo_math.train import HeldOut
 from grpo_math.trainer import MathGRPOTrainer
 
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(8)]
@@ -25,7 +26,7 @@ def ramp(completions, **columns):
     return [float(i % 4) for i in range(len(completions))]
 
 
-def trained(model, tokenizer, folder, rows=ROWS, reward=ramp, **settings):
+def trained(model, tokenizer, folder, rows=ROWS, reward=ramp, callbacks=lambda trainer, history: [], **settings):
     """A trainer after two steps, and the lines of its history."""
     args = {
         "use_cpu": True,
@@ -50,7 +51,8 @@ def trained(model, tokenizer, folder, rows=ROWS, reward=ramp, **settings):
     )
     trainer.remove_callback(PrinterCallback)
     history = History(folder)
-    trainer.add_callback(history)
+    for callback in (history, *callbacks(trainer, history)):
+        trainer.add_callback(callback)
     trainer.train()
     return trainer, history.lines()
 
@@ -162,7 +164,7 @@ def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp
     for step in range(1, 61):
         history.append(step, {metrics.TRUNCATED: 0.5, metrics.REWARD: 0.5})
         for callback, first in ((main, True), (other, False)):
-            state = SimpleNamespace(global_step=step, is_world_process_zero=first)
+            state = SimpleNamespace(global_step=step, max_steps=60, is_world_process_zero=first)
             callback.on_log(None, state, None, logs={metrics.LOSS: 0.0})
     main.on_train_end(None, SimpleNamespace(global_step=60, is_world_process_zero=True), None)
     said = capsys.readouterr().err.splitlines()
@@ -177,6 +179,36 @@ def test_a_run_below_the_base_model_is_said_while_training(tmp_path, capsys):
     history.append(3, {metrics.HELDOUT_ACCURACY: 0.1, metrics.HELDOUT_N: 64})
     Diagnosis(history, {}).on_train_end(None, SimpleNamespace(global_step=3, is_world_process_zero=True), None)
     assert "(heldout_worse)" in capsys.readouterr().err
+
+
+class Tracker(TrainerCallback):
+    """Stands for wandb's and trackio's callbacks, which TRL adds for ``report_to``."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.told.append((state.global_step, dict(logs)))
+
+
+def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tokenizer, tmp_path):
+    tracker, settings = Tracker(), {"max_completion_length": 8}
+
+    def callbacks(trainer, history):
+        tell = trackers(trainer)
+        score = lambda rows, progress: {"accuracy": 0.25, "n": len(rows)}  # noqa: E731
+        return tracker, HeldOut(score, ROWS, 2, history, tell), Diagnosis(history, settings, every=20, tell=tell)
+
+    (tmp_path / "before.json").write_text('{"accuracy": 0.9, "n": 512}')
+    _, lines = trained(tiny(), tokenizer, tmp_path, callbacks=callbacks, max_steps=4)
+    told: dict[int, dict] = {}
+    for step, values in tracker.told:
+        told.setdefault(step, {}).update(values)
+    assert [line["step"] for line in lines] == [1, 2, 2, 3, 4, 4]
+    for line in lines:
+        assert {name: told[line["step"]][name] for name in line.keys() - {metrics.STEP}}
+    assert [step for step, values in told.items() if metrics.HELDOUT_ACCURACY in values] == [2, 4]
+    assert told[4][f"{metrics.FINDING_PREFIX}heldout_worse"].startswith("error: held-out accuracy is below")
 
 
 def test_the_truncated_share_is_the_share_of_completions_that_did_not_end(tiny, tokenizer, tmp_path):

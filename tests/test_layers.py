@@ -31,7 +31,7 @@ LAYERS = [
     },
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch"},
+    {"stats", "metrics", "prompts", "batch", "redact"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -50,6 +50,7 @@ NO_TORCH = [
     "metrics",
     "prompts",
     "batch",
+    "redact",
     "errors",
 ]
 NO_TRL = [

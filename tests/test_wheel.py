@@ -65,7 +65,8 @@ def test_the_recipes_and_the_page_travel_in_it(installed, tmp_path):
     program = (
         "from grpo_math.cli import recipe\n"
         "from importlib.resources import files\n"
-        "print(recipe('demo_cpu.yaml').exists(), (files('grpo_math.report') / 'page.html').is_file(),"
+        "parts = ('page.html', 'page.css', 'page.js', 'math.js')\n"
+        "print(recipe('demo_cpu.yaml').exists(), all((files('grpo_math.report') / name).is_file() for name in parts),"
         "      (files('grpo_math') / 'accelerate_configs/cpu.yaml').is_file())"
     )
     done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)

@@ -187,7 +187,7 @@ def shipped() -> dict[str, dict[str, Any]]:
     return json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
 
 
-def read_config(name: str | None, revision: str = "main") -> dict[str, Any]:
+def read_config(name: str | None, revision: str = "main", offline: bool = False) -> dict[str, Any]:
     """The config.json of a local folder, of a shipped model, or of the Hub, in this order; a `UserError` otherwise."""
     if not name:
         raise ConfigError("model_name_or_path", name, "is missing", f"give a folder, a Hub id, or {EMBEDDED!r}")
@@ -203,7 +203,7 @@ def read_config(name: str | None, revision: str = "main") -> dict[str, Any]:
         for same in (known, *(known.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
             if same in shapes:
                 return shapes[same]
-        path = _download(name, revision)
+        path = _download(name, revision, offline)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -213,12 +213,12 @@ def read_config(name: str | None, revision: str = "main") -> dict[str, Any]:
     return config
 
 
-def _download(name: str, revision: str) -> Path:
+def _download(name: str, revision: str, offline: bool) -> Path:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "config.json", revision=revision))
+        return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=offline))
     except Exception as error:
         # The Hub's client raises a dozen kinds, from a bad name to no network; each means: no shapes.
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]

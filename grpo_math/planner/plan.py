@@ -37,13 +37,14 @@ def plan(
     cpu_gb: float | None = None,
     prompt_tokens: int | None = None,
     accelerate: Mapping[str, Any] | None = None,
+    offline: bool = False,
 ) -> dict[str, Any]:
     """What `grpo-math plan --json` prints. GB are 2^30 bytes.
 
     ``gpus``, ``gpu_gb``: how many GPUs, and the memory of one; by default this machine's; not read with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt; by default what
-    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. Raises a `UserError` for what
-    cannot be planned.
+    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. ``offline``: the
+    Hub is not asked for shapes. Raises a `UserError` for what cannot be planned.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
@@ -70,7 +71,7 @@ def plan(
             raise ConfigError(option, stated, "is not above 0", "leave it out for the default")
     cpu_gb = cpu_gb or main_memory()
     name = settings["model_name_or_path"]
-    shape = shape_of(str(name), read_config(name, settings["model_revision"]))
+    shape = shape_of(str(name), read_config(name, settings["model_revision"], offline))
     given = set(recipe)
     prompt = prompt_tokens or _prompt_tokens(settings)
     machine = Machine(shape, gpus, gpu_gb, cpu_gb, prompt, accelerate)

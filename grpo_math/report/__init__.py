@@ -1,6 +1,8 @@
 """A run directory -> plots and one self-contained HTML page; two results files -> their paired difference.
 
-`compare` pairs two results, `run_dir` reads a run, `plots` draws its history and `page` puts all of it together.
+`compare` pairs two results, `run_dir` reads a run, `plots` draws its history, `memory` its plan, `viewer` says what the
+viewer of completions shows, and `page` puts all of it together, with page.html, page.css, page.js and math.js (LaTeX to
+MathML, in the browser).
 
 Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
 """

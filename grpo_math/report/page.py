@@ -1,8 +1,8 @@
 """A run -> `report.html` and `plots/*.png`, each written whole or not at all.
 
 The model's output is hostile text. Python escapes whatever it puts into the page; the viewer's rows travel as JSON
-without a ``<``, ``>`` or ``&`` in it and reach the page through ``textContent`` alone; and the page's content security
-policy runs no script but its own and loads nothing.
+without a ``<``, ``>`` or ``&`` in it and reach the page as text nodes alone, formulas among them (math.js); and the
+page's content security policy runs no script but its own and loads nothing.
 
 Does not decide what a run did right or wrong: checks/diagnosis.py does.
 """
@@ -25,6 +25,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS, diagnose, evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.metrics import CATEGORIES
+from grpo_math.redact import is_secret
 from grpo_math.report.compare import (
     ANSWER_RIGHT,
     Change,
@@ -36,18 +37,14 @@ from grpo_math.report.compare import (
     count,
     share,
 )
+from grpo_math.report.memory import memory_html
 from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed, inline_svg, render, shows
-from grpo_math.report.run_dir import Run, prompt_of, read_run, text_of
+from grpo_math.report.run_dir import Run, read_run
+from grpo_math.report.viewer import CHANGE_NAMES, safe_json, viewer, visible
 from grpo_math.stats import PairedDifference, mcnemar, wilson
 
 CHANGES_SHOWN = 5
-SECRET = re.compile(r"(token|password|secret|api_key)$")
-CHANGE_NAMES = {
-    (0, 1): "wrong to right",
-    (1, 0): "right to wrong",
-    (1, 1): "right both times",
-    (0, 0): "wrong both times",
-}
+CHANGE_SHOWN = 4000  # characters of a completion; the viewer has all of it
 
 
 class ReportFiles(NamedTuple):
@@ -97,21 +94,26 @@ def _diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
 
 def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding]) -> str:
     """The page as one text."""
-    template = files("grpo_math.report").joinpath("page.html").read_text(encoding="utf-8")
-    script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
-    assert script is not None
+    template, style, maths, own = (
+        files("grpo_math.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.html", "page.css", "math.js", "page.js")
+    )
+    script = f'"use strict";\n{maths}\n{own}'
     parts = {
-        "script_hash": base64.b64encode(hashlib.sha256(script[1].encode("utf-8")).digest()).decode("ascii"),
-        "name": escape(run.directory.resolve().name),
+        "style": style,
+        "script": script,
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
+        "name": _escape(run.directory.resolve().name),
         "headline": _headline(run, paired),
         "facts": _facts(run),
         "findings": _findings(run, findings),
         "notes": _notes(run.notes),
         "categories": _category_table(run, paired),
         "plots": _figures(run),
+        "memory": _section("Memory", memory) if (memory := memory_html(run)) else "",
         "changes": _changes(run.before, run.after) if run.before and run.after and paired else "",
         "settings": _settings(run),
-        "data": _safe_json(_viewer(run, paired is not None)),
+        "data": safe_json(viewer(run, paired is not None)),
     }
     # One pass, so that nothing in a completion is taken for a placeholder.
     return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)
@@ -146,7 +148,7 @@ def _headline(run: Run, paired: PairedDifference | None) -> str:
 def _facts(run: Run) -> str:
     results = run.after or run.before or {}
     facts = {
-        "model": results.get("model") or run.config.get("model_name_or_path"),
+        "model": run.config.get("model_name_or_path") or results.get("model"),
         "evaluation data": results.get("data"),
         "problems": len(results["rows"]) if results else None,
         "template": results.get("template"),
@@ -155,7 +157,7 @@ def _facts(run: Run) -> str:
         "last step": f"{run.history[-1][metrics.STEP]:.0f}" if run.history else None,
     }
     return "".join(
-        f"<div><dt>{name}</dt><dd>{escape(str(value))}</dd></div>" for name, value in facts.items() if value is not None
+        f"<div><dt>{name}</dt><dd>{_escape(value)}</dd></div>" for name, value in facts.items() if value is not None
     )
 
 
@@ -163,8 +165,8 @@ def _findings(run: Run, findings: list[Finding]) -> str:
     if not run.history:
         return ""
     items = [
-        f'<li><strong class="{finding.level}">{finding.level}</strong> {escape(finding.message)}.'
-        f"<br>Remedy: {escape(finding.remedy)}</li>"
+        f'<li><strong class="{finding.level}">{finding.level}</strong> {_escape(finding.message)}.'
+        f"<br>Remedy: {_escape(finding.remedy)}</li>"
         for finding in findings
     ]
     none = f"<p>None of the {len(CHECKS)} checks found anything in these {len(run.history)} steps.</p>"
@@ -174,7 +176,7 @@ def _findings(run: Run, findings: list[Finding]) -> str:
 def _notes(notes: list[str]) -> str:
     if not notes:
         return ""
-    return _section("Missing or skipped", f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>", "notes")
+    return _section("Missing or skipped", f"<ul>{''.join(f'<li>{_escape(note)}</li>' for note in notes)}</ul>", "notes")
 
 
 def _section(title: str, body: str, kind: str = "") -> str:
@@ -204,7 +206,7 @@ def _category_table(run: Run, paired: PairedDifference | None) -> str:
     body = ""
     for label, cells in rows:
         texts = [text for text, _ in cells] + ([_points(cells[1][1] - cells[0][1])] if paired else [])
-        body += f"<tr><th scope=row>{escape(label)}</th>{''.join(f'<td>{text}</td>' for text in texts)}</tr>"
+        body += f"<tr><th scope=row>{_escape(label)}</th>{''.join(f'<td>{text}</td>' for text in texts)}</tr>"
     table = f"<table class=numbers><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return _section("Outcomes", table)
 
@@ -221,7 +223,7 @@ def _figures(run: Run) -> str:
 
 
 def _figure(run: Run, drawn: Run, panel: Panel) -> str:
-    words = "<br>".join(map(escape, captions(run, panel)))
+    words = "<br>".join(map(_escape, captions(run, panel)))
     return f"<figure>{inline_svg(render(drawn, [panel], 'svg'))}<figcaption>{words}</figcaption></figure>"
 
 
@@ -238,21 +240,28 @@ def _changes(before: Results, after: Results) -> str:
 
 def _change(change: Change, opened: bool) -> str:
     sides = "".join(
-        f"<div><h4>{name}</h4><pre dir=auto>{escape(text)}</pre></div>"
+        f"<div><h4>{name}</h4><pre class=text dir=auto>{_escape(_beginning(text))}</pre></div>"
         for name, text in (("before", change.before), ("after", change.after))
     )
-    summary = f"{escape(change.problem)} <small>gold {escape(change.gold)}</small>"
+    problem = f"<span class=text dir=auto>{_escape(_beginning(change.problem))}</span>"
+    summary = f"{problem} <small>gold <span class=text>{_escape(_beginning(change.gold))}</span></small>"
     return f"<details{' open' * opened}><summary>{summary}</summary><div class=sides>{sides}</div></details>"
+
+
+def _beginning(text: str) -> str:
+    more = len(text) - CHANGE_SHOWN
+    return text if more <= 0 else f"{text[:CHANGE_SHOWN]}\n({more:,} characters more: see the viewer)"
 
 
 def _settings(run: Run) -> str:
     config = dict(run.config)
+    command = config.pop("command", None)
     versions = _dict(config.pop("versions", None)) or _dict((run.after or run.before or {}).get("versions"))
-    parts = []
+    parts = [f"<h3>Command</h3><pre>{_escape(command)}</pre>"] if isinstance(command, str) else []
     for name, table in (("Versions", versions), ("Settings", config)):
         if table:
             rows = "".join(
-                f"<tr><th scope=row>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in _flat(table)
+                f"<tr><th scope=row>{_escape(key)}</th><td>{_escape(value)}</td></tr>" for key, value in _flat(table)
             )
             parts.append(f"<details><summary>{name} ({len(table)})</summary><table>{rows}</table></details>")
     return _section("Configuration", "".join(parts) or "<p>No settings and no versions are recorded.</p>")
@@ -264,110 +273,14 @@ def _flat(table: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, str
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
             yield from _flat(value, name + ".")
-        elif isinstance(value, str) and SECRET.search(name.lower()):
+        elif isinstance(value, str) and is_secret(str(key)):
             yield name, "(not shown)"
         else:
             yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _viewer(run: Run, comparable: bool) -> dict[str, Any]:
-    """What the viewer shows: sources of rows, each with its filters; equal prompts are held once."""
-    prompts: dict[tuple[str, str], int] = {}
-    sources = [
-        _heldout_source(run.before, run.after, comparable, prompts),
-        _training_source(run.completions, prompts),
-    ]
-    return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
-
-
-def _heldout_source(
-    before: Results | None, after: Results | None, comparable: bool, prompts: dict[tuple[str, str], int]
-) -> dict[str, Any]:
-    """Problems with the completion before and the completion after side by side, where the two can be compared."""
-    by_id: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, results in (("before", before), ("after", after)):
-        for row in results["rows"] if results else ():
-            key = str(row["id"]) if comparable else f"{name} {row['id']}"
-            by_id.setdefault(key, {})[name] = row
-    rows = []
-    for key, sides in by_id.items():
-        any_row = next(iter(sides.values()))
-        fields = {name: str(row["category"]) for name, row in sides.items()}
-        if len(sides) == 2:
-            right = (int(fields["before"] == "correct"), int(fields["after"] == "correct"))
-            fields["change"] = CHANGE_NAMES[right]
-        rows.append(
-            {
-                "title": f"{key}, gold {any_row.get('gold')}",
-                "prompt": prompts.setdefault((text_of(any_row.get("problem")), ""), len(prompts)),
-                "fields": fields,
-                "sides": [
-                    {
-                        "label": name,
-                        "badge": str(row["category"]),
-                        "facts": _row_facts(row),
-                        "text": text_of(row["completion"]),
-                    }
-                    for name, row in sides.items()
-                ],
-            }
-        )
-    return _source("Held-out problems", rows, ("change", "before", "after"), CATEGORIES)
-
-
-def _row_facts(row: dict[str, Any]) -> str:
-    answer = "no answer" if row.get("answer") is None else f"answer {row['answer']}"
-    return f"{answer}, {row['tokens']} tokens" if row.get("tokens") is not None else answer
-
-
-def _training_source(completions: list[dict[str, Any]], prompts: dict[tuple[str, str], int]) -> dict[str, Any]:
-    rows = []
-    for row in completions:
-        values = {name: v for name, v in row.items() if name not in ("step", "prompt", "completion", "verdict")}
-        fields = {name: str(row[name]) for name in ("step", "verdict") if row.get(name) is not None}
-        rows.append(
-            {
-                "title": f"step {row.get('step')}",
-                "prompt": prompts.setdefault(prompt_of(row.get("prompt")), len(prompts)),
-                "fields": fields,
-                "sides": [
-                    {
-                        "label": "completion",
-                        "badge": fields.get("verdict", ""),
-                        "facts": ", ".join(f"{name} {_short(value)}" for name, value in values.items()),
-                        "text": text_of(row.get("completion")),
-                    }
-                ],
-            }
-        )
-    return _source("Training completions", rows, ("step", "verdict"), {})
-
-
-def _source(name: str, rows: list[dict[str, Any]], fields: tuple[str, ...], labels: dict[str, str]) -> dict[str, Any]:
-    filters = []
-    for field in fields:
-        values = dict.fromkeys(row["fields"][field] for row in rows if field in row["fields"])
-        if len(values) > 1:
-            filters.append({"field": field, "values": list(values)})
-    return {"name": name, "labels": labels, "filters": filters, "rows": rows}
-
-
-def _short(value: object) -> str:
-    # pandas, with which TRL writes, makes a missing reward a NaN.
-    if value is None or value != value:
-        return "none"
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 80 else text[:79] + "…"
-
-
-def _safe_json(value: object) -> str:
-    r"""JSON that can stand inside a script element: ASCII alone, and no character that HTML could take for markup.
-
-    >>> print(_safe_json("</script>\u2028"))
-    "\u003c/script\u003e\u2028"
-    """
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def _escape(value: object) -> str:
+    return escape(visible(str(value)))
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. The page turns each into a CSS variable.
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
+GB = 2**30
 INK, MUTED, GRID = "#1b1f24", "#57606b", "#d9dee3"
 CSS_COLOURS = {
     BLUE: "blue",
@@ -103,6 +104,17 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
             _line(axes, steps, values, label, colour)
     if metrics.METRICS[panel.lines[0][0]].unit == "share":
         axes.set_ylim(bottom=0, top=min(1.02, max(0.05, axes.get_ylim()[1])))
+
+
+def _draw_memory(axes: Axes, run: Run, panel: Panel) -> None:
+    """Whole or half GB on the axis, from 0."""
+    from matplotlib.ticker import MaxNLocator
+
+    _draw_lines(axes, run, panel)
+    top = 1.05 * axes.get_ylim()[1]
+    axes.set_ylim(0, top)
+    ticks = MaxNLocator(nbins=6).tick_values(0, top / GB)
+    axes.set_yticks([GB * tick for tick in ticks if GB * tick <= top])
 
 
 def _draw_loss(axes: Axes, run: Run, panel: Panel) -> None:
@@ -204,12 +216,22 @@ DETAILS = (
         "Time by phase",
         (
             (metrics.SECONDS_GENERATE, "generation", BLUE),
+            (metrics.SECONDS_SYNC, "weights to vLLM", INK),
             (metrics.SECONDS_GRADE, "grading", GREEN),
             (metrics.SECONDS_SCORE, "scoring", PURPLE),
             (metrics.SECONDS_UPDATE, "update", ORANGE),
             (metrics.SECONDS_STEP, "other", MUTED),
         ),
         _draw_phases,
+    ),
+    Panel(
+        "Memory",
+        (
+            (metrics.MEMORY_ALLOCATED, "GPU, tensors", BLUE),
+            (metrics.MEMORY_RESERVED, "GPU, held", ORANGE),
+            (metrics.MEMORY_RESIDENT, "main memory", GREEN),
+        ),
+        _draw_memory,
     ),
 )
 
@@ -220,7 +242,7 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
     unit = metrics.METRICS[panel.lines[0][0]].unit
     axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=24)
     axes.set_xlabel("optimizer step", fontsize=10, color=MUTED)
-    axes.set_ylabel(unit, fontsize=10, color=MUTED)
+    axes.set_ylabel("" if unit == "bytes" else unit, fontsize=10, color=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GRID)
     axes.tick_params(colors=MUTED, labelsize=9.5, length=0, pad=5)
@@ -230,8 +252,8 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
     if shows(run, panel):
         panel.draw(axes, run, panel)
-        if unit == "share":
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
+        if unit in ("share", "bytes"):
+            axes.yaxis.set_major_formatter(lambda value, _: _figure(value, unit))
         # Between title and plot, where it covers nothing.
         axes.legend(
             ncols=len(axes.get_legend_handles_labels()[1]),
@@ -286,6 +308,17 @@ def inline_svg(svg: bytes) -> str:
     return re.sub("|".join(CSS_COLOURS), lambda found: f"var(--{CSS_COLOURS[found[0]]})", text)
 
 
+def _figure(value: float, unit: str) -> str:
+    """A value as it is read: shares in per cent, bytes in GB of 2^30.
+
+    >>> _figure(0.28125, "share"), _figure(3 * 2**29, "bytes"), _figure(0.5, "nats")
+    ('28.1%', '1.5 GB', '0.5')
+    """
+    if unit == "share":
+        return f"{100 * value:.3g}%"
+    return f"{value / GB:.3g} GB" if unit == "bytes" else f"{value:.3g}"
+
+
 def captions(run: Run, panel: Panel) -> list[str]:
     """What the panel shows in words, a sentence for each metric: its first and last value, and what it means."""
     sentences = []
@@ -293,6 +326,6 @@ def captions(run: Run, panel: Panel) -> list[str]:
         _, values = _series(run.history, key)
         if values:
             unit, meaning, _ = metrics.METRICS[key]
-            first, last = (f"{value:.1%}" if unit == "share" else f"{value:.3g}" for value in (values[0], values[-1]))
+            first, last = (_figure(value, unit) for value in (values[0], values[-1]))
             sentences.append(f"{label}: {first} at first, {last} at last ({meaning})")
     return sentences

@@ -1,0 +1,125 @@
+"""A headless Chromium, driven through the DevTools protocol over a pipe: no driver, no web socket, no network."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--no-default-browser-check", "--disable-sync"),
+    *("--hide-scrollbars", "--disable-background-networking", "--disable-component-update", "--disable-extensions"),
+    "--remote-debugging-pipe",
+]
+# Chromium reads commands from file descriptor 3 and writes answers to 4.
+START = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, wanted in zip(ends, (3, 4)):
+    os.dup2(end, wanted)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Browser:
+    """One Chromium and one tab of it. ``requests`` and ``errors`` are of the page that is open."""
+
+    def __init__(self, profile: Path) -> None:
+        assert CHROMIUM
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        command = [sys.executable, "-c", START, str(theirs_in), str(theirs_out), CHROMIUM, *FLAGS]
+        command += [f"--user-data-dir={profile}", "about:blank"]
+        self.process = subprocess.Popen(
+            command, pass_fds=(theirs_in, theirs_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.commands, self.answers = os.fdopen(ours_out, "wb"), os.fdopen(ours_in, "rb")
+        self.buffer, self.number, self.session = b"", 0, None
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self.loaded = False
+        (tab,) = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
+        self.session = self.call("Target.attachToTarget", targetId=tab["targetId"], flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def close(self) -> None:
+        self.commands.close()
+        self.process.terminate()
+        self.process.wait(10)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A command's result; events that come before it are taken in."""
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        self.commands.write(json.dumps(message).encode() + b"\0")
+        self.commands.flush()
+        while (answer := self._message()).get("id") != self.number:
+            self._event(answer)
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def _message(self) -> dict[str, Any]:
+        while b"\0" not in self.buffer:
+            read = self.answers.read1(1 << 16)
+            assert read, "Chromium ended"
+            self.buffer += read
+        message, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(message)
+
+    def _event(self, message: dict[str, Any]) -> None:
+        method, about = message.get("method"), message.get("params", {})
+        if method == "Network.requestWillBeSent":
+            self.requests.append(about["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.errors.append(about["exceptionDetails"]["text"])
+        elif method == "Log.entryAdded" and about["entry"]["level"] == "error":
+            self.errors.append(about["entry"]["text"])
+        elif method == "Page.javascriptDialogOpening":
+            self.errors.append(f"dialog: {about['message']}")
+        elif method == "Page.loadEventFired":
+            self.loaded = True
+
+    def open(self, page: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> None:
+        """Load a file and wait until its scripts have run."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", features=features)
+        self.requests.clear()
+        self.errors.clear()
+        self.loaded = False
+        self.call("Page.navigate", url=page.as_uri())
+        while not self.loaded:
+            self._event(self._message())
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript expression, evaluated in the page; promises are waited for."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def press(self, *keys: str) -> None:
+        """Keys, as a keyboard sends them: one character, or a name such as Tab or ArrowDown."""
+        codes = {"Tab": 9, "Enter": 13, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
+        for key in keys:
+            code = codes.get(key) or ord(key.upper())
+            text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
+            about = {"key": key, "windowsVirtualKeyCode": code}
+            self.call("Input.dispatchKeyEvent", type="keyDown", **about, **text)
+            self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def type(self, text: str) -> None:
+        self.call("Input.insertText", text=text)
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
+        path.write_bytes(base64.b64decode(data))
