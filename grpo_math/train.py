@@ -281,7 +281,8 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
     needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
-    if needs_whole and (sharded or config.fsdp):
+    sharded = sharded or config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if needs_whole and sharded:
         name = needs_whole[0]
         why = "needs the whole model on each process"
         raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")

@@ -1,4 +1,4 @@
-"""Training in two processes, launched for real: plain DDP and DeepSpeed, against TRL in as many processes."""
+"""Training in two processes, launched for real: DDP, DeepSpeed and FSDP2, against TRL in as many processes."""
 
 from __future__ import annotations
 
@@ -63,3 +63,9 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
     runs = {name: RUNS[name] for name in ("dapo", "grpo_sparse", "small_budget")}
     start = accelerate(name, tmp_path, "--num_processes", "2")
     both(start, tiny("llama"), tmp_path, runs, ("DEEPSPEED", 2, zero))
+
+
+def test_two_fsdp2_processes_end_with_trls_weights(tiny, tmp_path):
+    runs = {"small_budget": {**RUNS["small_budget"], "use_cpu": False}}
+    start = accelerate("fsdp2", tmp_path, "--num_processes", "2")
+    both([*start, str(PROGRAM.with_name("fsdp_on_cpu.py"))], tiny("llama"), tmp_path, runs, ("FSDP", 2))
