@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -162,10 +161,3 @@ def test_a_job_that_is_preempted_goes_back_into_the_queue_and_on_from_its_checkp
     job, log = submit("multi_node", cluster, "recipe.yaml", "x")
     assert job.wait(60) == 0, log.read_text()
     assert sum("--resume_from_checkpoint true" in line for line in calls(cluster)) == 3  # of srun and both its tasks
-
-
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_shellcheck_has_nothing_to_say():
-    scripts = [ROOT / ".ci/run", *(ROOT / "launch").glob("*.sh"), *(ROOT / "launch/slurm").iterdir()]
-    done = subprocess.run(["shellcheck", *map(str, scripts)], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout
