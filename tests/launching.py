@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,10 +73,3 @@ def ranks(folder: Path, name: str, distributed_type: str, processes: int, zero: 
         assert rank["weights"] != rank["weights_before"]
         assert rank["weights"] == seen[0]["weights"]
     return seen
-
-
-def free_port() -> int:
-    """A port that is free now; only for what cannot choose one itself."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]

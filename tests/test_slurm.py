@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launching import ROOT, free_port, variables
+from launching import ROOT, variables
 from safetensors.torch import load_file
 
 SRUN = """#!/usr/bin/env bash
@@ -36,6 +37,15 @@ exec sleep 600
 """
 
 
+def job_number():
+    """A number whose job finds its ports free."""
+    for number in range(os.getpid() % 9000, 10000):
+        with socket.socket() as one, socket.socket() as other:
+            if one.connect_ex(("127.0.0.1", 20000 + number)) and other.connect_ex(("127.0.0.1", 20001 + number)):
+                return number
+    raise AssertionError("no port is free")
+
+
 @pytest.fixture
 def cluster(tmp_path):
     """The variables of a job whose two nodes, with a GPU each, are this machine; its commands are stand-ins."""
@@ -55,7 +65,7 @@ def cluster(tmp_path):
         CALLS=str(tmp_path / "calls"),
         WEIGHTS_FOLDER=str(tmp_path / "weights"),
         SLURM_SUBMIT_DIR=str(tmp_path),
-        SLURM_JOB_ID=str(free_port() % 10000),
+        SLURM_JOB_ID=str(job_number()),
         SLURM_JOB_NAME="test",
         SLURM_JOB_NODELIST="127.0.0.1,localhost",
         SLURM_NNODES="2",
@@ -105,20 +115,21 @@ def until(true):
 
 
 @pytest.mark.parametrize(
-    ("script", "config", "variables"),
+    ("script", "config", "distributed_type", "variables"),
     [
-        ("one_node", "multi_gpu", {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}),
-        ("multi_node", "multi_node", {}),
+        ("one_node", "multi_gpu", "MULTI_CPU", {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}),
+        ("multi_node", "multi_node", "MULTI_CPU", {}),
+        ("multi_node", "zero2", "DEEPSPEED", {}),
     ],
 )
-def test_two_ranks_train_to_the_same_weights(script, config, variables, cluster, tiny, tmp_path):
+def test_two_ranks_train_to_the_same_weights(script, config, distributed_type, variables, cluster, tiny, tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "model_name_or_path": tiny()}))
     arguments = ("recipe.yaml", f"accelerate_configs/{config}.yaml", "--learning_rate", "0.02")
     job, log = submit(script, {**cluster, **variables}, *arguments)
     assert job.wait(600) == 0, log.read_text()[-4000:]
     one, two = ((tmp_path / f"weights/rank{rank}").read_text() for rank in (0, 1))
     assert one == two
-    assert one.startswith("DistributedType.MULTI_CPU 2 ")
+    assert one.startswith(f"DistributedType.{distributed_type} 2 ")
     run = tmp_path / f"runs/test-{cluster['SLURM_JOB_ID']}"
     assert yaml.safe_load((run / "config.yaml").read_text())["learning_rate"] == 0.02
     assert sum("loss" in json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()) == 2
@@ -143,6 +154,22 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
         assert f"--machine_rank {rank} --num_machines 2 --num_processes 2" in line
         assert f"--main_process_ip a --main_process_port {port} " in line
         assert f"--vllm_server_base_url http://c:{port + 1}" in line
+
+
+def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nvllm_mode: server\n")
+    for name in ("accelerate", "vllm"):
+        (tmp_path / "commands" / name).write_text(
+            f'#!/usr/bin/env bash\necho "{name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\nsleep 1\n'
+        )
+    job = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "VLLM_GPUS": "2"}
+    job, log = submit("one_node", {**cluster, **job}, "recipe.yaml", "x")
+    assert job.wait(60) == 0, log.read_text()
+    train, serve = sorted(calls(cluster))
+    assert serve.startswith("vllm on 4,5: ")
+    assert "--tensor-parallel-size 2" in serve
+    assert train.startswith("accelerate on 6,7: ")
+    assert "--num_processes 2 " in train
 
 
 def test_a_job_that_is_preempted_goes_back_into_the_queue_and_on_from_its_checkpoint(cluster, tmp_path):
