@@ -32,6 +32,7 @@ echo "scontrol $*" >>"$CALLS"
 """
 SERVER = """#!/usr/bin/env bash
 echo "vllm $*" >>"$CALLS"
+echo "key ${#VLLM_API_KEY}" >>"$CALLS"
 echo $$ >"$CALLS.server"
 exec sleep 600
 """
@@ -148,6 +149,7 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
     port = 20000 + int(cluster["SLURM_JOB_ID"])
     assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c ./launch/serve_vllm.sh") for line in said)
     assert any(line.startswith("vllm serve someone/model ") and f"--port {port + 1}" in line for line in said)
+    assert "key 32" in said
     train = sorted(line for line in said if line.startswith("accelerate launch --config_file x"))
     assert len(train) == 2
     for rank, line in enumerate(train):
