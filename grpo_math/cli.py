@@ -15,8 +15,7 @@ from typing import Any
 
 from grpo_math import __version__
 from grpo_math.errors import UserError
-
-RECIPES = ("launch_configs", "../launch/configs")  # in an installed copy, in a checkout
+from grpo_math.shipped import find
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -226,11 +225,7 @@ def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str) -> int:
 
 def recipe(name: str) -> Path:
     """A shipped recipe, in an installed copy or in a checkout."""
-    here = Path(__file__).parent
-    for folder in RECIPES:
-        if (path := here / folder / name).exists():
-            return path.resolve()
-    raise UserError(f"the recipe {name} is missing from this installation: install grpo_math again")
+    return find(f"launch/configs/{name}")
 
 
 def _quiet() -> None:

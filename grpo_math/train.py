@@ -34,6 +34,7 @@ from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
 from grpo_math.rewards import load_reward
 from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, Tell, trackers, write_config
+from grpo_math.shipped import find
 from grpo_math.trainer import MathGRPOTrainer
 
 
@@ -133,6 +134,9 @@ class Parser(TrlParser):
         return settings, unknown
 
     def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
+        if "--config" in argv[:-1]:
+            at = argv.index("--config") + 1
+            argv = [*argv[:at], str(find(argv[at])), *argv[at + 1 :]]
         try:
             train_args, config, model_args, unknown = self.parse_args_and_config(argv, return_remaining_strings=True)
         except OSError as error:
@@ -156,6 +160,8 @@ class Parser(TrlParser):
 def main(argv: list[str] | None = None) -> int:
     """Parse, train, and turn a user's error into one line and exit code 2."""
     argv = sys.argv[1:] if argv is None else argv
+    if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
+        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
@@ -280,7 +286,8 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
     needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
-    if needs_whole and (sharded or config.fsdp):
+    sharded = sharded or config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if needs_whole and sharded:
         name = needs_whole[0]
         why = "needs the whole model on each process"
         raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")

@@ -31,7 +31,7 @@ LAYERS = [
     },
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch", "redact"},
+    {"stats", "metrics", "prompts", "batch", "redact", "shipped"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -51,6 +51,7 @@ NO_TORCH = [
     "prompts",
     "batch",
     "redact",
+    "shipped",
     "errors",
 ]
 NO_TRL = [

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from datasets import Dataset
+from launching import accelerate, run
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
@@ -338,36 +338,11 @@ def test_steps_are_counted_in_optimizer_steps(kind, tiny, tokenizer, tmp_path):
     assert zero == [True, False, False, False, True, False]
 
 
-ZERO = {
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "zero_force_ds_cpu_optimizer": False,
-    "zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": False}},
-}
-ACCELERATE = {
-    "compute_environment": "LOCAL_MACHINE",
-    "distributed_type": "DEEPSPEED",
-    "num_machines": 1,
-    "num_processes": 2,
-    "use_cpu": True,
-}
-
-
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_on_two_processes(stage, tiny, tmp_path):
     """Real ZeRO on the CPU: zero KL after the refresh, the same reference on both ranks, and kept by a checkpoint."""
-    zero = copy.deepcopy(ZERO)
-    zero["zero_optimization"] |= {"stage": stage}
-    zero["zero_optimization"] |= {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
-    (tmp_path / "zero.json").write_text(json.dumps(zero))
-    config = {**ACCELERATE, "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "zero.json")}}
-    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml")]
-    command += ["--main_process_port", "0", __file__, tiny(), str(tmp_path)]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-4000:]
+    start = accelerate(f"zero{stage}_offload", tmp_path, "--num_processes", "2")
+    run([*start, __file__, tiny(), str(tmp_path)])
     for kind, rank in itertools.product(("full", "lora"), (0, 1)):
         seen = json.loads((tmp_path / f"{kind}-{rank}.json").read_text())
         assert seen["distributed_type"] == "DEEPSPEED"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
+from launching import TORCHRUN, accelerate, run
 from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
@@ -403,9 +403,6 @@ PROCESS_RUNS = {
 }
 
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "2"]
-
-
 def main(folder: str, output: str) -> None:
     """Train every `PROCESS_RUNS` on this rank; rank 0 saves the weights and the history."""
     from transformers import AutoTokenizer
@@ -433,21 +430,24 @@ def main(folder: str, output: str) -> None:
         torch.save(results, output)
 
 
-def test_one_and_two_processes_give_the_same_weights_and_metrics(tiny, tmp_path):
-    results = []
-    for ranks in (1, 2):
-        output = tmp_path / f"{ranks}.pt"
-        launch = TORCHRUN if ranks == 2 else []
-        command = [sys.executable, *launch, __file__, tiny(), str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-        results.append(torch.load(output))
-    for name in PROCESS_RUNS:
-        one, two = (result[name] for result in results)
-        assert (one[2:], two[2:]) == (("DistributedType.NO", 1), ("DistributedType.MULTI_CPU", 2))
-        assert ((one[0] - two[0]).norm() / one[0].norm()).item() < 1e-6, name
-        for a, b in zip(one[1], two[1], strict=True):
-            assert a == pytest.approx(b, abs=1e-5), name
+def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(tiny, tmp_path):
+    pytest.importorskip("deepspeed")
+    starts = {
+        ("DistributedType.NO", 1): [sys.executable],
+        ("DistributedType.MULTI_CPU", 2): TORCHRUN,
+        ("DistributedType.DEEPSPEED", 2): accelerate("zero2_offload", tmp_path, "--num_processes", "2"),
+    }
+    results = {}
+    for launched, start in starts.items():
+        run([*start, __file__, tiny(), str(tmp_path / "results.pt")])
+        results[launched] = torch.load(tmp_path / "results.pt")
+    one = results.pop(("DistributedType.NO", 1))
+    for launched, several in results.items():
+        for name in PROCESS_RUNS:
+            assert several[name][2:] == launched
+            assert ((one[name][0] - several[name][0]).norm() / one[name][0].norm()).item() < 1e-6, (launched, name)
+            for a, b in zip(one[name][1], several[name][1], strict=True):
+                assert a == pytest.approx(b, abs=1e-5), (launched, name)
 
 
 if __name__ == "__main__":

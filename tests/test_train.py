@@ -99,6 +99,12 @@ def test_what_cannot_work_is_refused_in_one_line(arguments, message, tmp_path, c
     assert message in refused(capsys, *TINY, "--output_dir", tmp_path / "run", *arguments)
 
 
+def test_an_evaluation_of_weights_that_accelerate_will_shard_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch does for fsdp2.yaml
+    assert main(["--output_dir", str(tmp_path / "run"), "--eval_n=4", *TINY]) == 2
+    assert "eval_n=4 needs the whole model on each process" in capsys.readouterr().err
+
+
 def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loaded(tmp_path, capsys):
     rates = tmp_path / "rates.jsonl"
     about = {"model": "no/such/model", "template": "gsm8k", "temperature": 0.5, "max_tokens": 8, "samples": 8}

@@ -79,3 +79,11 @@ def test_plan_finds_its_shapes_there(installed, tmp_path):
     done = run(installed, "plan", "--config", "recipe.yaml", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["model"]["parameters"] == 494032768
+
+
+def test_shipped_files_go_by_their_names_of_the_checkout_there(installed, tmp_path):
+    recipe, config = "launch/configs/gsm8k_8gb.yaml", "accelerate_configs/zero2_offload.yaml"
+    options = ("--gpus", 1, "--gpu-memory", 8, "--cpu-memory", 64, "--json", "--accelerate-config", config)
+    done = run(installed, "plan", "--config", recipe, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "optimizer" in json.loads(done.stdout)["main_memory"]  # the DeepSpeed file that config names was read

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.shipped import find
 
 MODEL = {
     "model_name_or_path": None,
@@ -80,7 +81,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
     try:
-        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        recipe = yaml.safe_load(find(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "is no text file"
         raise UserError(f"--config {path}: {said}: give the path of a recipe") from None
@@ -176,7 +177,7 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     if value is None or isinstance(value, dict):
         return value
     try:
-        return json.loads(Path(value).read_text(encoding="utf-8"))
+        return json.loads(find(value).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or "is no JSON"
         raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None

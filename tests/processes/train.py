@@ -1,4 +1,4 @@
-"""A few short trainings in each of several processes, for tests/test_processes.py: torchrun or accelerate starts it.
+"""A few short trainings in each of several processes: torchrun or accelerate starts it, tests/launching.py says how.
 
 train.py trl|ours MODEL FOLDER SETTINGS.json -> FOLDER/NAME.pt for each {"NAME": {setting: value}}: the trained weights,
 and on every rank FOLDER/NAME.RANK.json with what kind of launch it was and a hash of that rank's weights.
@@ -14,11 +14,13 @@ from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.config import MathGRPOConfig
 from grpo_math.grading import Verdict
+from grpo_math.reference import _whole
 from grpo_math.trainer import MathGRPOTrainer
 
 PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, with more words in it than the others", "x"]
@@ -50,11 +52,25 @@ def poison(trainer, step):
     trainer._loss_of = loss
 
 
+def digest(model):
+    """Of all weights, put together from the ranks where ZeRO-3 or FSDP2 has split them."""
+    with _whole(list(model.parameters()), writes=False):
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+        return hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in whole)).hexdigest()
+
+
+def zero(engine):
+    """What DeepSpeed itself says of stage and offloading."""
+    devices = [getattr(part, "device", None) for part in (engine.zero_offload_optimizer(), engine.zero_offload_param())]
+    return [engine.zero_optimization_stage(), *("cpu" if "cpu" in str(device) else None for device in devices)]
+
+
 def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     for name, own in json.loads(settings).items():
         rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
         poisoned = own.pop("poisoned_step", None)
+        lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
         base = {
             "use_cpu": True,
             "bf16": False,
@@ -65,6 +81,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "max_completion_length": 12,
             "learning_rate": 0.05,
             "optim": "sgd",
+            "logging_steps": 1,
             "max_grad_norm": 0.0,
             "report_to": "none",
             "save_strategy": "no",
@@ -86,6 +103,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             args=config_class(str(Path(folder) / name), **{**base, **own}),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
+            peft_config=lora,
         )
         if own.get("resample_groups"):
             trainer._grade = grades
@@ -99,6 +117,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             ),
             with_kwargs=True,
         )
+        before = digest(model_)
         trainer.train()
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         rank = trainer.accelerator.process_index
@@ -106,7 +125,10 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "distributed_type": str(trainer.accelerator.distributed_type),
             "processes": trainer.accelerator.num_processes,
             "tokens": sum(tokens),
-            "weights": hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model_.parameters())).hexdigest(),
+            "weights": digest(model_),
+            "weights_before": before,
+            "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
+            "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
             "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
             "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
             "position": trainer._reserve.position if getattr(trainer, "_reserve", None) else None,

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# A vLLM server for a recipe with `vllm_mode: server`: its model, with log-probs as TRL needs them. With a LoRA it takes
+# adapters while it runs; otherwise it takes whole weights over NCCL. GRPO_MATH_VLLM names another vllm to run. Only this
+# machine reaches it; with --host 0.0.0.0 whoever can reach it can change its weights, but for VLLM_API_KEY.
+#   ./launch/serve_vllm.sh RECIPE.yaml [options of vllm serve, for example --port 8000 --tensor-parallel-size 2]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 1 ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
+recipe=$1
+shift
+
+field() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "$recipe"; }
+
+options=(--logprobs-mode processed_logprobs --max-logprobs -1)
+if [ "$(field use_peft)" = true ]; then
+    rank=$(field lora_r)
+    options+=(--enable-lora --max-lora-rank "${rank:-16}")
+    export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
+else
+    options+=(--weight-transfer-config '{"backend": "nccl"}')
+fi
+export VLLM_SERVER_DEV_MODE=1
+exec "${GRPO_MATH_VLLM:-vllm}" serve "$(field model_name_or_path)" --host 127.0.0.1 --dtype bfloat16 "${options[@]}" "$@"

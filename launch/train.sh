@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Trains a recipe under an accelerate config, in the environment that is active.
+#   ./launch/train.sh RECIPE.yaml ACCELERATE.yaml [options of accelerate launch --] [settings of the recipe]
+#   ./launch/train.sh launch/configs/gsm8k_8gb.yaml accelerate_configs/zero2_offload.yaml --num_processes 2 -- --seed 1
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 2 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+recipe=$1 config=$2
+shift 2
+
+options=()
+for word in "$@"; do
+    if [ "$word" = -- ]; then
+        while [ "$1" != -- ]; do options+=("$1"); shift; done
+        shift
+        break
+    fi
+done
+exec accelerate launch --config_file "$config" "${options[@]}" -m grpo_math.train --config "$recipe" "$@"

@@ -1,0 +1,75 @@
+"""Starting real processes for tests: accelerate or torchrun, free ports on this machine alone, the CPU as the device.
+
+A DeepSpeed file is run as shipped but for two settings that a CPU demands: its optimizer is PyTorch's, since
+DeepSpeedCPUAdam is compiled on first use, and no memory is pinned.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TORCHRUN = [
+    *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+    *("--nproc_per_node", "2"),
+]
+
+
+def accelerate(name: str, folder: Path, *options: str) -> list[str]:
+    """The command that launches accelerate_configs/``name``.yaml; a program or `-m MODULE` follows.
+
+    ``options`` are accelerate's own. DeepSpeed's file, as a CPU takes it, is written to ``folder``.
+    """
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", str(ROOT / f"accelerate_configs/{name}.yaml"), "--main_process_port", "0"]
+    if (shipped := ROOT / f"deepspeed/{name}.json").exists():
+        command += ["--deepspeed_config_file", str(for_cpu(shipped, folder))]
+    return [*command, *options]
+
+
+def for_cpu(shipped: Path, folder: Path) -> Path:
+    config = {**json.loads(shipped.read_text()), "zero_force_ds_cpu_optimizer": False}
+    for what in ("offload_optimizer", "offload_param"):
+        if what in config["zero_optimization"]:
+            config["zero_optimization"][what]["pin_memory"] = False
+    path = folder / shipped.name
+    path.write_text(json.dumps(config))
+    return path
+
+
+def run(command: list[str], timeout: float = 900, **environment: str) -> str:
+    """Wait for it, in the repository's root; its standard output. A failure shows what it said last."""
+    done = subprocess.run(
+        command, env=variables(**environment), cwd=ROOT, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def variables(**more: str) -> dict[str, str]:
+    alone = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, **alone, "PYTHONPATH": path, **more}
+
+
+def ranks(folder: Path, name: str, distributed_type: str, processes: int, zero: list | None = None) -> list[dict]:
+    """What every rank of tests/processes/train.py wrote of a run, held to what its launch was to be.
+
+    ``zero``: DeepSpeed's stage, and where optimizer state and parameters are offloaded to. The training itself has to
+    be real: losses are finite, weights moved, and are the same on all ranks.
+    """
+    seen = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}.*.json"))]
+    assert len(seen) == processes
+    for rank in seen:
+        assert rank["distributed_type"] == f"DistributedType.{distributed_type}"
+        assert (rank["processes"], rank["zero"]) == (processes, zero)
+        assert rank["losses"]
+        assert all(map(math.isfinite, rank["losses"]))
+        assert rank["weights"] != rank["weights_before"]
+        assert rank["weights"] == seen[0]["weights"]
+    return seen
