@@ -12,7 +12,8 @@ it differs from TRL:
   completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
   TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
 - ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
-- ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`).
+- ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`);
+- with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`vllm_sync.py`).
 
 Does not copy TRL's loss.
 """
@@ -58,6 +59,7 @@ from grpo_math.rows import (
     select,
     shortest,
 )
+from grpo_math.vllm_sync import ServerAway, adapter_sync
 
 logger = get_logger(__name__)
 
@@ -88,7 +90,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self._logps: Tensor | None = None  # what was scored last
         self._rollout_tokens: list[int] = []  # of the rollouts since the last line of the log
         self._tokens_per_step = 0.0
-        super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
+        with adapter_sync(self._math["vllm_sync"], args):
+            super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
         self._reference: Reference | None = None
         if self._math["reference_refresh_steps"]:
@@ -148,10 +151,20 @@ class MathGRPOTrainer(GRPOTrainer):
         started, before = time.perf_counter(), self._in_phases()
         shares = self._packs and not self.use_vllm
         with lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
-            output = super()._generate_single_turn(*args, **kwargs)
+            try:
+                output = super()._generate_single_turn(*args, **kwargs)
+            except ServerAway as error:
+                raise UserError(self._saved_before(error)) from None
         synced = self._in_phases() - before
         self._metrics[self._mode][metrics.SECONDS_GENERATE].append(time.perf_counter() - started - synced)
         return output
+
+    def _saved_before(self, error: Exception) -> str:
+        """A checkpoint of the steps that are done, for a run that cannot go on; the error with where it is."""
+        if not self.state.global_step or self._mode != "train":
+            return str(error)
+        self._save_checkpoint(self.model, trial=None)
+        return f"{error} (checkpoint-{self.state.global_step} is saved: go on with --resume_from_checkpoint true)"
 
     # Verdicts, rewards, advantages
 
@@ -661,6 +674,8 @@ class MathGRPOTrainer(GRPOTrainer):
             tokens = sum(self._rollout_tokens) / len(self._rollout_tokens)
             self._tokens_per_step = tokens * args.gradient_accumulation_steps / (args.steps_per_generation or 1)
             self._rollout_tokens = []
+        if self.use_vllm:
+            log[metrics.SYNC_SHARE] = [log[metrics.SECONDS_SYNC][0] * len(steps) / sum(steps)]
         log[metrics.TOKENS_PER_SECOND] = [self._tokens_per_step * len(steps) / sum(steps)]
         if self.accelerator.device.type == "cuda":
             log[metrics.MEMORY_ALLOCATED] = [torch.cuda.max_memory_allocated()]

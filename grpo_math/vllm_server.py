@@ -192,9 +192,9 @@ class Server:
                 progress(waited)
             time.sleep(min(1.0, max(0.05, seconds - waited)))
 
-    def model(self) -> str:
-        """The name of the base model that it serves."""
-        return self._get("/v1/models")["data"][0]["id"]
+    def models(self) -> list[str]:
+        """The names that it serves: the base model first, then the adapters."""
+        return [model["id"] for model in self._get("/v1/models")["data"]]
 
     def settings(self) -> dict[str, Any]:
         """Its resolved configuration (vLLM's `VllmConfig` as JSON)."""

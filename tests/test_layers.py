@@ -14,9 +14,9 @@ LAYERS = [
     {"cli"},
     {"train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
-    {"rollout", "models", "reference"},
+    {"rollout", "models", "reference", "vllm_sync"},
     {"config", "data", "problems"},
-    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
+    {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing", "adapters"},
     {"grading", "planner"},
     {"checks"},
     {"stats", "metrics", "prompts", "batch", "vllm_server"},
@@ -42,6 +42,7 @@ NO_TORCH = [
     "errors",
 ]
 NO_TRL = [
+    "adapters",
     "advantages",
     "losses",
     "packing",

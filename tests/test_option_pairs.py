@@ -26,6 +26,7 @@ VALUES = {
     "resample_groups": [1],
     "pack_updates": [False],
     "update_token_budget": [64],
+    "vllm_sync": ["merged"],
     "loss_type": ["grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": ["batch", "none", False],
     "importance_sampling_level": ["sequence"],
@@ -57,6 +58,7 @@ SETTINGS = [{}, *SINGLES, *PAIRS]
 
 # Refused with a field that is at its default: the option needs the other one.
 NEEDS = {
+    "vllm_sync": {"use_vllm"},
     "kl_estimator": {"beta"},
     "use_bias_correction_kl": {"beta"},
     "sync_ref_model": {"beta"},
