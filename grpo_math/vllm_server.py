@@ -214,7 +214,7 @@ class Server:
         try:
             self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except ServerError as error:
-            if error.status != 404 or "lora_path" in str(error) or name in str(error):
+            if not str(error).endswith("404: Not Found"):  # which is what a path that is not there answers
                 raise
             raise ServerError(
                 f"{self.url} takes no adapters while it runs: start it with --enable-lora and "

@@ -15,12 +15,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
 from test_processes import accelerate_config
+from transformers import AutoModelForCausalLM
 
+from grpo_math.adapters import logps, save_adapter, scaled
+from grpo_math.errors import UserError
 from grpo_math.vllm_server import Server, command, environment
+from grpo_math.vllm_sync import AdapterGeneration
 
 PROGRAM = Path(__file__).parent / "processes" / "train_with_vllm.py"
 VLLM = os.environ.get("GRPO_MATH_VLLM")
