@@ -162,7 +162,8 @@ class AdapterGeneration(VLLMGeneration):
         base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
         peft_config: Any = self.model.peft_config[ADAPTER]
-        rank, dtypes = peft_config.r, {self.model.dtype}
+        rank, precision = peft_config.r, self.accelerator.mixed_precision
+        dtypes = {str(self.model.dtype)} | ({precision} - {"no"})
         for server in self.servers:
             server.wait(self.server_timeout, progress=_say_once(f"waiting for the vLLM server at {server.url}"))
             server.check_version()
@@ -177,15 +178,17 @@ class AdapterGeneration(VLLMGeneration):
                 remedy = "start it with a larger --max-model-len"
                 raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
             dtypes.add(settings["model_config"]["dtype"])
-        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # TRL reads logprobs_mode there
-        return {str(dtype).removeprefix("torch.") for dtype in dtypes} == {"float32"}
+        self.vllm_client: Any = SimpleNamespace(
+            get_server_info=self.servers[0].settings
+        )  # TRL reads logprobs_mode there
+        return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}
 
-    def _sample(self, prompts: list[list[int]], n: int, **settings: Any) -> Sampled:
+    def _sample(self, prompts: list[list[int]], n: int) -> Sampled:
         """Each server takes every k-th prompt; in the order of prompts."""
         extra = dict(self.generation_kwargs)
         if self.structured_outputs_regex is not None:
             extra["structured_outputs"] = {"regex": self.structured_outputs_regex}
-        settings = {
+        settings: Any = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
@@ -193,7 +196,6 @@ class AdapterGeneration(VLLMGeneration):
             "repetition_penalty": self.repetition_penalty,
             "max_tokens": self.max_completion_length,
             "extra": extra,
-            **settings,
         }
         k = len(self.servers)
 
@@ -208,21 +210,20 @@ class AdapterGeneration(VLLMGeneration):
 
     def _outliving_restarts(self, server: Server, call: Callable[[], Any]) -> Any:
         """What ``call`` returns; where the server was lost, again once it is back and has the adapter."""
-        restarts = 0
-        while True:
+        for _ in range(RESTARTS):
             try:
-                if restarts:
-                    server.wait(self.server_timeout, progress=_say_once(f"waiting for {server.url} to come back"))
-                    server.check_version()
-                    self._load(server)
                 return call()
             except ServerError as error:
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
-                if restarts == RESTARTS or (restarts and not server.healthy()):
-                    raise ServerAway(str(error)) from None
                 logger.warning("%s; it is asked again.", error)
-            restarts += 1
+            try:
+                server.wait(self.server_timeout, progress=_say_once(f"waiting for {server.url} to come back"))
+                server.check_version()
+                self._load(server)
+            except ServerError as error:
+                raise ServerAway(str(error)) from None
+        raise ServerAway(f"{server.url} was lost {RESTARTS} times over one request: its own log says why")
 
     def _load(self, server: Server) -> None:
         if self.name not in server.models():
@@ -242,11 +243,10 @@ class AdapterGeneration(VLLMGeneration):
     def _publish(self, tensors: dict[str, torch.Tensor], scale: float) -> None:
         before, self.folder = self.folder, self.root / f"{self.run}-{self.sent}"
         save_adapter(self.model, tensors, self.folder, scale)
-        path = str(self.folder)
         if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
 
-            self.llm.adapter = LoRARequest(self.name, self.sent, path)
+            self.llm.adapter = LoRARequest(self.name, self.sent, str(self.folder))
         for server in self.servers:
             self._outliving_restarts(server, partial(self._replace, server, before))
         if before is not None:

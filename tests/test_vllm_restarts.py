@@ -1,4 +1,4 @@
-"""The sync in a whole training, against a stand-in for vLLM (small_vllm.py) that restarts, stays away, or is several."""
+"""The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share the work."""
 
 from __future__ import annotations
 

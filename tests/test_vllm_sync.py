@@ -53,7 +53,7 @@ class Process:
         extra = ["--enforce-eager", "--max-num-seqs", "16"]
         options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": extra}
         line = command(self.model, port=self.port, executable=str(VLLM), **options)
-        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **environment(), **cpu}
         variables.pop("PYTHONPATH", None)
         with open(self.folder / "server.log", "ab") as log:
