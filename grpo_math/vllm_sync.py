@@ -388,10 +388,11 @@ class AdapterGeneration(VLLMGeneration):
 
     @property
     def _tolerance(self) -> float:
-        """Nats between the two forwards, on average over tokens: about 10 times what was seen (README)."""
+        """Nats between the two forwards, on average over the canary's tokens, that rounding may make: several times
+        what was seen (0.03 in bfloat16)."""
         if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
-            return 0.3
-        return 0.02 if self.float32 else 0.1
+            return 0.4
+        return 0.02 if self.float32 else 0.2
 
     # Processes
 

@@ -1,4 +1,4 @@
-"""The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share the work."""
+"""The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
 from __future__ import annotations
 

@@ -130,14 +130,14 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     assert len(answers) == 5
     for answer in answers:
         apart = torch.tensor(answer["vllm"]) - torch.tensor(answer["trainer"])
-        assert apart.abs().mean() < 0.1
+        assert apart.abs().mean() < 0.2
     assert answers[0]["tokens"] != answers[-1]["tokens"], "training changes the greedy answer"
     history = record["history"]
     assert [line["step"] for line in history] == [1, 2, 3, 4, 5]
     for line in history:
         assert 0 < line["seconds/sync"] < line["step_time"]
         assert line["sync_share"] == pytest.approx(line["seconds/sync"] / line["step_time"])
-        assert line["sampling/sampling_logp_difference/mean"] < 0.1
+        assert line["sampling/sampling_logp_difference/mean"] < 0.2
     print([(round(line["seconds/sync"], 3), round(line["step_time"], 2)) for line in history])
 
 
@@ -162,13 +162,17 @@ class OldAdapter(AdapterGeneration):
 
 
 class OldName(AdapterGeneration):
-    """The adapter is loaded, and the first one is asked for."""
+    """Every adapter is loaded, and the first one is asked for."""
 
     @property
     def name(self):
         return f"{self.run}-1" if self.sent else ""
 
-    def _replace(self, server, before):
+    def _publish(self, tensors, scale):
+        self.folder = None  # so that the first one is not removed
+        super()._publish(tensors, scale)
+
+    def _load(self, server):
         server.load_adapter(self.folder.name, str(self.folder))
 
 
@@ -179,7 +183,7 @@ def policy(smollm):
     return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
 
 
-def syncs(kind, model, url, tmp_path):
+def syncs(kind, model, tokenizer, url, tmp_path):
     """Two syncs with a small update between them, and a rollout after each."""
     generation = kind(
         SimpleNamespace(output_dir=tmp_path),
@@ -188,9 +192,9 @@ def syncs(kind, model, url, tmp_path):
         processing_class=None,
         mode="server",
         server_base_url=url,
-        max_completion_length=4,
+        max_completion_length=8,
     )
-    prompts = [[i, i + 7, 260, 3 * i] for i in range(400, 460)]
+    prompts = [tokenizer(text)["input_ids"] for text in ("The capital of France is", "Water boils at a temperature of")]
     generation.sync_weights()
     first = generation.generate([prompts[0]] * 2 + [prompts[1]] * 2, None, 2)
     assert generation.canaries == 1
@@ -203,37 +207,36 @@ def syncs(kind, model, url, tmp_path):
     return generation, first
 
 
-def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_prompts(process, policy, tmp_path):
-    there = process.server.url
-    generation, (prompt_ids, token_ids, logprobs, ids) = syncs(
-        AdapterGeneration, policy, f"{there},{there.replace('127.0.0.1', 'localhost')}", tmp_path
-    )
+def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_prompts(
+    process, policy, tokenizer, tmp_path
+):
+    urls = f"{process.server.url},{process.server.url.replace('127.0.0.1', 'localhost')}"
+    generation, (prompt_ids, token_ids, logprobs, ids) = syncs(AdapterGeneration, policy, tokenizer, urls, tmp_path)
     assert generation.canaries == 2
     assert len(process.server.models()) == 2  # the base and one adapter
-    assert [len(row) for row in token_ids] == [len(row) for row in logprobs]
     assert [[[token] for token in row] for row in token_ids] == ids
     for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):
         with scaled(policy, 0.0):  # B was 0 then
             ours = logps(policy, prompt, tokens)
-        assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.1
+        assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
 
 
 @pytest.mark.parametrize("broken", [SameFolder, OldAdapter, OldName])
-def test_the_canary_stops_a_run_whose_sync_is_broken(broken, process, policy, tmp_path):
+def test_the_canary_stops_a_run_whose_sync_is_broken(broken, process, policy, tokenizer, tmp_path):
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 2") as error:
-        syncs(broken, policy, process.server.url, tmp_path)
+        syncs(broken, policy, tokenizer, process.server.url, tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_the_canary_stops_a_run_whose_server_has_another_base(process, policy, tmp_path):
+def test_the_canary_stops_a_run_whose_server_has_another_base(process, policy, tokenizer, tmp_path):
     with torch.no_grad():
         policy.get_base_model().model.layers[3].mlp.down_proj.base_layer.weight.mul_(-1.0)
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
-        syncs(AdapterGeneration, policy, process.server.url, tmp_path)
+        syncs(AdapterGeneration, policy, tokenizer, process.server.url, tmp_path)
 
 
-def test_an_adapter_above_the_servers_rank_is_refused(process, smollm, tmp_path):
+def test_an_adapter_above_the_servers_rank_is_refused(process, smollm, tokenizer, tmp_path):
     base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.bfloat16)
     model = get_peft_model(base, LoraConfig(r=32, target_modules=["q_proj"]))
     with pytest.raises(UserError, match=r"lora_r=32 cannot be served.*up to rank 16.*--max-lora-rank 32"):
-        syncs(AdapterGeneration, model, process.server.url, tmp_path)
+        syncs(AdapterGeneration, model, tokenizer, process.server.url, tmp_path)
