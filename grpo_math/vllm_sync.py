@@ -14,7 +14,7 @@ does; so the second time the adapter is also sent with its effect multiplied unt
 
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
 /dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
-path; GRPO_MATH_ADAPTER_DIR names another.
+path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one.
 
 `adapter_sync` puts the class in the place of TRL's name for the time of its constructor. Does not send full weights
 (TRL's own path does), and takes no images.
