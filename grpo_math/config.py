@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES
 
 LONG_SEQUENCES = ("truncate", "mask")
+VLLM_SYNCS = ("adapter", "merged")
 AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains. They stand in for a plain `GRPOConfig`.
@@ -46,6 +48,7 @@ TRL_EQUAL: dict[str, Any] = {
     "max_nonfinite_steps": 10,
     "allow_float16": False,
     "grade_timeout": 5.0,
+    "vllm_sync": "merged",
 }
 
 
@@ -144,6 +147,13 @@ class MathGRPOConfig(GRPOConfig):
         default=5.0,
         metadata={"help": "Seconds for grading one answer; after that its verdict is timeout, not wrong."},
     )
+    vllm_sync: str = field(
+        default="adapter",
+        metadata={
+            "help": "What goes to vLLM when a PEFT adapter is trained: adapter (it alone; the base is never touched), "
+            "or merged (every weight with the adapter merged in, TRL's way). Full fine-tuning always sends the weights."
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.bf16 is None:  # TRL's default asks for it on a CPU too, where transformers then refuses to start
@@ -205,6 +215,7 @@ class MathGRPOConfig(GRPOConfig):
                 self._refuse("update_token_budget", why)
         self._check_loss()
         self._check_kl()
+        self._check_vllm()
 
     def _check_loss(self) -> None:
         if self.surrogate == "reinforce":
@@ -241,6 +252,24 @@ class MathGRPOConfig(GRPOConfig):
         if not self.use_adaptive_entropy:
             for name in ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"):
                 self._refuse(name, "use_adaptive_entropy=False")
+
+    def _check_vllm(self) -> None:
+        one_of("vllm_sync", self.vllm_sync, VLLM_SYNCS)
+        urls = self.vllm_server_base_url
+        if not self.use_vllm:
+            self._refuse("vllm_sync", "use_vllm=False")
+        elif urls and self.vllm_mode != "server":
+            self._refuse("vllm_server_base_url", f"vllm_mode={self.vllm_mode!r} has no server")
+        elif urls and "," in urls:
+            if self.vllm_sync == "merged":
+                reason = "names several servers, and vllm_sync='merged' sends weights to one"
+                raise ConfigError("vllm_server_base_url", urls, reason, "name one server")
+            if len(set(urls.split(","))) < len(urls.split(",")):
+                raise ConfigError("vllm_server_base_url", urls, "names a server twice", "name each once")
+        for url in (urls or "").split(",") if urls else ():
+            if not re.fullmatch(r"https?://[^/\s,]+(/\S*)?", url.strip()):
+                reason = f"holds {url.strip()!r}, which is no address"
+                raise ConfigError("vllm_server_base_url", urls, reason, "write it as http://127.0.0.1:8000")
 
     def _check_kl(self) -> None:
         if self.beta == 0.0:

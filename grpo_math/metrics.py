@@ -70,6 +70,7 @@ TOKENS = "num_tokens"
 SECONDS_STEP = "step_time"
 SECONDS_GENERATE = "seconds/generate"
 SECONDS_SYNC = "seconds/sync"
+SYNC_SHARE = "sync_share"
 SECONDS_GRADE = "seconds/grade"
 SECONDS_SCORE = "seconds/score"
 SECONDS_UPDATE = "seconds/update"
@@ -129,6 +130,7 @@ METRICS: dict[str, Metric] = {
     SECONDS_STEP: Metric("seconds", "wall time of the step, which the phases below add up to"),
     SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that uses an earlier rollout again"),
     SECONDS_SYNC: Metric("seconds", "of which bringing the weights to vLLM", "vllm"),
+    SYNC_SHARE: Metric("share", "of the step's wall time that this takes", "vllm"),
     SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
     SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
     SECONDS_UPDATE: Metric(

@@ -15,7 +15,8 @@ it differs from TRL:
 - ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`);
 - ``max_seq_length_train`` bounds what is trained on, not what is sampled and graded;
 - before the first step the largest micro-batch is tried (`longest.py`), and activations can go to main memory;
-- a step whose gradient is not finite moves no weight (`nonfinite.py`).
+- a step whose gradient is not finite moves no weight (`nonfinite.py`);
+- with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`vllm_sync.py`).
 
 Does not copy TRL's loss.
 """
@@ -68,6 +69,7 @@ from grpo_math.rows import (
     select,
     shortest,
 )
+from grpo_math.vllm_sync import ServerAway, adapter_sync
 
 logger = get_logger(__name__)
 
@@ -99,7 +101,8 @@ class MathGRPOTrainer(GRPOTrainer):
         self._rollout_tokens: list[int] = []  # of the rollouts since the last line of the log
         self._tokens_per_step = 0.0
         self._nonfinite = NonFiniteSteps(self._math["max_nonfinite_steps"])
-        super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
+        with adapter_sync(self._math["vllm_sync"], args):
+            super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
         self._offload: Any = nullcontext()
         if self._math["activation_offloading"]:
@@ -178,10 +181,20 @@ class MathGRPOTrainer(GRPOTrainer):
         started, before = time.perf_counter(), self._in_phases()
         shares = self._packs and not self.use_vllm
         with lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext():
-            output = super()._generate_single_turn(*args, **kwargs)
+            try:
+                output = super()._generate_single_turn(*args, **kwargs)
+            except ServerAway as error:
+                raise UserError(self._saved_before(error)) from None
         synced = self._in_phases() - before
         self._metrics[self._mode][metrics.SECONDS_GENERATE].append(time.perf_counter() - started - synced)
         return output
+
+    def _saved_before(self, error: Exception) -> str:
+        """A checkpoint of the steps that are done, for a run that cannot go on; the error with where it is."""
+        if not self.state.global_step or self._mode != "train":
+            return str(error)
+        self._save_checkpoint(self.model, trial=None)
+        return f"{error} (checkpoint-{self.state.global_step} is saved: go on with --resume_from_checkpoint true)"
 
     # Verdicts, rewards, advantages
 
@@ -781,6 +794,8 @@ class MathGRPOTrainer(GRPOTrainer):
             tokens = sum(self._rollout_tokens) / len(self._rollout_tokens)
             self._tokens_per_step = tokens * args.gradient_accumulation_steps / (args.steps_per_generation or 1)
             self._rollout_tokens = []
+        if self.use_vllm:
+            log[metrics.SYNC_SHARE] = [log[metrics.SECONDS_SYNC][0] * len(steps) / sum(steps)]
         log[metrics.TOKENS_PER_SECOND] = [self._tokens_per_step * len(steps) / sum(steps)]
         if self.accelerator.device.type == "cuda":
             log[metrics.MEMORY_ALLOCATED] = [torch.cuda.max_memory_allocated()]

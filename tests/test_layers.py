@@ -14,7 +14,7 @@ LAYERS = [
     {"cli"},
     {"train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
-    {"rollout", "models", "reference"},
+    {"rollout", "models", "reference", "vllm_sync"},
     {"config", "data", "problems"},
     {
         "rewards",
@@ -28,10 +28,11 @@ LAYERS = [
         "packing",
         "longest",
         "nonfinite",
+        "adapters",
     },
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch", "redact", "shipped"},
+    {"stats", "metrics", "prompts", "batch", "redact", "shipped", "vllm_server"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -52,9 +53,11 @@ NO_TORCH = [
     "batch",
     "redact",
     "shipped",
+    "vllm_server",
     "errors",
 ]
 NO_TRL = [
+    "adapters",
     "advantages",
     "losses",
     "packing",

@@ -29,6 +29,7 @@ VALUES = {
     "max_seq_length_train": [12],
     "long_sequences": ["mask"],
     "longest_first": [True],
+    "vllm_sync": ["merged"],
     "loss_type": ["grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": ["batch", "none", False],
     "importance_sampling_level": ["sequence"],
@@ -60,6 +61,7 @@ SETTINGS = [{}, *SINGLES, *PAIRS]
 
 # Refused with a field that is at its default: the option needs the other one.
 NEEDS = {
+    "vllm_sync": {"use_vllm"},
     "kl_estimator": {"beta"},
     "use_bias_correction_kl": {"beta"},
     "sync_ref_model": {"beta"},

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import trl
 from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.trainer import MathGRPOTrainer
+from grpo_math.vllm_sync import AdapterGeneration
 
 SIGNATURES = {
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
@@ -67,6 +70,26 @@ def test_nothing_else_of_trl_is_overridden():
     ours = {name for name, value in vars(MathGRPOTrainer).items() if inspect.isfunction(value)}
     overridden = {name for name in ours if hasattr(GRPOTrainer, name)}
     assert overridden == {*SIGNATURES, "__init__", "_get_per_token_logps_and_entropies"}
+
+
+def test_vllm_generation_is_what_the_adapter_sync_stands_in_for():
+    ours = {name for name in vars(AdapterGeneration) if hasattr(VLLMGeneration, name) and not name.startswith("__")}
+    assert ours == {"_init_vllm", "sync_weights", "generate"}
+    assert parameters(VLLMGeneration._init_vllm) == parameters(VLLMGeneration.sync_weights) == ["self"]
+    assert parameters(VLLMGeneration.generate) == parameters(AdapterGeneration.generate)
+    made = inspect.getsource(GRPOTrainer.__init__).partition("self.vllm_generation = VLLMGeneration(")[2]
+    keywords = set(re.findall(r"^ {16}(\w+)=", made.partition("\n            )")[0], re.MULTILINE))
+    assert {"model", "accelerator", "mode", "server_base_url", "max_completion_length"} <= keywords
+    assert keywords <= set(parameters(VLLMGeneration.__init__))
+
+
+def test_the_attributes_that_the_adapter_sync_reads_are_set_in_trls_constructor():
+    source = inspect.getsource(VLLMGeneration)
+    for name in ("_dist", "server_timeout", "enable_sleep_mode", "_llm_weights_sleeping", "llm", "generation_kwargs"):
+        assert f"self.{name} = " in source, name
+    assert "self.llm = LLM(" in source
+    assert "self.llm.sleep(level=2)" in source
+    assert "vllm_client.get_server_info()" in inspect.getsource(GRPOTrainer.__init__)
 
 
 def test_the_constructor_takes_what_trls_takes():

@@ -1,0 +1,109 @@
+"""One training with LoRA against a vLLM server, in each of several processes, for tests/test_vllm_sync.py.
+
+train_with_vllm.py MODEL FOLDER URL STEPS KILL_AT SERVER_PID -> FOLDER/record.json: what kind of launch it was, hashes
+of the base before and after, the history, and after each sync the server's greedy answer with its log-probs and the
+trainer's. Before the rollout of step KILL_AT the process group SERVER_PID is killed, and the test starts a new server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoTokenizer
+
+from grpo_math.adapters import logps
+from grpo_math.config import MathGRPOConfig
+from grpo_math.trainer import MathGRPOTrainer
+
+PROMPTS = ["What is 3 + 4?", "Name a colour.", "What is 12 times 3?", "Say hello.", "What is 9 - 5?", "Count to five."]
+
+
+def vowels(completions, **columns):
+    """Dense, so that every group has a signal."""
+    return [sum(text[0]["content"].count(letter) for letter in "aeiou") / 10 for text in completions]
+
+
+def base_hash(model) -> str:
+    frozen = [p for name, p in model.named_parameters() if "lora_" not in name]
+    return hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in frozen)).hexdigest()
+
+
+def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS * 4]
+    trainer = MathGRPOTrainer(
+        model=model,
+        reward_funcs=vowels,
+        args=MathGRPOConfig(
+            str(Path(folder) / "run"),
+            use_cpu=True,
+            bf16=False,
+            max_steps=int(steps),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=12,
+            learning_rate=2e-3,
+            max_grad_norm=0.0,
+            lr_scheduler_type="constant",
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            gradient_checkpointing=False,
+            logging_steps=1,
+            seed=0,
+            use_vllm=True,
+            vllm_mode="server",
+            vllm_server_base_url=url,
+            model_init_kwargs={"dtype": "bfloat16"},
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]),
+    )
+    generation, accelerator = trainer.vllm_generation, trainer.accelerator
+    probe = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Tell me about the sea."}], add_generation_prompt=True, tokenize=True
+    )
+    probe = list(probe["input_ids"])
+    policy = accelerator.unwrap_model(trainer.model)
+    answers, sync = [], generation.sync_weights
+
+    def sync_and_ask() -> None:
+        sync()
+        if not accelerator.is_main_process:
+            return
+        greedy = {"temperature": 0.0, "max_tokens": 12, "extra": {"ignore_eos": True}}
+        sampled = generation.servers[0].generate([probe], model=generation.name, **greedy)
+        ours = logps(policy, probe, sampled.token_ids[0])
+        answers.append({"tokens": sampled.token_ids[0], "vllm": sampled.logprobs[0], "trainer": ours.tolist()})
+        if trainer.state.global_step == int(kill_at):
+            os.killpg(int(server_pid), signal.SIGKILL)
+
+    generation.sync_weights = sync_and_ask
+    before = base_hash(policy)
+    trainer.train()
+    if accelerator.is_main_process:
+        record = {
+            "distributed_type": str(accelerator.distributed_type),
+            "processes": accelerator.num_processes,
+            "base": [before, base_hash(policy)],
+            "answers": answers,
+            "canaries": generation.canaries,
+            "folders": [str(path) for path in generation.root.iterdir()],
+            "root": str(generation.root),
+            "history": [line for line in trainer.state.log_history if "loss" in line],
+        }
+        (Path(folder) / "record.json").write_text(json.dumps(record))
+    accelerator.wait_for_everyone()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,115 @@
+"""A stand-in for a vLLM server, in a thread: the paths that the sync uses, answered by transformers and peft.
+
+It reads an adapter once, when it is loaded, as vLLM does. `stop` closes it; `start` opens it again at the same port,
+with no adapters, as after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+SETTINGS = {
+    "lora_config": {"max_lora_rank": 16},
+    "model_config": {"dtype": "torch.float32", "max_model_len": 512, "logprobs_mode": "processed_logprobs"},
+    "cache_config": {"block_size": 16},
+}
+
+
+class SmallVLLM:
+    def __init__(self, model: str | None = None, version: str = "0.31.0", **settings: Any) -> None:
+        self.model, self.version, self.settings = model, version, {**SETTINGS, **settings}
+        self.asked: list[str] = []  # the paths of all requests
+        self.headers: list[dict[str, str]] = []
+        self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
+        self.before: Any = lambda path: None  # called with each path
+        self.lock = threading.Lock()
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        small = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply({})
+
+            def do_POST(self) -> None:
+                self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}"))
+
+            def reply(self, body: dict[str, Any]) -> None:
+                small.asked.append(self.path)
+                small.headers.append(dict(self.headers))
+                small.before(self.path)
+                if small.http is not self.server:  # stopped meanwhile
+                    return
+                with small.lock:
+                    status, text = small.trouble.pop(0) if small.trouble else small.answer(self.path, body)
+                data = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.adapters: dict[str, Any] = {}
+        self.http: ThreadingHTTPServer | None = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        http, self.http = self.http, None
+        if http is not None:
+            http.shutdown()
+            http.server_close()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        path = path.partition("?")[0]
+        if path == "/health":
+            return 200, ""
+        if path == "/version":
+            return 200, json.dumps({"version": self.version})
+        if path == "/server_info":
+            return 200, json.dumps({"vllm_config": self.settings})
+        if path == "/v1/models":
+            return 200, json.dumps({"data": [{"id": name} for name in ["base", *self.adapters]]})
+        if path == "/v1/load_lora_adapter":
+            base = AutoModelForCausalLM.from_pretrained(self.model)
+            self.adapters[body["lora_name"]] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+            return 200, "Success"
+        if path == "/v1/unload_lora_adapter":
+            known = self.adapters.pop(body["lora_name"], None)
+            return (200, "Success") if known is not None else (404, json.dumps({"error": {"message": "not found"}}))
+        if path == "/v1/completions":
+            if body["model"] not in self.adapters:
+                return 404, json.dumps({"error": {"message": f"The model `{body['model']}` does not exist."}})
+            return 200, json.dumps({"choices": self.complete(body)})
+        return 404, json.dumps({"detail": "Not Found"})
+
+    @torch.no_grad()
+    def complete(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        model, choices = self.adapters[body["model"]], []
+        for prompt in body["prompt"]:
+            for _ in range(body["n"]):
+                ids, logprobs = list(prompt), []
+                for _ in range(body["max_tokens"]):
+                    row = model(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+                    greedy = body["temperature"] == 0
+                    token = int(row.argmax() if greedy else torch.multinomial(row.exp(), 1))
+                    ids.append(token)
+                    logprobs.append(row[token].item())
+                made = {"token_ids": ids[len(prompt) :], "logprobs": {"token_logprobs": logprobs}}
+                choices.append({"index": len(choices), **made})
+        return choices
