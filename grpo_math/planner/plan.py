@@ -128,7 +128,7 @@ class Counted:
         )
         self.precise = memory.precision(settings, self.zero, config)
         self.phases, self.main = memory.phases(shape, settings, self.zero, self.precise, run)
-        if self.layout.generation == "server":
+        if self.layout.server:
             wanted = machine.prompt + settings["max_completion_length"]
             of_server = {
                 **settings,
