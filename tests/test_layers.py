@@ -19,7 +19,7 @@ LAYERS = [
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch"},
+    {"stats", "metrics", "prompts", "batch", "vllm_server"},
     {"errors", "keeper", "ranks"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -41,6 +41,7 @@ NO_TORCH = [
     "metrics",
     "prompts",
     "batch",
+    "vllm_server",
     "errors",
 ]
 NO_TRL = [
