@@ -67,8 +67,8 @@ class Kept:
         return self.process.poll() is None
 
     def interrupt(self) -> None:
-        """SIGINT to the processes that run the ``interruptible`` module, and to no other."""
-        with contextlib.suppress(OSError):  # it has just ended
+        """SIGINT to the processes that run the ``interruptible`` module, and to no other; without any, `stop`."""
+        with contextlib.suppress(OSError):  # it has ended
             os.write(self._pipe, INTERRUPT)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -104,7 +104,9 @@ def main(argv: list[str]) -> int:
         while not select.select([pipe, ended], [], [])[0].count(ended):
             if os.read(pipe, 1) != INTERRUPT:
                 break
-            for pid in _running(interruptible):
+            if not (programs := _running(interruptible)):
+                break  # not started yet, or gone: there is nothing to finish
+            for pid in programs:
                 _kill(pid, signal.SIGINT)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _reap(codes)

@@ -19,13 +19,14 @@ LAYERS = [
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch", "vllm_server"},
+    {"stats", "metrics", "prompts", "batch", "shipped", "vllm_server"},
     {"errors", "keeper", "ranks"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NO_TORCH = [
     "cli",
     "launcher",
+    "shipped",
     "keeper",
     "ranks",
     "arrange",

@@ -7,7 +7,7 @@ Does not load weights or import torch, and does not measure: figures are counted
 """
 
 from grpo_math.planner.picture import picture
-from grpo_math.planner.plan import plan
+from grpo_math.planner.plan import choose, plan, serve_layout
 from grpo_math.planner.settings import read_recipe
 
-__all__ = ["picture", "plan", "read_recipe"]
+__all__ = ["choose", "picture", "plan", "read_recipe", "serve_layout"]

@@ -66,7 +66,7 @@ class Layout(NamedTuple):
             roles.append({"role": "idle", "gpus": list(range(first, first + self.idle))})
         role = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
         gpus = list(range(self.server, self.server + self.policy))
-        return [*roles, {"role": role.get(self.generation, "policy"), "gpus": gpus}]
+        return [*roles, {"role": role.get(self.generation, "policy"), "gpus": gpus}] if gpus else roles
 
 
 def arrange(
@@ -92,6 +92,26 @@ def arrange(
         reason = "needs a GPU of its own, and there is one"
         raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
     return _server(shape, settings, gpus, gpu_bytes, prompt, divides)
+
+
+def uncounted(settings: Mapping[str, Any], gpus: int, divides: Callable[[int], bool]) -> Layout:
+    """`arrange` for a model whose bytes the plan cannot count: the server gets as many GPUs as the recipe says.
+
+    >>> uncounted({"use_vllm": True, "vllm_mode": "server", "vllm_tensor_parallel_size": 2}, 8, lambda n: n < 5).name
+    '2+4 tp2'
+    """
+    why, tp = "the plan does not know this recipe's memory", settings.get("vllm_tensor_parallel_size", 1)
+    if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") == "colocate":
+        return Layout("colocate" if settings.get("use_vllm") else "transformers", gpus, 0, tp, why)
+    if elsewhere(settings):
+        return Layout("server", gpus, 0, 1, f"the server is at {elsewhere(settings)}: every GPU trains")
+    if gpus <= tp:
+        raise ConfigError("vllm_mode", "server", f"needs {tp} GPUs of {gpus} for itself", "set vllm_mode to colocate")
+    policy = next((n for n in range(gpus - tp, 0, -1) if divides(n)), gpus - tp)
+    idle = gpus - tp - policy
+    return Layout(
+        "server", policy, tp, tp, why + (f", and the batch does not divide by {policy + idle}" * bool(idle)), idle
+    )
 
 
 def elsewhere(settings: Mapping[str, Any]) -> str:
