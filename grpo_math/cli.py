@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     _json(report).set_defaults(run=_report)
 
     plan = commands.add_parser("plan", help="does a recipe fit these GPUs, without loading weights, and what to change")
-    plan.add_argument("--config", required=True, help="a recipe, as for train")
+    asked = plan.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train")
+    asked.add_argument("--table", action="store_true", help="the README's table: common models on common GPUs")
     plan.add_argument("--gpus", type=int, help="so many GPUs (default: those of this machine)")
     plan.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
     plan.add_argument("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
@@ -210,6 +212,9 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
 
+    if args.table:
+        rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
+        return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
     answer = planner.plan(
         planner.read_recipe(args.config),
         gpus=args.gpus,

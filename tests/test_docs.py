@@ -29,7 +29,7 @@ def test_the_tree_names_every_module_and_no_other():
     assert named == there
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "grade", "report", "plan", "bench"])
+@pytest.mark.parametrize("command", ["demo", "train", "serve", "evaluate", "grade", "report", "plan", "bench"])
 def test_every_command_is_shown(command):
     assert f"grpo-math {command}" in README
 
@@ -49,6 +49,12 @@ def test_the_troubleshooting_table_says_what_the_checks_say():
     table = re.search(r"\| finding \|.*\n\|---.*\n((?:\|.*\n)+)", README)
     assert table, "the README has no troubleshooting table"
     assert table[1].splitlines() == rows
+
+
+def test_the_table_of_layouts_is_what_the_command_prints():
+    from grpo_math.planner import table
+
+    assert f"\n\n{table()}\n\n" in README, "run grpo-math plan --table"
 
 
 def test_every_script_that_is_named_can_be_run():

@@ -139,7 +139,8 @@ def _server(
     # As few idle GPUs as can be, then as many for the policy. If the batch suits no number, batch.py says so.
     policy, server, tp = min(even or tried[:1], key=lambda found: (gpus - found[0] - found[1], -found[0]))
     held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why = f"{held} the server's weights and a sequence; the batch divides by {policy} for the policy"
+    why = f"{held} the server's weights and a sequence"
+    why += f"; the batch divides by {policy} for the policy" if policy > 1 else ""
     if tp > need:
         why += f"; the server takes {tp}, since TRL sends weights to no data parallel ranks"
     idle = gpus - policy - server

@@ -59,7 +59,12 @@ def plan(
 
 
 def choose(
-    recipe: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any] | None], *, gpus: int, gpu_gb: float
+    recipe: Mapping[str, Any],
+    configs: Mapping[str, Mapping[str, Any] | None],
+    *,
+    gpus: int,
+    gpu_gb: float,
+    cpu_gb: float | None = None,
 ) -> tuple[str, Counted]:
     """(name, plan) of the first of the accelerate ``configs`` with which the recipe fits; of the first of all if none.
 
@@ -67,14 +72,14 @@ def choose(
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "gradient_accumulation_steps": 8}
     >>> name, counted = choose(recipe, {"multi_gpu": None, "zero2_offload": {"distributed_type": "DEEPSPEED",
-    ...     "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu"}}}, gpus=2, gpu_gb=24)
+    ...     "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu"}}}, gpus=2, gpu_gb=24, cpu_gb=64)
     >>> name, counted.fits, counted.layout.name
     ('zero2_offload', True, 'transformers')
     """
     first: tuple[str, Counted] | None = None
     for name, accelerate in configs.items():
         try:
-            machine, settings, given = _read(recipe, gpus, gpu_gb, None, None, accelerate)
+            machine, settings, given = _read(recipe, gpus, gpu_gb, cpu_gb, None, accelerate)
             counted = machine.count(settings, given)
         except ConfigError:
             if first is None:
