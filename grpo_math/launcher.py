@@ -76,7 +76,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
         server = None
         if serves:
             log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
-            start = _server(recipe, layout, _numbers(used[: layout.server]), port_of(recipe))
+            start = _server(recipe, layout, _numbers(used[: layout.server]), port_of(recipe, 0))
             server = Supervised(start, log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
@@ -101,7 +101,7 @@ def serve(argv: Sequence[str]) -> int:
             tp = recipe.get("vllm_tensor_parallel_size", 1)
             layout = Layout("server", 0, tp, tp, "")
         print(_roles(layout, gpus), file=sys.stderr)
-    port = _own_port("port", options.port) if options.port else port_of(recipe)
+    port = _own_port("port", options.port) if options.port else port_of(recipe, PORT)
     with _ended_by_signals(), contextlib.ExitStack() as stack:
         server = Supervised(
             _server(recipe, layout, _numbers(gpus[: layout.server]), port, options.host or "127.0.0.1"), None
@@ -378,6 +378,7 @@ def _server(recipe: Mapping[str, Any], layout: Layout, gpus: str, port: int, hos
         from grpo_math.models import model_path
 
         name = model_path(name)
+    dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
     if settings["load_in_4bit"]:  # as the trainer has it
         extra += ["--quantization", "bitsandbytes"]
@@ -389,7 +390,7 @@ def _server(recipe: Mapping[str, Any], layout: Layout, gpus: str, port: int, hos
         name,
         port=port,
         host=host,
-        dtype=recipe.get("dtype") or "auto",
+        dtype="auto" if gpus and dtype == "float32" else dtype,  # float32 is for the optimizer; the plan counts 16 bit
         max_model_length=settings["vllm_max_model_length"],
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
@@ -423,11 +424,15 @@ def _executable() -> str:
     return found
 
 
-def port_of(recipe: Mapping[str, Any]) -> int:
-    """The recipe's port, which has to be free; otherwise 8000, or any that is free."""
+def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
+    """The recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
+
+    A server binds its port half a minute after this look at it: a number that two runs would both prefer is no good
+    where the address is handed over anyway.
+    """
     if stated := recipe.get("vllm_server_port"):
         return _own_port("vllm_server_port", stated)
-    return PORT if _free(PORT) else free_port()
+    return preferred if preferred and _free(preferred) else free_port()
 
 
 def _own_port(name: str, port: int) -> int:

@@ -229,7 +229,7 @@ def test_a_server_elsewhere_leaves_every_gpu_to_training(machine):
 def test_full_fine_tuning_is_served_as_trl_serves_it(machine):
     from trl.scripts.vllm_serve import ScriptArguments, build_command
 
-    code, _, err = machine.run(recipe={"use_peft": False, "vllm_max_model_length": 1024})
+    code, _, err = machine.run(recipe={"use_peft": False, "dtype": "float32", "vllm_max_model_length": 1024})
     assert code == 0, err
     argv = machine.server()["argv"]
     assert "--enable-lora" not in argv
@@ -237,6 +237,7 @@ def test_full_fine_tuning_is_served_as_trl_serves_it(machine):
     for name in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
         assert option(argv, name) == option(imposed, name)
     assert option(argv, "--max-model-len") == "1024"
+    assert option(argv, "--dtype") == "auto", "not what the optimizer needs"
 
 
 def test_the_exit_code_of_one_of_several_processes_is_that_of_the_command(machine):
@@ -297,16 +298,16 @@ def test_a_server_that_never_is_healthy_is_refused_and_stopped(machine):
     assert "no vLLM server answers" in machine.refused("--vllm_server_timeout", "3")
 
 
-def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_default(machine, monkeypatch):
+def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one(machine):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         line = machine.refused("--vllm_server_port", port)
         assert f"vllm_server_port={port} is in use by another program: choose another, or leave it out" in line
-        monkeypatch.setattr(launcher, "PORT", port)
-        assert launcher.port_of({}) != port
-    assert launcher.port_of({}) == port
+        assert launcher.port_of({}, port) != port
+    assert launcher.port_of({}, port) == port
+    assert launcher.port_of({"vllm_server_port": port}, 0) == port
 
 
 @pytest.mark.parametrize(
