@@ -109,7 +109,8 @@ def serve(argv: Sequence[str]) -> int:
         stack.callback(server.stop)
         try:
             server.wait(STARTUP)
-            return server.kept.wait()
+            server.kept.wait()
+            raise UserError(server.ended())
         except KeyboardInterrupt:
             return 0
 
