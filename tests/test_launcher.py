@@ -69,7 +69,8 @@ try:
 except KeyboardInterrupt:
     if said.get("stubborn"):
         time.sleep(600)
-    server = json.loads(open(said["starts"]).readlines()[-1])["pid"]
+    time.sleep(1)  # the rest of its step
+    server = json.loads(open(said["starts"]).readlines()[0])["pid"]
     (folder / f"checkpoint.{rank}").write_text(str(os.path.exists(f"/proc/{server}")))
     sys.exit(130)
 """
