@@ -331,7 +331,7 @@ def test_ctrl_c_lets_training_save_before_the_server_ends(machine):
     machine.says(trains=600)
     machine.gpus(3)
     process = machine.start()
-    until(lambda: (machine.folder / "training.1.json").exists())
+    until(lambda: all((machine.folder / f"training.{rank}.json").exists() for rank in (0, 1)))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
