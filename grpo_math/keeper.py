@@ -30,8 +30,8 @@ KILLED = 10.0  # seconds in which what got SIGKILL should be gone
 class Kept:
     """A command that runs until it ends, until `stop`, or until this process is gone.
 
-    ``interruptible``: the Python module whose processes get the SIGINT of `interrupt`; ``grace``: seconds between
-    SIGTERM and SIGKILL.
+    ``interruptible``: the Python module whose processes get the SIGINT of `interrupt`; ``grace``: seconds that the
+    command has after SIGTERM. What it leaves has two more, and then SIGKILL.
 
     >>> kept = Kept([sys.executable, "-c", "raise SystemExit(3)"])
     >>> kept.wait(), kept.running
@@ -110,13 +110,17 @@ def main(argv: list[str]) -> int:
                 _kill(pid, signal.SIGINT)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _reap(codes)
-    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, KILLED)):
+    for number, whole, seconds in (
+        (signal.SIGTERM, False, grace),  # the command first, so that it can end its own
+        (signal.SIGTERM, True, 2.0),
+        (signal.SIGKILL, True, KILLED),
+    ):
         sent, until = set[int](), time.monotonic() + seconds
-        while (tree := _tree()) and time.monotonic() < until:
-            for pid in tree:  # SIGTERM once: a second one makes some programs leave without clearing up
+        while (tree := _tree()) and (whole or child in tree) and time.monotonic() < until:
+            for pid in tree if whole else [child]:  # SIGTERM once: at a second one some leave without clearing up
                 if pid not in sent or number == signal.SIGKILL:
                     _kill(pid, number)
-            sent |= set(tree)
+                sent.add(pid)
             time.sleep(0.02)
             _reap(codes)
     code = codes.get(child, 128 + signal.SIGKILL)
