@@ -164,6 +164,8 @@ class Counted:
 
     def __init__(self, machine: Machine, settings: Mapping[str, Any], given: set[str]) -> None:
         self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
+        if (kind := (machine.accelerate or {}).get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
+            raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
         config = deepspeed_config(settings, machine.accelerate)
         self.zero = Zero(config, shape.hidden)
         quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
