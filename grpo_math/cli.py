@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     try:
         if argv[:1] == ["train"]:  # its settings are the training program's own
-            return _train(argv[1:])
+            return _launch(argv[1:])
+        if argv[:1] == ["serve"] and not {"-h", "--help"} & set(argv):
+            return _serve(argv[1:])
         args, rest = _parser().parse_known_args(argv)
         if rest and args.command != "demo":
             raise UserError(f"{rest[0]} is no option of grpo-math {args.command}: see grpo-math {args.command} --help")
@@ -51,8 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
     demo.set_defaults(run=_demo)
 
-    # Only for the list in --help: main() hands everything after it to the training program.
-    commands.add_parser("train", help="train in one process: grpo-math train --config RECIPE.yaml [--FIELD VALUE]")
+    # Only for --help: main() hands everything after these two to launcher.py.
+    train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
+    commands.add_parser("train", help=train)
+    serve = commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
+    serve.add_argument("--config", required=True, help="a recipe, as for train; any of its fields may follow")
+    serve.add_argument("--gpus", type=int, help="use the first N GPUs (default: all)")
+    serve.add_argument("--host", help="who may reach it (default: 127.0.0.1; 0.0.0.0 needs VLLM_API_KEY)")
+    serve.add_argument("--port", type=int, help="default: vllm_server_port, 8000, or any that is free")
 
     evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set")
     evaluate.add_argument("--model", required=True, help="a folder, a Hub id, or 'embedded'")
@@ -80,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     _json(report).set_defaults(run=_report)
 
     plan = commands.add_parser("plan", help="does a recipe fit these GPUs, without loading weights, and what to change")
-    plan.add_argument("--config", required=True, help="a recipe, as for train")
+    asked = plan.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train")
+    asked.add_argument("--table", action="store_true", help="the README's table: common models on common GPUs")
     plan.add_argument("--gpus", type=int, help="so many GPUs (default: those of this machine)")
     plan.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
     plan.add_argument("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
@@ -128,6 +138,19 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
             "         (one JSON object a line: problem, answer)"
         )
     return code
+
+
+def _launch(argv: list[str]) -> int:
+    _quiet()
+    from grpo_math import launcher
+
+    return launcher.train(argv, _train)
+
+
+def _serve(argv: list[str]) -> int:
+    from grpo_math import launcher
+
+    return launcher.serve(argv)
 
 
 def _train(argv: list[str]) -> int:
@@ -188,6 +211,9 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
 
+    if args.table:
+        rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
+        return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
     answer = planner.plan(
         planner.read_recipe(args.config),
         gpus=args.gpus,

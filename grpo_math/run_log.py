@@ -211,7 +211,10 @@ class Diagnosis(TrainerCallback):
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Ctrl-C ends the run after the current step, with a checkpoint. A second Ctrl-C ends it at once."""
+    """Ctrl-C ends the run after the current step, with a checkpoint. A second Ctrl-C ends it at once.
+
+    With several processes it is enough that one gets the signal; all end after the same step.
+    """
 
     interrupted = False
 
@@ -222,9 +225,14 @@ class StopOnInterrupt(TrainerCallback):
     def _on_signal(self, number: int, frame: Any) -> None:
         self.interrupted = True
         signal.signal(signal.SIGINT, self.before)
-        print("\nStopping after this step, with a checkpoint; Ctrl-C again stops at once.", file=sys.stderr)
+        if int(os.environ.get("RANK", 0)) == 0:
+            print("\nStopping after this step, with a checkpoint; Ctrl-C again stops at once.", file=sys.stderr)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.world_size > 1:  # the signal may come to one just before this line, and to another just after
+            flag = torch.tensor(float(self.interrupted), device=args.device)
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+            self.interrupted = bool(flag)
         if self.interrupted:
             control.should_save = control.should_training_stop = True
 

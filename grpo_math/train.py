@@ -170,6 +170,10 @@ def main(argv: list[str] | None = None) -> int:
         if int(os.environ.get("RANK", 0)) == 0 or isinstance(error, OutOfMemory):
             print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before training, or a second one
+        if int(os.environ.get("RANK", 0)) == 0:
+            print("interrupted", file=sys.stderr)
+        return 130
     return 0 if finished else 130
 
 
@@ -265,6 +269,7 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
                 "with the same command and --resume_from_checkpoint true.",
                 file=sys.stderr,
             )
+        trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
         return False
     target = run_dir / ("adapter" if model_args.use_peft else "model")
     trainer.save_model(str(target))

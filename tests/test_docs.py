@@ -30,7 +30,7 @@ def test_the_tree_names_every_module_and_no_other():
     assert named == there
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "grade", "report", "plan", "bench"])
+@pytest.mark.parametrize("command", ["demo", "train", "serve", "evaluate", "grade", "report", "plan", "bench"])
 def test_every_command_is_shown(command):
     assert f"grpo-math {command}" in README
 
@@ -56,6 +56,12 @@ def test_the_table_of_what_fits_8_gb_is_what_the_plan_says():
     program = ROOT / "tests" / "benchmarks" / "plan_8gb.py"
     printed = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, cwd=ROOT)
     assert printed.stdout.strip() in README
+
+
+def test_the_table_of_layouts_is_what_the_command_prints():
+    from grpo_math.planner import table
+
+    assert f"\n\n{table()}\n\n" in README, "run grpo-math plan --table"
 
 
 def test_every_script_that_is_named_can_be_run():

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 LAYERS = [
     {"cli"},
-    {"train", "bench"},
+    {"launcher", "train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
     {"rollout", "models", "reference", "vllm_sync"},
     {"config", "data", "problems"},
@@ -33,11 +33,15 @@ LAYERS = [
     {"grading", "planner"},
     {"checks"},
     {"stats", "metrics", "prompts", "batch", "redact", "shipped", "vllm_server"},
-    {"errors"},
+    {"errors", "keeper", "ranks"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NO_TORCH = [
     "cli",
+    "launcher",
+    "shipped",
+    "keeper",
+    "ranks",
     "arrange",
     "resample",
     "data",

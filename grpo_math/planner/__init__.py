@@ -1,13 +1,15 @@
 """`grpo-math plan`: does a recipe fit these GPUs, what takes the memory, what to change, and which GPU does what.
 
 model.py reads the shapes out of config.json, settings.py the fields of a recipe that matter, memory.py counts the bytes
-by term, devices.py says who runs where, plan.py puts them together, and picture.py draws the answer.
+by term, devices.py says who runs where, plan.py puts them together, and picture.py draws the answer. table.py is the
+README's table.
 
 Does not load weights or import torch, and does not measure: figures are counted from shapes.
 """
 
 from grpo_math.planner.picture import picture
-from grpo_math.planner.plan import plan
+from grpo_math.planner.plan import choose, plan, serve_layout
 from grpo_math.planner.settings import read_recipe
+from grpo_math.planner.table import MODELS, RECIPE, cells, table
 
-__all__ = ["picture", "plan", "read_recipe"]
+__all__ = ["MODELS", "RECIPE", "cells", "choose", "picture", "plan", "read_recipe", "serve_layout", "table"]

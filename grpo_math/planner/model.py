@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner.settings import NotPlanned
 
 # What a config.json may leave out, as transformers fills it in. None: the key is needed, or is derived below.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -126,13 +127,13 @@ def shape_of(source: str, config: Mapping[str, Any]) -> Shape:
     >>> shape_of("mine", {"model_type": "mamba"})
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: model_name_or_path='mine' has model_type='mamba', whose layers the plan has no \
-formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
+    grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' has model_type='mamba', whose layers the plan has \
+no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
     """
     family = config.get("model_type")
     if family not in FAMILIES:
         reason = f"has model_type={family!r}, whose layers the plan has no formula for"
-        raise ConfigError("model_name_or_path", source, reason, f"it knows {', '.join(FAMILIES)}")
+        raise NotPlanned("model_name_or_path", source, reason, f"it knows {', '.join(FAMILIES)}")
     config = {**FAMILIES[family], **{name: value for name, value in config.items() if value is not None}}
 
     def whole(name: str, default: int | None = None) -> int:
@@ -179,7 +180,7 @@ def _prequantized(source: str, config: Mapping[str, Any]) -> bool:
     if how.get("quant_method") == "bitsandbytes" and how.get("load_in_4bit"):
         return True
     reason = f"is stored quantised by {how.get('quant_method')!r}, whose sizes the plan does not know"
-    raise ConfigError("model_name_or_path", source, reason, "name the unquantised model")
+    raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
 
 
 def shipped() -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, memory
 from grpo_math.planner.memory import GB, Run
 from grpo_math.planner.model import Shape, read_config, shape_of
-from grpo_math.planner.settings import Zero, deepspeed_config, resolve
+from grpo_math.planner.settings import NotPlanned, Zero, deepspeed_config, resolve
 
 MARGIN = 0.95  # of a GPU that a plan may fill: the rest is for fragmentation
 PROMPT_TOKENS = 512
@@ -43,14 +43,80 @@ def plan(
 
     ``gpus``, ``gpu_gb``: how many GPUs, and the memory of one; by default this machine's; not read with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt; by default what
-    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. ``offline``: the
-    Hub is not asked for shapes. Raises a `UserError` for what cannot be planned.
+    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. ``offline``: the Hub is
+    not asked for shapes. Raises a `UserError` for what cannot be planned.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
+    machine, settings, given = _read(recipe, gpus, gpu_gb, cpu_gb, prompt_tokens, accelerate, offline)
+    counted = machine.count(settings, given)
+    answer = counted.answer()
+    answer["suggestions"] = [] if answer["fits"] else suggest(machine, settings, given, counted)
+    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given, counted)
+    return answer
+
+
+def choose(
+    recipe: Mapping[str, Any],
+    configs: Mapping[str, Mapping[str, Any] | None],
+    *,
+    gpus: int,
+    gpu_gb: float,
+    cpu_gb: float | None = None,
+) -> tuple[str, Counted]:
+    """(name, plan) of the first of the accelerate ``configs`` with which the recipe fits; of the first of all if none.
+
+    Raises what the first one raises. One that cannot be planned beside it is passed over.
+
+    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "gradient_accumulation_steps": 8}
+    >>> name, counted = choose(recipe, {"multi_gpu": None, "zero2_offload": {"distributed_type": "DEEPSPEED",
+    ...     "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu"}}}, gpus=2, gpu_gb=24, cpu_gb=64)
+    >>> name, counted.fits, counted.layout.name
+    ('zero2_offload', True, 'transformers')
+    """
+    first: tuple[str, Counted] | None = None
+    for name, accelerate in configs.items():
+        try:
+            machine, settings, given = _read(recipe, gpus, gpu_gb, cpu_gb, None, accelerate)
+            counted = machine.count(settings, given)
+        except ConfigError:
+            if first is None:
+                raise
+            continue
+        if counted.fits:
+            return name, counted
+        first = first or (name, counted)
+    assert first is not None
+    return first
+
+
+def serve_layout(recipe: Mapping[str, Any], *, gpus: int, gpu_gb: float) -> devices.Layout:
+    """All of a machine's GPUs for the server.
+
+    >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True}, gpus=4, gpu_gb=24).roles()[0]
+    {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
+    """
+    machine, settings, _ = _read(recipe, gpus, gpu_gb, None, None, None)
+    need = devices.tensor_parallel(machine.shape, settings, machine.gpu_bytes, machine.prompt, gpus)
+    server, tp = devices.server_ranks(machine.shape, settings, gpus, need)
+    return devices.Layout(
+        "server", 0, server, tp, f"{need} GPU{'' if need == 1 else 's'} hold the model", gpus - server
+    )
+
+
+def _read(
+    recipe: Mapping[str, Any],
+    gpus: int | None,
+    gpu_gb: float | None,
+    cpu_gb: float | None,
+    prompt_tokens: int | None,
+    accelerate: Mapping[str, Any] | None,
+    offline: bool = False,
+) -> tuple[Machine, dict[str, Any], set[str]]:
+    """The machine, the settings, and the names that the recipe states."""
     settings = resolve(recipe)
     if settings["use_cpu"]:
         gpu_gb = cpu_gb = cpu_gb or main_memory()
@@ -72,14 +138,8 @@ def plan(
     cpu_gb = cpu_gb or main_memory()
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"], offline))
-    given = set(recipe)
     prompt = prompt_tokens or _prompt_tokens(settings)
-    machine = Machine(shape, gpus, gpu_gb, cpu_gb, prompt, accelerate)
-    counted = machine.count(settings, given)
-    answer = counted.answer()
-    answer["suggestions"] = [] if answer["fits"] else suggest(machine, settings, given, counted)
-    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given, counted)
-    return answer
+    return Machine(shape, gpus, gpu_gb, cpu_gb, prompt, accelerate), settings, set(recipe)
 
 
 class Machine:
@@ -106,11 +166,13 @@ class Counted:
 
     def __init__(self, machine: Machine, settings: Mapping[str, Any], given: set[str]) -> None:
         self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
+        if (kind := (machine.accelerate or {}).get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
+            raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
         config = deepspeed_config(settings, machine.accelerate)
         self.zero = Zero(config, shape.hidden)
         quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
         if quantised and self.zero.stage == 3:
-            raise ConfigError("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
+            raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
         if settings["use_cpu"]:
             self.layout = devices.Layout("transformers", machine.gpus, 0, 1, "use_cpu is true")
         else:
@@ -129,7 +191,7 @@ class Counted:
         )
         self.precise = memory.precision(settings, self.zero, config)
         self.phases, self.main = memory.phases(shape, settings, self.zero, self.precise, run)
-        if self.layout.generation == "server":
+        if self.layout.server:
             wanted = machine.prompt + settings["max_completion_length"]
             of_server = {
                 **settings,

@@ -58,6 +58,8 @@ TRAINING = {
     "vllm_gpu_memory_utilization": 0.3,
     "vllm_max_model_length": None,
     "vllm_tensor_parallel_size": 1,
+    "vllm_server_base_url": None,
+    "vllm_server_host": "0.0.0.0",
     "reference_refresh_steps": 0,
     "pack_updates": True,
     "update_token_budget": 0,
@@ -66,6 +68,12 @@ TRAINING = {
 }
 PROGRAM = {"prompts_per_step": 0}
 DEFAULTS: dict[str, Any] = {**MODEL, **TRAINING, **PROGRAM}
+
+
+class NotPlanned(ConfigError):
+    """Something that the plan does not know. Training may well."""
+
+
 OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",
@@ -100,7 +108,7 @@ def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
     >>> resolve({"optim": "adamw"})
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: optim='adamw' is not known: did you mean 'adamw_8bit'? (adamw_torch, \
+    grpo_math.planner.settings.NotPlanned: optim='adamw' is not known: did you mean 'adamw_8bit'? (adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd)
     """
     settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
@@ -110,11 +118,14 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
             settings[name] = init[name]
     kernel = settings["attn_implementation"]
     if kernel not in (None, "sdpa", "eager") and "flash" not in str(kernel):
-        raise ConfigError(
+        raise NotPlanned(
             "attn_implementation", kernel, "is not known to the plan", "use sdpa, eager or flash_attention_2"
         )
     one_of("dtype", settings["dtype"], DTYPES)
-    one_of("optim", settings["optim"], OPTIMIZERS)
+    try:
+        one_of("optim", settings["optim"], OPTIMIZERS)
+    except ConfigError as error:
+        raise NotPlanned(error.field, error.value, error.reason, error.remedy) from None
     one_of("vllm_mode", settings["vllm_mode"], ("colocate", "server"))
     for name, default in DEFAULTS.items():
         value = settings[name]
@@ -130,7 +141,7 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
         raise ConfigError("vllm_gpu_memory_utilization", share, "is no share", "use a number from 0 to 1")
     for name in ("lora_target_parameters", "lora_modules_to_save", "fsdp", "bnb_4bit_quant_storage"):
         if settings[name]:
-            raise ConfigError(name, settings[name], "is not known to the plan", "leave it out to plan the rest")
+            raise NotPlanned(name, settings[name], "is not known to the plan", "leave it out to plan the rest")
     if settings["load_in_4bit"] and settings["load_in_8bit"]:
         raise ConfigError("load_in_4bit", True, "and load_in_8bit=True exclude each other", "leave one of them out")
     quantised = next((name for name in ("load_in_4bit", "load_in_8bit") if settings[name]), None)
@@ -151,7 +162,7 @@ class Zero:
         self.active = config is not None
         if self.active and self.stage not in (1, 2, 3):
             reason = "in DeepSpeed's settings is not known to the plan"
-            raise ConfigError("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")
+            raise NotPlanned("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")
 
         def device(name: str) -> bool:
             return (zero.get(name) or {}).get("device", "none") in ("cpu", "nvme")

@@ -1,0 +1,115 @@
+"""GPUs as nvidia-smi lists them, and layouts of any number of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_math.errors import ConfigError
+from grpo_math.planner import devices, plan, serve_layout
+from grpo_math.planner.devices import Gpu
+from grpo_math.planner.settings import NotPlanned
+
+LORA = {"dtype": "bfloat16", "use_peft": True, "prompts_per_step": 16, "per_device_train_batch_size": 8}
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A program of that name, alone in PATH but for the system's."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def says(gpus: str, processes: str = "", code: int = 0) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            f"#!/bin/sh\ncase $1 in *apps*) printf '{processes}';; *) printf '{gpus}';; esac\nexit {code}\n"
+        )
+        program.chmod(0o755)
+
+    return says
+
+
+THREE = "0, GPU-aa, 24576, 3\\n1, GPU-ab, 24576, 9000\\n2, GPU-bb, 81920, 500\\n"
+
+
+def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
+    nvidia_smi(THREE, "GPU-bb, 12\\nGPU-bb, 13\\n")
+    idle, held, used = devices.visible()
+    assert idle == Gpu(0, 24.0, "")
+    assert held.used_by == "something that holds 8.8 GB", "as in a container, which hides the processes of others"
+    assert used.used_by == "process 12, 13"
+    assert devices.here() == (3, 24.0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "numbers"),
+    [
+        ("2,0", [2, 0]),
+        ("GPU-b,1", [2, 1]),
+        ("", []),
+        ("-1", []),
+        ("0,7,1", [0]),
+        ("1,1", [1]),
+        ("GPU-a", []),
+        ("0", [0]),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(wanted, numbers, nvidia_smi, monkeypatch):
+    nvidia_smi(THREE)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    assert [gpu.number for gpu in devices.visible()] == numbers
+
+
+@pytest.mark.parametrize(
+    ("gpus", "code"), [("", 0), ("No devices were found\\n", 6), ("0, GPU-aa, [N/A], [N/A]\\n", 0), (THREE, 1)]
+)
+def test_where_nvidia_smi_says_nothing_there_are_none(gpus, code, nvidia_smi):
+    nvidia_smi(gpus, code=code)
+    assert devices.visible() == []
+    assert devices.here() == (0, 0.0)
+
+
+@pytest.mark.parametrize("gpus", range(2, 10))
+@pytest.mark.parametrize("kind", ["lora", "full"])
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B"])
+def test_every_gpu_has_one_role_and_what_is_idle_has_a_reason(model, kind, gpus):
+    recipe = {**LORA, **SERVER, "use_peft": kind == "lora", "model_name_or_path": model}
+    answer = plan(recipe, gpus=gpus, gpu_gb=80, cpu_gb=512)
+    roles = {role["role"].split(",")[0]: role["gpus"] for role in answer["layout"]}
+    assert sorted(gpu for numbers in roles.values() for gpu in numbers) == list(range(gpus))
+    assert 128 % len(roles["policy"]) == 0
+    assert ("idle" in roles) == ("idle" in answer["why"])
+    if kind == "full":  # TRL sends its weights to no data parallel ranks
+        assert "data parallel" not in str(answer["layout"])
+        heads = {"0.5B": 14, "7B": 28, "32B": 40}[model.rpartition("-")[2]]
+        assert heads % len(roles["vLLM server"]) == 0
+
+
+def test_a_server_elsewhere_needs_no_gpu_here():
+    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-1.5B", "vllm_server_base_url": "http://a:1"}
+    answer = plan(recipe, gpus=4, gpu_gb=24, cpu_gb=64)
+    assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3]]
+    assert set(answer["phases"]) == {"training", "generation"}
+    assert "the server is at http://a:1" in answer["why"]
+
+
+def test_a_stated_tensor_parallel_size_is_kept_and_one_that_cannot_be_is_refused():
+    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-7B"}
+    layout = plan({**recipe, "vllm_tensor_parallel_size": 2}, gpus=4, gpu_gb=80, cpu_gb=64)["layout"]
+    assert layout[0] == {"role": "vLLM server, tensor parallel 2", "gpus": [0, 1]}
+    for size in (3, 8):  # 28 heads, and 4 GPUs
+        with pytest.raises(ConfigError, match="vllm_tensor_parallel_size"):
+            plan({**recipe, "vllm_tensor_parallel_size": size}, gpus=4, gpu_gb=80, cpu_gb=64)
+
+
+def test_a_server_alone_takes_every_gpu_that_it_can():
+    recipe = {**LORA, "model_name_or_path": "Qwen/Qwen2.5-32B"}
+    assert serve_layout(recipe, gpus=8, gpu_gb=40)[1:4] == (0, 8, 2)
+    full = serve_layout({**recipe, "use_peft": False}, gpus=6, gpu_gb=80)
+    assert (full.server, full.tensor_parallel, full.idle) == (4, 4, 2)
+
+
+def test_fsdp_is_not_planned_as_if_it_were_something_else():
+    recipe = {**LORA, "model_name_or_path": "Qwen/Qwen2.5-1.5B"}
+    with pytest.raises(NotPlanned, match="FSDP"):
+        plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, accelerate={"distributed_type": "FSDP"})
