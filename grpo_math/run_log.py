@@ -9,7 +9,6 @@ Does not read a run directory: report/ does.
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import signal
 import sys
@@ -24,6 +23,7 @@ from transformers import TrainerCallback
 
 from grpo_math import metrics
 from grpo_math.checks.diagnosis import diagnose, evaluation_line
+from grpo_math.checks.lines import number
 from grpo_math.evaluation import write_json
 
 PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
@@ -106,19 +106,6 @@ class History(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
             write_json(self.path.with_name("training_history.json"), self.lines())
-
-
-def number(value: Any) -> float | None:
-    """A finite number, also out of the text that transformers makes of some; None for anything else.
-
-    >>> number("1e-3"), number(float("nan")), number("grpo")
-    (0.001, None, None)
-    """
-    try:
-        value = float(value)
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) else None
 
 
 class Progress(TrainerCallback):

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from grpo_math import metrics
 from grpo_math.checks import Finding
+from grpo_math.checks.lines import number, settled
 
 WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
 FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
@@ -176,32 +177,6 @@ class Run:
         """The setting times a factor, to two digits."""
         rate = self.get("learning_rate", 0.0) or max(self.series(metrics.LEARNING_RATE).values, default=0.0)
         return f"learning_rate: {rate * factor or 1e-5:.2g}"
-
-
-def settled(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One line a step, in order, finite numbers alone. A line that goes back starts its step and all later ones anew.
-
-    >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "heldout/accuracy": 0.25}, {"step": 2, "reward": None}])
-    [{'step': 1, 'reward': 0.5, 'heldout/accuracy': 0.25}, {'step': 2}]
-    >>> settled([{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 1, "reward": 0.3}])
-    [{'step': 1, 'reward': 0.3}]
-    """
-    lines: dict[int, dict[str, Any]] = {}
-    for raw in history:
-        place = number(raw.get(metrics.STEP))
-        if place is None:
-            continue
-        step = int(place)
-        line = {name: value for name, item in raw.items() if (value := number(item)) is not None}
-        if lines and step < max(lines) and lines.get(step, {}).keys() & line.keys() - {metrics.STEP}:
-            lines = {known: values for known, values in lines.items() if known < step}
-        lines.setdefault(step, {}).update(line | {metrics.STEP: step})
-    return [lines[step] for step in sorted(lines)]
-
-
-def number(value: Any) -> float | None:
-    """A finite number or None."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
