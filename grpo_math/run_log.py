@@ -152,7 +152,8 @@ class Diagnosis(TrainerCallback):
         self.asked = state.global_step
         before = self.history.path.with_name("before.json")
         base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
-        for finding in diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings):
+        checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
+        for finding in diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings, checkpoints):
             if finding.check not in self.said and finding.level != "info":
                 self.said.add(finding.check)
                 tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)

@@ -122,10 +122,14 @@ class Change(NamedTuple):
 
 
 class Run:
-    """The lines of a history in order, and the settings."""
+    """The lines of a history in order, the settings, and the steps of the checkpoints, where these are known."""
 
-    def __init__(self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str] | None
+    ) -> None:
         self.config, self.lines = config, settled(history)
+        steps = [number(name.rpartition("-")[2]) for name in checkpoints or ()]
+        self.saved = None if checkpoints is None else sorted(int(step) for step in steps if step is not None)
 
     def get(self, name: str, default: Any) -> Any:
         """A setting; the default where it is absent or of another kind."""
@@ -264,13 +268,17 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     now, heldout = run.lines[-1][metrics.STEP], run.series(metrics.HELDOUT_ACCURACY)
     known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
     best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
+    why = f", held-out accuracy was best at step {best}" if len(known) > 1 else ""
+    if run.saved is not None:
+        earlier = [step for step in run.saved if step <= best] or run.saved[:1]
+        return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
     every, limit = int(run.get("save_steps", 500)), run.get("save_total_limit", 0)
     if run.get("save_strategy", "steps") != "steps" or every < 1:  # save_steps below 1 is a share of the run
         return f"keep a checkpoint near step {best}, if there is one"
     saved = max(1, best // every) * every
     if saved > now or (limit and saved <= now // every * every - limit * every):
         return f"no checkpoint near step {best} is kept"
-    return f"keep checkpoint-{saved}" + (f", held-out accuracy was best at step {best}" if len(known) > 1 else "")
+    return f"keep checkpoint-{saved}{why}"
 
 
 def reward_stuck_low(run: Run) -> Seen | None:
@@ -290,15 +298,26 @@ def _stuck(run: Run, high: bool) -> Seen | None:
         return None
     right = run.series(metrics.ACCURACY)
     value, share = median(low.values), right.level if len(right) else None
-    if high != (value > 0 and (share >= 0.5 if share is not None else value >= 1)):
+    for_format = bool(names := _reward_names(run)) and all(map(_rewards_format, names))
+    if high != (value > 0 and (share >= 0.5 if share is not None and not for_format else value >= 1)):
         return None
     words = f"{value:g} in {low.span}" + (f", {percent(share)} of the answers right" if share is not None else "")
     setting = "difficulty_band: [0.1, 0.9]"
-    if not high and share:
+    if high and for_format:
+        setting = "rewards: [accuracy, gated]"
+    elif not high and share:
         setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
     elif not high and _unanswered(run) > 0.5:
         setting = "rewards: [shaped]"  # pays a little for the format
     return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
+
+
+def _reward_names(run: Run) -> list[str]:
+    return [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
+
+
+def _rewards_format(name: str) -> bool:
+    return name in FORMAT_REWARDS or "format" in name
 
 
 def _unanswered(run: Run) -> float:
@@ -311,9 +330,8 @@ def format_without_accuracy(run: Run) -> Seen | None:
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
         return None
-    names = [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
-    names = [*FORMAT_REWARDS, *(name for name in names if "format" in name)]
-    for key in (*map(metrics.reward_key, names), metrics.verdict_key("no_answer")):
+    names = {*FORMAT_REWARDS, *filter(_rewards_format, _reward_names(run))}
+    for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
         change = run.change(key, LONG_TREND)
         rise = 0.0 if change is None else change.rise
         if key == metrics.verdict_key("no_answer"):
@@ -339,9 +357,9 @@ def kl_not_zero_at_start(run: Run) -> Seen | None:
     kl = run.series(metrics.KL)
     if not len(kl) or kl.steps[0] != 1 or abs(kl.values[0]) <= KL_FIRST or run.get("logging_steps", 1) != 1:
         return None
-    setting = (
-        "lora_dropout: 0.0" if run.get("use_peft", False) and run.get("lora_dropout", 0) else "disable_dropout: true"
-    )
+    # A new adapter adds exactly nothing, with lora_dropout or without it. TRL's disable_dropout turns off modules, and
+    # attention_dropout is none.
+    setting = "disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
     return Seen(f"{kl.values[0]:.3g} nats a token at step 1", {"kl": kl.values[0]}, setting)
 
 
@@ -488,17 +506,20 @@ def learning_rate_too_high(run: Run) -> Seen | None:
 
 
 def learning_rate_too_low(run: Run) -> Seen | None:
-    """The reward does not rise, there are gradients, and the KL is tiny; without a KL, the learning rate itself is."""
-    change, kl, gradient = run.not_rising, run.series(metrics.KL), run.series(metrics.GRAD_NORM)
+    """There are gradients and the KL is tiny, while the reward does not surely rise: it cannot, so close to the start.
+
+    Without a KL: the reward surely does not rise, and the learning rate itself is tiny.
+    """
+    change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
     if change is None or not len(gradient) or gradient.level <= 0:
         return None
     if len(kl) >= TREND and not run.get("reference_refresh_steps", 0) and not run.get("sync_ref_model", False):
-        if abs(kl.level) >= KL_SMALL:
+        if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
             return None
         words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
         return Seen(words, {"kl": kl.level, "grad_norm": gradient.level}, run.learning_rate(10))
     rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
-    if rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
+    if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
         return None
     words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
     return Seen(words, {"learning_rate": rate, "grad_norm": gradient.level}, run.learning_rate(10))
@@ -566,7 +587,7 @@ CHECKS: dict[str, Check] = {
         "error",
         "all rewards are the same high value",
         "no group differs, so nothing is learned: every completion gets the full reward",
-        "train on problems that it sometimes fails",
+        "train on problems that it sometimes fails, or pay for right answers",
     ),
     "format_without_accuracy": Check(
         format_without_accuracy,
@@ -693,10 +714,15 @@ EXPLAINED_BY: dict[str, set[str]] = {
 }
 
 
-def diagnose(history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None) -> list[Finding]:
+def diagnose(
+    history: Iterable[Mapping[str, Any]],
+    config: Mapping[str, Any] | None = None,
+    checkpoints: Iterable[str] | None = None,
+) -> list[Finding]:
     """The findings of a history (lines of history.jsonl) under the settings of its config.yaml, worst level first.
 
     A held-out line of step 0 is the base model's accuracy. Settings that are absent count as TRL's defaults.
+    ``checkpoints`` are the folders (``checkpoint-20``) that a collapse can go back to; None: the settings tell.
 
     >>> diagnose([{"step": 1, "reward": 0.5}])  # too little to say anything
     []
@@ -707,7 +733,7 @@ def diagnose(history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | N
     >>> finding.remedy
     'allow longer completions: max_completion_length: 512'
     """
-    run = Run(history, config or {})
+    run = Run(history, config or {}, checkpoints)
     seen = {name: found for name, check in CHECKS.items() if (found := check.find(run))}
     findings = []
     for name, (words, figures, setting) in seen.items():

@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -34,14 +35,28 @@ ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "cases" / "real_runs"
 EVERY = 10  # steps, as in training
 DEMO: dict[str, Any] = {
-    "max_steps": 40,
-    "per_device_train_batch_size": 24,  # 3 prompts x 8 completions
+    "max_steps": 42,
+    "per_device_train_batch_size": 16,  # 2 prompts x 8 completions
     "learning_rate": 5e-4,
     "eval_n": 0,
     "heldout_every": 0,
     "log_completions": False,
 }
-TWO_PROMPTS = {"per_device_train_batch_size": 16}
+# What checks/diagnosis.py reads of a run.
+READ_METRICS = {
+    *(metrics.STEP, metrics.LOSS, metrics.REWARD, metrics.REWARD_MIN, metrics.REWARD_MAX, metrics.ACCURACY),
+    *(metrics.HELDOUT_ACCURACY, metrics.HELDOUT_N, metrics.ADVANTAGE_STD, metrics.DEGENERATE, metrics.ALL_RIGHT),
+    *(metrics.ALL_WRONG, metrics.KL, metrics.APPROX_KL, metrics.ENTROPY, metrics.CLIP_REGION, metrics.GRAD_NORM),
+    *(metrics.LEARNING_RATE, metrics.TRUNCATED, metrics.verdict_key("timeout"), metrics.verdict_key("no_answer")),
+}
+PER_REWARD = re.compile(metrics.reward_key(r"\w+"))
+READ_SETTINGS = (
+    *("learning_rate", "max_completion_length", "use_peft", "rewards", "beta", "max_grad_norm", "grade_timeout"),
+    *("num_iterations", "steps_per_generation", "gradient_accumulation_steps", "logging_steps", "curriculum"),
+    *("resample_groups", "reference_refresh_steps", "sync_ref_model", "save_strategy", "save_steps"),
+    *("save_total_limit", "lora_dropout"),
+)
+ONE_PROMPT = {"per_device_train_batch_size": 8}
 
 
 @dataclass(frozen=True)
@@ -59,18 +74,16 @@ def _bad(what: str, expected: str, also: str = "", **settings: Any) -> BadRun:
 
 
 RUNS: dict[str, BadRun] = {
-    "rate_zero": _bad("learning_rate: 0", "adapter_not_moving", **TWO_PROMPTS, learning_rate=0.0, max_steps=12),
+    "rate_zero": _bad("learning_rate: 0", "adapter_not_moving", learning_rate=0.0, max_steps=12),
     "wrong_eos": _bad(
-        "EOS of tokenizer and generation_config is <|endoftext|>, the model's turns end with <|im_end|>",
+        "EOS of tokenizer and generation_config is <|endoftext|>; the model ends its turns with <|im_end|>",
         "eos_mismatch",
-        **TWO_PROMPTS,
         model_name_or_path="{folder}/inputs/wrong_eos",
         max_steps=12,
     ),
     "attention_dropout": _bad(
         "attention_dropout 0.1 in the model's config, beta: 0.04",
         "kl_not_zero_at_start",
-        **TWO_PROMPTS,
         model_name_or_path="{folder}/inputs/attention_dropout",
         beta=0.04,
         max_steps=3,
@@ -78,81 +91,97 @@ RUNS: dict[str, BadRun] = {
     "hard_set": _bad(
         "products of two numbers of three digits",
         "reward_stuck_low",
-        **TWO_PROMPTS,
         dataset="{folder}/inputs/hard.jsonl",
         max_steps=14,
     ),
     "easy_set": _bad(
-        "sums that the untrained model always gets right, temperature: 0.3, rewards: [accuracy]",
+        "difficulty_band: [1, 1] at temperature: 0.3, rewards: [accuracy]",
+        "groups_too_easy",
         "reward_stuck_high",
-        **TWO_PROMPTS,
+        **ONE_PROMPT,
         rewards="accuracy",
         temperature=0.3,
         difficulty_band="1.0 1.0",
-        dataset_limit=64,
+        dataset_limit=32,
         max_steps=22,
     ),
-    "healthy_demo": _bad("the demo's loss (dapo)", "", seed=1),
     "too_short": _bad(
-        "max_completion_length: 8, and the worked example takes 14", "truncation", max_completion_length=8, max_steps=22
+        "max_completion_length: 8; the worked example takes 14",
+        "truncation",
+        max_completion_length=8,
+        max_steps=22,
     ),
     "kl_explosion": _bad(
-        "learning_rate: 5e-3, beta: 0.001",
-        "kl_explosion",
-        **TWO_PROMPTS,
-        learning_rate=5e-3,
-        beta=0.001,
-        max_steps=24,
+        "learning_rate: 5e-3, beta: 0.001", "kl_explosion", **ONE_PROMPT, learning_rate=5e-3, beta=0.001, max_steps=20
+    ),
+    "many_updates": _bad(
+        "num_iterations: 8, learning_rate: 2e-3", "clipping", num_iterations=8, learning_rate=2e-3, max_steps=24
     ),
     "rate_too_high": _bad(
         "learning_rate: 1e-2",
         "collapse learning_rate_too_high heldout_worse",
         learning_rate=1e-2,
-        max_steps=44,
         eval_n=64,
         heldout_every=20,
         save_strategy="steps",
         save_steps=10,
         save_only_model=True,
     ),
-    "many_updates": _bad(
-        "num_iterations: 8, learning_rate: 2e-3", "clipping", num_iterations=8, learning_rate=2e-3, max_steps=24
+    "healthy_demo": _bad(
+        "nothing: the demo as it is shipped",
+        "",
+        max_steps=60,
+        per_device_train_batch_size=64,
+        learning_rate=2e-4,
+        eval_n=256,
+        heldout_every=25,
+        log_completions=True,
     ),
     "healthy_dr_grpo": _bad(
-        "loss_type: dr_grpo, scale_rewards: none", "", loss_type="dr_grpo", scale_rewards="none", seed=2
+        "nothing: loss_type: dr_grpo, scale_rewards: none, seed 2",
+        "",
+        loss_type="dr_grpo",
+        scale_rewards="none",
+        seed=2,
+    ),
+    "healthy_kl": _bad(
+        "nothing: loss_type: grpo, beta: 0.04, seed 3",
+        "",
+        loss_type="grpo",
+        beta=0.04,
+        seed=3,
     ),
     "rate_too_low": _bad(
         "learning_rate: 1e-7, beta: 0.04",
         "learning_rate_too_low",
-        **TWO_PROMPTS,
+        **ONE_PROMPT,
         learning_rate=1e-7,
         beta=0.04,
-        max_steps=44,
     ),
     "grader_timeouts": _bad(
         "one problem in eight is a root, and grade_timeout: 0.001",
         "grader_timeouts",
-        **TWO_PROMPTS,
         dataset="{folder}/inputs/roots.jsonl",
         grade_timeout=0.001,
         max_steps=22,
     ),
-    "healthy_kl": _bad(
-        "loss_type: grpo, beta: 0.04, learning_rate: 1e-3", "", loss_type="grpo", beta=0.04, learning_rate=1e-3, seed=3
-    ),
     "format_alone": _bad(
         "rewards: [format_soft], products of two numbers of three digits",
         "format_without_accuracy",
-        **TWO_PROMPTS,
+        **ONE_PROMPT,
         dataset="{folder}/inputs/hard.jsonl",
         rewards="format_soft",
-        max_steps=64,
+        max_steps=62,
     ),
     "healthy_reinforce": _bad(
-        "surrogate: reinforce, baseline: leave_one_out", "", surrogate="reinforce", baseline="leave_one_out", seed=4
+        "nothing: surrogate: reinforce, baseline: leave_one_out, seed 4",
+        "",
+        surrogate="reinforce",
+        baseline="leave_one_out",
+        seed=4,
     ),
     "healthy_slow": _bad(
-        "learning_rate: 2e-4, differences as well as sums",
+        "nothing: learning_rate: 2e-4, differences as well as sums, seed 5",
         "",
         dataset="generated:sums,differences",
         learning_rate=2e-4,
@@ -196,9 +225,13 @@ def prepare(folder: Path) -> None:
     copy("attention_dropout", {"config.json": {"attention_dropout": 0.1}})
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    return DEMO | RUNS[name].settings
+
+
 def command(name: str, folder: Path) -> list[str]:
     words = [sys.executable, "-m", "grpo_math.train", "--config", str(ROOT / "launch/configs/demo_cpu.yaml")]
-    for setting, value in {**DEMO, **RUNS[name].settings, "output_dir": f"{{folder}}/{name}"}.items():
+    for setting, value in {**settings_of(name), "output_dir": f"{{folder}}/{name}"}.items():
         words += [f"--{setting}", *str(value).replace("{folder}", str(folder)).split(" ")]
     return words
 
@@ -207,7 +240,7 @@ def train(name: str, folder: Path) -> bool:
     """One run, unless it has finished with these settings; what it said goes to NAME.log, CPU seconds to done.json."""
     run_dir, done = folder / name, folder / name / "done.json"
     if done.exists():
-        if json.loads(done.read_text())["settings"] != RUNS[name].settings:
+        if json.loads(done.read_text())["settings"] != settings_of(name):
             sys.exit(f"error: {run_dir} holds a run of other settings: delete it, or name another --folder")
         return True
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -222,7 +255,8 @@ def train(name: str, folder: Path) -> bool:
         print(f"error: {name} ended with {code}: see {log.name}", file=sys.stderr, flush=True)
         return False
     shutil.rmtree(run_dir / "adapter", ignore_errors=True)
-    done.write_text(json.dumps({"settings": RUNS[name].settings, "cpu_seconds": round(cpu_seconds() - before)}))
+    seconds = round(cpu_seconds() - before)
+    done.write_text(json.dumps({"settings": settings_of(name), "cpu_seconds": seconds}), encoding="utf-8")
     return True
 
 
@@ -251,6 +285,30 @@ def findings_by_step(lines: list[dict[str, Any]], config: dict[str, Any]) -> dic
     return found
 
 
+def read_case(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A saved run: its first line (run, what, settings, findings by step), and its history."""
+    head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return head, lines
+
+
+def save(name: str, folder: Path) -> None:
+    """What the checks read of a run, rounded to 5 digits, to `CASES`."""
+    lines, config = lines_of(folder / name)
+    head = {
+        "run": name,
+        "what": RUNS[name].what,
+        "settings": {setting: config[setting] for setting in READ_SETTINGS if setting in config},
+        "findings": findings_by_step(lines, config),
+    }
+    kept = [
+        {key: float(f"{value:.5g}") for key, value in line.items() if key in READ_METRICS or PER_REWARD.fullmatch(key)}
+        for line in lines
+    ]
+    CASES.mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in [head, *kept])
+    (CASES / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
 def judge(name: str, found: set[str]) -> str:
     run = RUNS[name]
     missed, false = run.expected - found, found - run.expected - run.also
@@ -275,6 +333,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("bad_runs"))
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="NAME", help="some runs")
+    parser.add_argument("--save", action="store_true", help="also write tests/cases/real_runs")
     options = parser.parse_args()
     folder = options.folder.resolve()
     prepare(folder / "inputs")
@@ -282,6 +341,8 @@ def main() -> int:
     for number, name in enumerate(options.only, 1):
         print(f"{number} of {len(options.only)}: {name}", file=sys.stderr, flush=True)
         finished += [name] if train(name, folder) else []
+    for name in finished if options.save else ():
+        save(name, folder)
     print("\n".join(table(finished, folder)))
     return int(finished != options.only)
 

@@ -420,6 +420,17 @@ def test_the_checkpoint_to_keep_is_named():
     assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in words({}, heldout)
 
 
+def test_the_checkpoint_to_keep_is_one_that_is_there():
+    lines = without_heldout(SHOWN["collapse"][0][0])
+    for kept, words in (
+        (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
+        (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
+        ([], "; no checkpoint is there;"),
+    ):
+        [message] = [f.message for f in diagnose(lines, CONFIG, kept) if f.check == "collapse"]
+        assert words in message
+
+
 def test_chosen_problems_make_a_reward_of_their_own():
     """Under a curriculum a reward that stays is a success, and dynamic sampling holds it near a half."""
     assert "flat_reward" in alarms(FLAT)
@@ -431,6 +442,14 @@ def test_rewards_that_are_full_or_held_out_accuracy_that_rises_are_not_flat():
     assert "flat_reward" not in alarms(without_heldout(flat(level=0.93)))
     rises = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((20, 0.3), (60, 0.5))]
     assert "flat_reward" not in alarms([*FLAT, *rises])
+
+
+def test_a_reward_that_jumps_about_does_not_hide_a_rate_that_is_too_low():
+    """With few completions a step the reward cannot be told from a rising one; a KL of next to nothing says enough."""
+    few = without_heldout(changed(reward=noisy(0.35, 0.2), kl=lambda s: 1e-7 * s))
+    assert "learning_rate_too_low" in alarms(few)
+    learns = without_heldout(changed(reward=noisy(lambda s: 0.35 + 0.5 * s / 80, 0.1), kl=lambda s: 1e-7 * s))
+    assert "learning_rate_too_low" not in alarms(learns)
 
 
 def test_one_cause_is_one_finding():
@@ -456,6 +475,15 @@ def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):
     assert finding.remedy.endswith(line)
 
 
+def test_a_format_reward_alone_is_paid_in_full_with_wrong_answers():
+    full = changed(reward=1.0, reward_min=1.0, reward_max=1.0, accuracy=0.1)
+    settings = CONFIG | {"rewards": ["format_soft"]}
+    [finding] = [f for f in diagnose(full, settings) if f.check.startswith("reward_stuck")]
+    assert finding.check == "reward_stuck_high"
+    assert finding.remedy.endswith("rewards: [accuracy, gated]")
+    assert "reward_stuck_low" in alarms(full, settings | {"rewards": ["accuracy", "format_soft"]})
+
+
 def test_the_ways_in_which_weights_do_not_move():
     assert "adapter_not_moving" in alarms(changed(learning_rate=0.0))
     assert "adapter_not_moving" in alarms(changed(kl=0.0))
@@ -471,8 +499,10 @@ def test_the_remedy_is_a_line_for_this_recipe():
 
     assert remedy("truncation", {"max_completion_length": 300}).endswith(": max_completion_length: 600")
     assert remedy("collapse", {"learning_rate": 3e-5}).endswith(": learning_rate: 1.5e-05")
-    assert remedy("kl_not_zero_at_start", {"lora_dropout": 0.05}).endswith(": lora_dropout: 0.0")
-    assert remedy("kl_not_zero_at_start", {}).endswith(": disable_dropout: true")
+    # A new adapter is nothing at step 1 whatever its dropout, and disable_dropout leaves attention_dropout on.
+    dropout = ": disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
+    for settings in ({}, {"lora_dropout": 0.05}):
+        assert remedy("kl_not_zero_at_start", settings).endswith(dropout)
     assert remedy("clipping", {"num_iterations": 1}).endswith(": learning_rate: 5e-05")
     assert remedy("grader_timeouts", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
 
