@@ -35,6 +35,7 @@ RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two st
 SATURATED = 0.85  # of the reward's range; from there on a flat reward is a full one
 SURE = 2.0  # standard errors of a stated bound
 FALL = 0.2  # of the reward's range; less is within what a harder stretch of problems costs
+GONE = 0.05  # chance of so long a stretch without any reward, if the problems had always been that hard
 FALL_SURE = 4.0  # standard errors; the peak is the best of many windows, and each checks anew
 SWING = 0.2  # of the reward's range, for each swing of an oscillation
 SWING_SURE = 6.0  # standard errors of a window's mean; noise alone has extremes 4 apart in 20 windows
@@ -246,21 +247,47 @@ def turning_points(values: list[float], least: float) -> list[float]:
 
 
 def collapse(run: Run) -> Seen | None:
-    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range."""
+    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range.
+
+    Or no completion is rewarded any more, from a line on that came too early for two windows.
+    """
     reward = run.series(metrics.REWARD)
-    if len(reward) < TREND or not run.comparable:
+    if not run.comparable:
         return None
+    if len(reward) < TREND:
+        return _gone(run)
     starts = range(len(reward) - 2 * WINDOW + 1)
     means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
     best = max(starts, key=means.__getitem__)
     late = reward.last()
     drop, error = means[best] - fmean(late.values), reward.noise * math.sqrt(2 / WINDOW)
     if drop < max(FALL * run.span, FALL_SURE * error):
-        return None
+        return _gone(run)
     peak = Series(reward.steps[best : best + WINDOW], [])
     words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
     figures = {"peak": means[best], "peak_steps": [peak.steps[0], peak.steps[-1]], "drop": drop, "now": late.steps[-1]}
     return Seen(words, figures, run.learning_rate(0.5))
+
+
+def _gone(run: Run) -> Seen | None:
+    """The last ``n`` lines hold no reward above the lowest, of the ``k`` before them ``r`` did, and that is no chance:
+
+        P(none in n | r of k) = B(r + 1, k - r + n + 1) / B(r + 1, k - r + 1) < `GONE`
+
+    with every share of rewarded lines held for equally likely before the run (Laplace's rule of succession).
+    """
+    top = run.series(metrics.REWARD_MAX)
+    rewarded = [value > run.bottom + 1e-9 for value in top.values]
+    if not any(rewarded):
+        return None
+    n = rewarded[::-1].index(True)
+    k, r = len(top) - n, sum(rewarded)
+    if n < WINDOW or math.prod((k - r + i) / (k + 1 + i) for i in range(1, n + 1)) >= GONE:
+        return None
+    before, none = top.first(k), top.last(n)
+    words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
+    figures = {"rewarded_until": before.steps[-1], "lines_rewarded": r, "lines": k, "now": none.steps[-1]}
+    return Seen(f"{words}; {_checkpoint(run, before.steps)}", figures, run.learning_rate(0.1))
 
 
 def _checkpoint(run: Run, peak: list[int]) -> str:
@@ -305,9 +332,11 @@ def _stuck(run: Run, high: bool) -> Seen | None:
     setting = "difficulty_band: [0.1, 0.9]"
     if high and for_format:
         setting = "rewards: [accuracy, gated]"
+    elif not high and _level(run, metrics.TRUNCATED) > 0.5:
+        setting = _longer(run)  # the format never comes, since it is cut off
     elif not high and share:
         setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
-    elif not high and _unanswered(run) > 0.5:
+    elif not high and _level(run, metrics.verdict_key("no_answer")) > 0.5:
         setting = "rewards: [shaped]"  # pays a little for the format
     return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
 
@@ -320,8 +349,8 @@ def _rewards_format(name: str) -> bool:
     return name in FORMAT_REWARDS or "format" in name
 
 
-def _unanswered(run: Run) -> float:
-    series = run.series(metrics.verdict_key("no_answer"))
+def _level(run: Run, name: str) -> float:
+    series = run.series(name)
     return series.level if len(series) else 0.0
 
 
@@ -380,10 +409,11 @@ def truncation(run: Run) -> Seen | None:
     cut = run.series(metrics.TRUNCATED)
     if len(cut) < FEW or cut.level <= TRUNCATED_SHARE:
         return None
-    limit = 2 * run.get("max_completion_length", 256)
-    return Seen(
-        f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, f"max_completion_length: {limit}"
-    )
+    return Seen(f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, _longer(run))
+
+
+def _longer(run: Run) -> str:
+    return f"max_completion_length: {2 * run.get('max_completion_length', 256)}"
 
 
 def eos_mismatch(run: Run) -> Seen | None:
@@ -579,7 +609,7 @@ CHECKS: dict[str, Check] = {
         reward_stuck_low,
         "error",
         "all rewards are the same low value",
-        "no group differs, so nothing is learned: the problems are too hard, or the format never comes",
+        "no group differs, so nothing is learned: the problems are too hard, or the format never comes or is cut off",
         "reward what the model can reach, or give it problems that it sometimes solves",
     ),
     "reward_stuck_high": Check(
@@ -708,9 +738,10 @@ CHECKS: dict[str, Check] = {
 EXPLAINED_BY: dict[str, set[str]] = {
     "flat_reward": {"learning_rate_too_low", "adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
     "learning_rate_too_low": {"adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
-    "groups_too_hard": {"reward_stuck_low"},
+    "reward_stuck_low": {"collapse"},
+    "groups_too_hard": {"reward_stuck_low", "collapse"},
     "groups_too_easy": {"reward_stuck_high"},
-    "truncation": {"eos_mismatch"},
+    "truncation": {"eos_mismatch", "collapse"},
 }
 
 

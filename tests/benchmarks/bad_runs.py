@@ -127,6 +127,13 @@ RUNS: dict[str, BadRun] = {
         save_steps=10,
         save_only_model=True,
     ),
+    "grader_timeouts": _bad(
+        "one problem in eight is a root, and grade_timeout: 0.001",
+        "grader_timeouts",
+        dataset="{folder}/inputs/roots.jsonl",
+        grade_timeout=0.001,
+        max_steps=22,
+    ),
     "healthy_demo": _bad(
         "nothing: the demo as it is shipped",
         "",
@@ -151,28 +158,6 @@ RUNS: dict[str, BadRun] = {
         beta=0.04,
         seed=3,
     ),
-    "rate_too_low": _bad(
-        "learning_rate: 1e-7, beta: 0.04",
-        "learning_rate_too_low",
-        **ONE_PROMPT,
-        learning_rate=1e-7,
-        beta=0.04,
-    ),
-    "grader_timeouts": _bad(
-        "one problem in eight is a root, and grade_timeout: 0.001",
-        "grader_timeouts",
-        dataset="{folder}/inputs/roots.jsonl",
-        grade_timeout=0.001,
-        max_steps=22,
-    ),
-    "format_alone": _bad(
-        "rewards: [format_soft], products of two numbers of three digits",
-        "format_without_accuracy",
-        **ONE_PROMPT,
-        dataset="{folder}/inputs/hard.jsonl",
-        rewards="format_soft",
-        max_steps=62,
-    ),
     "healthy_reinforce": _bad(
         "nothing: surrogate: reinforce, baseline: leave_one_out, seed 4",
         "",
@@ -186,6 +171,21 @@ RUNS: dict[str, BadRun] = {
         dataset="generated:sums,differences",
         learning_rate=2e-4,
         seed=5,
+    ),
+    "rate_too_low": _bad(
+        "learning_rate: 1e-7, beta: 0.04",
+        "learning_rate_too_low",
+        **ONE_PROMPT,
+        learning_rate=1e-7,
+        beta=0.04,
+    ),
+    "format_alone": _bad(
+        "rewards: [format_soft], products of two numbers of three digits",
+        "format_without_accuracy",
+        **ONE_PROMPT,
+        dataset="{folder}/inputs/hard.jsonl",
+        rewards="format_soft",
+        max_steps=62,
     ),
 }
 

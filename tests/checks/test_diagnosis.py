@@ -399,9 +399,34 @@ def test_the_history_of_a_real_healthy_run_gives_no_alarm_at_any_step():
 def test_a_resumed_run_counts_its_newest_attempt():
     good = [line for line in healthy(3) if metrics.LOSS in line]
     bad = changed([line for line in good if line[metrics.STEP] > 30], truncated=1.0, reward=0.0)
-    assert alarms(good[:30] + bad) >= {"collapse", "truncation"}
+    assert alarms(good[:30] + bad) >= {"collapse"}
     assert alarms(good[:30] + bad + good[30:]) == set()
     assert alarms(good[:60] + bad) == alarms(good[:30] + bad)
+
+
+def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set():
+    """As with a rate of 5e-3: a reward at step 1, and from the next step on none. No window can be a peak."""
+
+    def after(rewarded, steps):
+        """Lines of which the first hold a reward and the rest none."""
+
+        def alive(step):
+            return float(step <= rewarded)
+
+        lines = [line for line in without_heldout(healthy(0)) if 1 <= line[metrics.STEP] <= steps]
+        dead = {"degenerate": 1.0, "all_wrong": 1.0, "truncated": lambda s: 1.0 - 0.9 * alive(s), "entropy": 0.3}
+        return changed(lines, reward=alive, reward_max=alive, reward_min=0.0, accuracy=alive, **dead)
+
+    assert alarms(after(1, 12)) == {"collapse"}
+    assert alarms(after(3, 30)) == {"collapse"}
+    [finding] = [f for f in diagnose(after(1, 12), CONFIG) if f.check == "collapse"]
+    assert "1 of the 1 lines up to step 1 hold a reward, none in steps 2 to 12" in finding.message
+    assert finding.remedy.endswith(": learning_rate: 1e-05")
+    assert "collapse" not in alarms(after(3, 30), CONFIG | {"curriculum": "easy_to_hard"})
+    # One reward in thirty lines is luck, not a level to fall from.
+    luck = after(0, 40)
+    luck[25][metrics.REWARD_MAX] = luck[25][metrics.REWARD] = 1.0
+    assert "collapse" not in alarms(luck)
 
 
 def test_the_checkpoint_to_keep_is_named():
@@ -465,6 +490,7 @@ def test_one_cause_is_one_finding():
     ("series", "settings", "line"),
     [
         ({"accuracy": 0.4}, {}, "rewards: [accuracy]"),
+        ({"accuracy": 0.1, "truncated": 0.9}, {}, "max_completion_length: 256"),
         ({"accuracy": 0.0, "no_answer": 0.9}, {}, "rewards: [shaped]"),
         ({"accuracy": 0.0, "no_answer": 0.1}, {}, "difficulty_band: [0.1, 0.9]"),
     ],
