@@ -452,8 +452,12 @@ def _dull(run: Run, kind: str, other: str) -> Seen | None:
 
 
 def clipping(run: Run) -> Seen | None:
-    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips."""
-    clipped = run.series(metrics.CLIP_REGION).last(FEW)
+    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips.
+
+    Without those of gradient zero: where no completion has an advantage, there is nothing to clip.
+    """
+    lines = [line for line in run.lines if metrics.CLIP_REGION in line and line.get(metrics.GRAD_NORM, 1) > 0]
+    clipped = Series([line[metrics.STEP] for line in lines], [line[metrics.CLIP_REGION] for line in lines]).last(FEW)
     if len(clipped) < WINDOW or (share := fmean(clipped.values)) <= CLIPPED_SHARE:
         return None
     setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "cases" / "real_runs"
 EVERY = 10  # steps, as in training
 DEMO: dict[str, Any] = {
-    "max_steps": 42,
+    "max_steps": 41,
     "per_device_train_batch_size": 16,  # 2 prompts x 8 completions
     "learning_rate": 5e-4,
     "eval_n": 0,
@@ -88,14 +88,27 @@ RUNS: dict[str, BadRun] = {
         beta=0.04,
         max_steps=3,
     ),
-    "hard_set": _bad(
-        "products of two numbers of three digits",
-        "reward_stuck_low",
-        dataset="{folder}/inputs/hard.jsonl",
-        max_steps=14,
+    "too_short": _bad(
+        "max_completion_length: 8; the worked example takes 14",
+        "truncation reward_stuck_low",
+        max_completion_length=8,
+        max_steps=22,
+    ),
+    "rate_far_too_high": _bad(
+        "learning_rate: 5e-3, beta: 0.001", "collapse", **ONE_PROMPT, learning_rate=5e-3, beta=0.001, max_steps=20
+    ),
+    "many_updates": _bad(
+        "num_iterations: 8, learning_rate: 2e-3",
+        "clipping learning_rate_too_high",
+        num_iterations=8,
+        learning_rate=2e-3,
+        max_steps=24,
+    ),
+    "rate_too_high": _bad(
+        "learning_rate: 2e-3", "collapse heldout_worse", "learning_rate_too_high", learning_rate=2e-3, eval_n=64
     ),
     "easy_set": _bad(
-        "difficulty_band: [1, 1] at temperature: 0.3, rewards: [accuracy]",
+        "difficulty_band: [1, 1] at temperature: 0.3, rewards: [accuracy], learning_rate: 1e-5",
         "groups_too_easy",
         "reward_stuck_high",
         **ONE_PROMPT,
@@ -103,29 +116,18 @@ RUNS: dict[str, BadRun] = {
         temperature=0.3,
         difficulty_band="1.0 1.0",
         dataset_limit=32,
+        learning_rate=1e-5,
         max_steps=22,
     ),
-    "too_short": _bad(
-        "max_completion_length: 8; the worked example takes 14",
-        "truncation",
-        max_completion_length=8,
+    "hard_set": _bad(
+        "quotients of numbers of four and two digits, max_completion_length: 24",
+        "reward_stuck_low",
+        "groups_too_hard",
+        **ONE_PROMPT,
+        dataset="{folder}/inputs/quotients.jsonl",
+        max_completion_length=24,
+        temperature=0.7,
         max_steps=22,
-    ),
-    "kl_explosion": _bad(
-        "learning_rate: 5e-3, beta: 0.001", "kl_explosion", **ONE_PROMPT, learning_rate=5e-3, beta=0.001, max_steps=20
-    ),
-    "many_updates": _bad(
-        "num_iterations: 8, learning_rate: 2e-3", "clipping", num_iterations=8, learning_rate=2e-3, max_steps=24
-    ),
-    "rate_too_high": _bad(
-        "learning_rate: 1e-2",
-        "collapse learning_rate_too_high heldout_worse",
-        learning_rate=1e-2,
-        eval_n=64,
-        heldout_every=20,
-        save_strategy="steps",
-        save_steps=10,
-        save_only_model=True,
     ),
     "grader_timeouts": _bad(
         "one problem in eight is a root, and grade_timeout: 0.001",
@@ -152,15 +154,12 @@ RUNS: dict[str, BadRun] = {
         seed=2,
     ),
     "healthy_kl": _bad(
-        "nothing: loss_type: grpo, beta: 0.04, seed 3",
-        "",
-        loss_type="grpo",
-        beta=0.04,
-        seed=3,
+        "nothing: loss_type: grpo, beta: 0.04, seed 3", "", **ONE_PROMPT, loss_type="grpo", beta=0.04, seed=3
     ),
     "healthy_reinforce": _bad(
         "nothing: surrogate: reinforce, baseline: leave_one_out, seed 4",
         "",
+        **ONE_PROMPT,
         surrogate="reinforce",
         baseline="leave_one_out",
         seed=4,
@@ -173,17 +172,14 @@ RUNS: dict[str, BadRun] = {
         seed=5,
     ),
     "rate_too_low": _bad(
-        "learning_rate: 1e-7, beta: 0.04",
-        "learning_rate_too_low",
-        **ONE_PROMPT,
-        learning_rate=1e-7,
-        beta=0.04,
+        "learning_rate: 1e-7, beta: 0.04", "learning_rate_too_low", **ONE_PROMPT, learning_rate=1e-7, beta=0.04
     ),
     "format_alone": _bad(
-        "rewards: [format_soft], products of two numbers of three digits",
+        "rewards: [format_soft], quotients",
         "format_without_accuracy",
         **ONE_PROMPT,
-        dataset="{folder}/inputs/hard.jsonl",
+        dataset="{folder}/inputs/quotients.jsonl",
+        max_completion_length=24,
         rewards="format_soft",
         max_steps=62,
     ),
@@ -201,8 +197,8 @@ def prepare(folder: Path) -> None:
         lines = [json.dumps({"problem": problem, "answer": answer}) + "\n" for problem, answer in rows]
         (folder / name).write_text("".join(lines), encoding="utf-8")
 
-    pairs = [(rng.randint(101, 999), rng.randint(101, 999)) for _ in range(256)]
-    write("hard.jsonl", [(f"What is {a} * {b}?", str(a * b)) for a, b in pairs])
+    pairs = [(rng.randint(31, 99), rng.randint(31, 99)) for _ in range(256)]
+    write("quotients.jsonl", [(f"What is {a * b} / {b}?", str(a)) for a, b in pairs])
     small = [(rng.randint(1, 28), rng.randint(1, 28)) for _ in range(256)]
     rows = [(f"What is {a} + {b}?", str(a + b)) for a, b in small]
     rows[::8] = [(f"What is the square root of {a * a * 2}?", rf"{a}\sqrt{{2}}") for a, _ in small[::8]]

@@ -510,6 +510,17 @@ def test_a_format_reward_alone_is_paid_in_full_with_wrong_answers():
     assert "reward_stuck_low" in alarms(full, settings | {"rewards": ["accuracy", "format_soft"]})
 
 
+def test_a_rollout_without_signal_does_not_dilute_the_clipping():
+    """As with eight updates on a rollout whose rewards are all zero: nothing is clipped, which is no good sign."""
+
+    def alive(step):
+        return step % 16 < 8
+
+    quiet = changed(clip_region=lambda s: 0.3 * alive(s), grad_norm=lambda s: 0.3 * alive(s))
+    assert "clipping" in alarms(quiet, CONFIG | {"num_iterations": 8})
+    assert "clipping" not in alarms(changed(quiet, clip_region=lambda s: 0.15 * alive(s)))
+
+
 def test_the_ways_in_which_weights_do_not_move():
     assert "adapter_not_moving" in alarms(changed(learning_rate=0.0))
     assert "adapter_not_moving" in alarms(changed(kl=0.0))
