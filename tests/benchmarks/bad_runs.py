@@ -130,8 +130,9 @@ RUNS: dict[str, BadRun] = {
         max_steps=22,
     ),
     "grader_timeouts": _bad(
-        "one problem in eight is a root, and grade_timeout: 0.001",
+        "one problem in four is a root, and grade_timeout: 0.001",
         "grader_timeouts",
+        **ONE_PROMPT,
         dataset="{folder}/inputs/roots.jsonl",
         grade_timeout=0.001,
         max_steps=22,
@@ -201,7 +202,7 @@ def prepare(folder: Path) -> None:
     write("quotients.jsonl", [(f"What is {a * b} / {b}?", str(a)) for a, b in pairs])
     small = [(rng.randint(1, 28), rng.randint(1, 28)) for _ in range(256)]
     rows = [(f"What is {a} + {b}?", str(a + b)) for a, b in small]
-    rows[::8] = [(f"What is the square root of {a * a * 2}?", rf"{a}\sqrt{{2}}") for a, _ in small[::8]]
+    rows[::4] = [(f"What is the square root of {a * a * 2}?", rf"{a}\sqrt{{2}}") for a, _ in small[::4]]
     write("roots.jsonl", rows)
 
     def copy(name: str, changes: dict[str, dict[str, Any]]) -> None:
