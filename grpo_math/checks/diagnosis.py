@@ -29,6 +29,7 @@ from grpo_math.checks.lines import number, settled
 WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
 FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
 TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
+START = 3  # lines before a run that learns within `WINDOW` lines has learned: the demo at a rate of 5e-4 takes four
 LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
 
 RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two standard errors) counts as not rising
@@ -168,9 +169,16 @@ class Run:
 
     @cached_property
     def not_rising(self) -> Change | None:
-        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise."""
+        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise.
+
+        What it surely rose since the first `START` lines counts too.
+        """
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):
+            return None
+        start, late = self.series(metrics.REWARD).first(START), change.late
+        error = self.series(metrics.REWARD).noise * math.sqrt(1 / len(start) + 1 / len(late))
+        if fmean(late.values) - fmean(start.values) - SURE * error > RISE * self.span:
             return None
         heldout = self.series(metrics.HELDOUT_ACCURACY).values
         if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:

@@ -477,6 +477,14 @@ def test_a_reward_that_jumps_about_does_not_hide_a_rate_that_is_too_low():
     assert "learning_rate_too_low" not in alarms(learns)
 
 
+def test_a_run_that_learned_within_four_steps_is_not_flat():
+    """As the demo does at a rate of 5e-4: the first ten lines are then mostly of what it has learned."""
+    first = {1: 0.2, 2: 0.35}
+    quick = without_heldout(changed(reward=noisy(lambda s: first.get(s, 0.6), 0.02), accuracy=0.6))
+    assert "flat_reward" not in alarms(quick)
+    assert "flat_reward" in alarms(without_heldout(changed(reward=noisy(0.6, 0.02), accuracy=0.6)))
+
+
 def test_one_cause_is_one_finding():
     assert "truncation" not in alarms(changed(truncated=1.0))
     low = alarms(without_heldout(flat(learning_rate=1e-6, kl=None)))
