@@ -129,6 +129,13 @@ RUNS: dict[str, BadRun] = {
         temperature=0.7,
         max_steps=22,
     ),
+    "wrong_format": _bad(
+        "rewards: [r1_zero], whose format the prompt does not ask for",
+        "reward_stuck_low",
+        **ONE_PROMPT,
+        rewards="r1_zero",
+        max_steps=11,
+    ),
     "grader_timeouts": _bad(
         "one problem in four is a root, and grade_timeout: 0.001",
         "grader_timeouts",
