@@ -76,7 +76,7 @@ def _bad(what: str, expected: str, also: str = "", **settings: Any) -> BadRun:
 RUNS: dict[str, BadRun] = {
     "rate_zero": _bad("learning_rate: 0", "adapter_not_moving", learning_rate=0.0, max_steps=12),
     "wrong_eos": _bad(
-        "EOS of tokenizer and generation_config is <|endoftext|>; the model ends its turns with <|im_end|>",
+        "EOS of tokenizer and generation_config is `endoftext`; the model ends its turns with `im_end`",
         "eos_mismatch",
         model_name_or_path="{folder}/inputs/wrong_eos",
         max_steps=12,
@@ -122,7 +122,7 @@ RUNS: dict[str, BadRun] = {
     "hard_set": _bad(
         "quotients of numbers of four and two digits, max_completion_length: 24",
         "reward_stuck_low",
-        "groups_too_hard",
+        "truncation groups_too_hard",
         **ONE_PROMPT,
         dataset="{folder}/inputs/quotients.jsonl",
         max_completion_length=24,
@@ -322,15 +322,14 @@ def judge(name: str, found: set[str]) -> str:
 
 
 def table(names: list[str], folder: Path) -> Iterator[str]:
-    yield "| run | what was done to it | steps | found, at step | right? | CPU s |"
-    yield "|---|---|---|---|---|---|"
+    yield "| what was done to the demo's recipe | steps | found, at step | | CPU s |"
+    yield "|---|---|---|---|---|"
     for name in names:
         lines, config = lines_of(folder / name)
         found = findings_by_step(lines, config)
-        seconds = json.loads((folder / name / "done.json").read_text())["cpu_seconds"]
+        seconds = json.loads((folder / name / "done.json").read_text())["cpu_seconds"] or "-"
         words = ", ".join(f"`{check}` {step}" for check, step in found.items()) or "nothing"
-        last = lines[-1][metrics.STEP]
-        yield f"| {name} | {RUNS[name].what} | {last:g} | {words} | {judge(name, set(found))} | {seconds} |"
+        yield f"| {RUNS[name].what} | {lines[-1][metrics.STEP]:g} | {words} | {judge(name, set(found))} | {seconds} |"
 
 
 def main() -> int:

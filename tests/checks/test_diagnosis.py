@@ -389,8 +389,9 @@ def test_runs_that_go_wrong_are_found_at_most_seeds():
 
 
 def test_the_history_of_a_real_healthy_run_gives_no_alarm_at_any_step():
-    lines = [json.loads(line) for line in (CASES / "healthy_history.jsonl").read_text().splitlines()]
-    config = {"learning_rate": 2e-4, "use_peft": True, "max_completion_length": 16, "num_generations": 8}
+    path = CASES / "real_runs" / "healthy_demo.jsonl"
+    head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    config = head["settings"]
     for i in range(1, len(lines) + 1):
         assert alarms(lines[:i], config) == set()
     assert [finding.check for finding in diagnose(lines, config)] == ["loss_near_zero"]
