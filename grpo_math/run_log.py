@@ -9,7 +9,6 @@ Does not read a run directory: report/ does.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -28,6 +27,7 @@ from transformers import Trainer, TrainerCallback
 from grpo_math import metrics
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose, evaluation_line
+from grpo_math.checks.lines import number
 from grpo_math.evaluation import write_json
 from grpo_math.planner.plan import main_memory
 from grpo_math.redact import is_secret, without_secrets
@@ -120,19 +120,6 @@ class History(TrainerCallback):
             write_json(self.path.with_name("training_history.json"), self.lines())
 
 
-def number(value: Any) -> float | None:
-    """A finite number, also out of the text that transformers makes of some; None for anything else.
-
-    >>> number("1e-3"), number(float("nan")), number("grpo")
-    (0.001, None, None)
-    """
-    try:
-        value = float(value)
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) else None
-
-
 Tell = Callable[..., None]
 
 
@@ -202,7 +189,8 @@ class Diagnosis(TrainerCallback):
         self.asked = state.global_step
         before = self.history.path.with_name("before.json")
         base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
-        found = diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings)
+        checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
+        found = diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings, checkpoints)
         new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
         for finding in new:
             self.said.add(finding.check)

@@ -24,16 +24,19 @@ from typing import Any, NamedTuple
 
 from grpo_math import metrics
 from grpo_math.checks import Finding
+from grpo_math.checks.lines import number, settled
 
 WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
 FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
 TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
+START = 3  # lines before a run that learns within `WINDOW` lines has learned: the demo at a rate of 5e-4 takes four
 LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
 
 RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two standard errors) counts as not rising
 SATURATED = 0.85  # of the reward's range; from there on a flat reward is a full one
 SURE = 2.0  # standard errors of a stated bound
 FALL = 0.2  # of the reward's range; less is within what a harder stretch of problems costs
+GONE = 0.05  # chance of so long a stretch without any reward, if the problems had always been that hard
 FALL_SURE = 4.0  # standard errors; the peak is the best of many windows, and each checks anew
 SWING = 0.2  # of the reward's range, for each swing of an oscillation
 SWING_SURE = 6.0  # standard errors of a window's mean; noise alone has extremes 4 apart in 20 windows
@@ -121,10 +124,14 @@ class Change(NamedTuple):
 
 
 class Run:
-    """The lines of a history in order, and the settings."""
+    """The lines of a history in order, the settings, and the steps of the checkpoints, where these are known."""
 
-    def __init__(self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str] | None
+    ) -> None:
         self.config, self.lines = config, settled(history)
+        steps = [number(name.rpartition("-")[2]) for name in checkpoints or ()]
+        self.saved = None if checkpoints is None else sorted(int(step) for step in steps if step is not None)
 
     def get(self, name: str, default: Any) -> Any:
         """A setting; the default where it is absent or of another kind."""
@@ -162,9 +169,16 @@ class Run:
 
     @cached_property
     def not_rising(self) -> Change | None:
-        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise."""
+        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise.
+
+        What it surely rose since the first `START` lines counts too.
+        """
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):
+            return None
+        start, late = self.series(metrics.REWARD).first(START), change.late
+        error = self.series(metrics.REWARD).noise * math.sqrt(1 / len(start) + 1 / len(late))
+        if fmean(late.values) - fmean(start.values) - SURE * error > RISE * self.span:
             return None
         heldout = self.series(metrics.HELDOUT_ACCURACY).values
         if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
@@ -176,32 +190,6 @@ class Run:
         """The setting times a factor, to two digits."""
         rate = self.get("learning_rate", 0.0) or max(self.series(metrics.LEARNING_RATE).values, default=0.0)
         return f"learning_rate: {rate * factor or 1e-5:.2g}"
-
-
-def settled(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One line a step, in order, finite numbers alone. A line that goes back starts its step and all later ones anew.
-
-    >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "heldout/accuracy": 0.25}, {"step": 2, "reward": None}])
-    [{'step': 1, 'reward': 0.5, 'heldout/accuracy': 0.25}, {'step': 2}]
-    >>> settled([{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 1, "reward": 0.3}])
-    [{'step': 1, 'reward': 0.3}]
-    """
-    lines: dict[int, dict[str, Any]] = {}
-    for raw in history:
-        place = number(raw.get(metrics.STEP))
-        if place is None:
-            continue
-        step = int(place)
-        line = {name: value for name, item in raw.items() if (value := number(item)) is not None}
-        if lines and step < max(lines) and lines.get(step, {}).keys() & line.keys() - {metrics.STEP}:
-            lines = {known: values for known, values in lines.items() if known < step}
-        lines.setdefault(step, {}).update(line | {metrics.STEP: step})
-    return [lines[step] for step in sorted(lines)]
-
-
-def number(value: Any) -> float | None:
-    """A finite number or None."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -267,21 +255,47 @@ def turning_points(values: list[float], least: float) -> list[float]:
 
 
 def collapse(run: Run) -> Seen | None:
-    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range."""
+    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range.
+
+    Or no completion is rewarded any more, from a line on that came too early for two windows.
+    """
     reward = run.series(metrics.REWARD)
-    if len(reward) < TREND or not run.comparable:
+    if not run.comparable:
         return None
+    if len(reward) < TREND:
+        return _gone(run)
     starts = range(len(reward) - 2 * WINDOW + 1)
     means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
     best = max(starts, key=means.__getitem__)
     late = reward.last()
     drop, error = means[best] - fmean(late.values), reward.noise * math.sqrt(2 / WINDOW)
     if drop < max(FALL * run.span, FALL_SURE * error):
-        return None
+        return _gone(run)
     peak = Series(reward.steps[best : best + WINDOW], [])
     words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
     figures = {"peak": means[best], "peak_steps": [peak.steps[0], peak.steps[-1]], "drop": drop, "now": late.steps[-1]}
     return Seen(words, figures, run.learning_rate(0.5))
+
+
+def _gone(run: Run) -> Seen | None:
+    """The last ``n`` lines hold no reward above the lowest, of the ``k`` before them ``r`` did, and that is no chance:
+
+        P(none in n | r of k) = B(r + 1, k - r + n + 1) / B(r + 1, k - r + 1) < `GONE`
+
+    with every share of rewarded lines held for equally likely before the run (Laplace's rule of succession).
+    """
+    top = run.series(metrics.REWARD_MAX)
+    rewarded = [value > run.bottom + 1e-9 for value in top.values]
+    if not any(rewarded):
+        return None
+    n = rewarded[::-1].index(True)
+    k, r = len(top) - n, sum(rewarded)
+    if n < WINDOW or math.prod((k - r + i) / (k + 1 + i) for i in range(1, n + 1)) >= GONE:
+        return None
+    before, none = top.first(k), top.last(n)
+    words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
+    figures = {"rewarded_until": before.steps[-1], "lines_rewarded": r, "lines": k, "now": none.steps[-1]}
+    return Seen(f"{words}; {_checkpoint(run, before.steps)}", figures, run.learning_rate(0.1))
 
 
 def _checkpoint(run: Run, peak: list[int]) -> str:
@@ -289,13 +303,17 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     now, heldout = run.lines[-1][metrics.STEP], run.series(metrics.HELDOUT_ACCURACY)
     known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
     best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
+    why = f", held-out accuracy was best at step {best}" if len(known) > 1 else ""
+    if run.saved is not None:
+        earlier = [step for step in run.saved if step <= best] or run.saved[:1]
+        return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
     every, limit = int(run.get("save_steps", 500)), run.get("save_total_limit", 0)
     if run.get("save_strategy", "steps") != "steps" or every < 1:  # save_steps below 1 is a share of the run
         return f"keep a checkpoint near step {best}, if there is one"
     saved = max(1, best // every) * every
     if saved > now or (limit and saved <= now // every * every - limit * every):
         return f"no checkpoint near step {best} is kept"
-    return f"keep checkpoint-{saved}" + (f", held-out accuracy was best at step {best}" if len(known) > 1 else "")
+    return f"keep checkpoint-{saved}{why}"
 
 
 def reward_stuck_low(run: Run) -> Seen | None:
@@ -315,19 +333,32 @@ def _stuck(run: Run, high: bool) -> Seen | None:
         return None
     right = run.series(metrics.ACCURACY)
     value, share = median(low.values), right.level if len(right) else None
-    if high != (value > 0 and (share >= 0.5 if share is not None else value >= 1)):
+    for_format = bool(names := _reward_names(run)) and all(map(_rewards_format, names))
+    if high != (value > 0 and (share >= 0.5 if share is not None and not for_format else value >= 1)):
         return None
     words = f"{value:g} in {low.span}" + (f", {percent(share)} of the answers right" if share is not None else "")
     setting = "difficulty_band: [0.1, 0.9]"
-    if not high and share:
+    if high and for_format:
+        setting = "rewards: [accuracy, gated]"
+    elif not high and _level(run, metrics.TRUNCATED) > 0.5:
+        setting = _longer(run)  # the format never comes, since it is cut off
+    elif not high and share:
         setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
-    elif not high and _unanswered(run) > 0.5:
+    elif not high and _level(run, metrics.verdict_key("no_answer")) > 0.5:
         setting = "rewards: [shaped]"  # pays a little for the format
     return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
 
 
-def _unanswered(run: Run) -> float:
-    series = run.series(metrics.verdict_key("no_answer"))
+def _reward_names(run: Run) -> list[str]:
+    return [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
+
+
+def _rewards_format(name: str) -> bool:
+    return name in FORMAT_REWARDS or "format" in name
+
+
+def _level(run: Run, name: str) -> float:
+    series = run.series(name)
     return series.level if len(series) else 0.0
 
 
@@ -336,9 +367,8 @@ def format_without_accuracy(run: Run) -> Seen | None:
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
         return None
-    names = [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
-    names = [*FORMAT_REWARDS, *(name for name in names if "format" in name)]
-    for key in (*map(metrics.reward_key, names), metrics.verdict_key("no_answer")):
+    names = {*FORMAT_REWARDS, *filter(_rewards_format, _reward_names(run))}
+    for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
         change = run.change(key, LONG_TREND)
         rise = 0.0 if change is None else change.rise
         if key == metrics.verdict_key("no_answer"):
@@ -364,9 +394,9 @@ def kl_not_zero_at_start(run: Run) -> Seen | None:
     kl = run.series(metrics.KL)
     if not len(kl) or kl.steps[0] != 1 or abs(kl.values[0]) <= KL_FIRST or run.get("logging_steps", 1) != 1:
         return None
-    setting = (
-        "lora_dropout: 0.0" if run.get("use_peft", False) and run.get("lora_dropout", 0) else "disable_dropout: true"
-    )
+    # A new adapter adds exactly nothing, with lora_dropout or without it. TRL's disable_dropout turns off modules, and
+    # attention_dropout is none.
+    setting = "disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
     return Seen(f"{kl.values[0]:.3g} nats a token at step 1", {"kl": kl.values[0]}, setting)
 
 
@@ -387,10 +417,11 @@ def truncation(run: Run) -> Seen | None:
     cut = run.series(metrics.TRUNCATED)
     if len(cut) < FEW or cut.level <= TRUNCATED_SHARE:
         return None
-    limit = 2 * run.get("max_completion_length", 256)
-    return Seen(
-        f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, f"max_completion_length: {limit}"
-    )
+    return Seen(f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, _longer(run))
+
+
+def _longer(run: Run) -> str:
+    return f"max_completion_length: {2 * run.get('max_completion_length', 256)}"
 
 
 def eos_mismatch(run: Run) -> Seen | None:
@@ -429,8 +460,12 @@ def _dull(run: Run, kind: str, other: str) -> Seen | None:
 
 
 def clipping(run: Run) -> Seen | None:
-    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips."""
-    clipped = run.series(metrics.CLIP_REGION).last(FEW)
+    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips.
+
+    Without those of gradient zero: where no completion has an advantage, there is nothing to clip.
+    """
+    lines = [line for line in run.lines if metrics.CLIP_REGION in line and line.get(metrics.GRAD_NORM, 1) > 0]
+    clipped = Series([line[metrics.STEP] for line in lines], [line[metrics.CLIP_REGION] for line in lines]).last(FEW)
     if len(clipped) < WINDOW or (share := fmean(clipped.values)) <= CLIPPED_SHARE:
         return None
     setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)
@@ -513,17 +548,20 @@ def learning_rate_too_high(run: Run) -> Seen | None:
 
 
 def learning_rate_too_low(run: Run) -> Seen | None:
-    """The reward does not rise, there are gradients, and the KL is tiny; without a KL, the learning rate itself is."""
-    change, kl, gradient = run.not_rising, run.series(metrics.KL), run.series(metrics.GRAD_NORM)
+    """There are gradients and the KL is tiny, while the reward does not surely rise: it cannot, so close to the start.
+
+    Without a KL: the reward surely does not rise, and the learning rate itself is tiny.
+    """
+    change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
     if change is None or not len(gradient) or gradient.level <= 0:
         return None
     if len(kl) >= TREND and not run.get("reference_refresh_steps", 0) and not run.get("sync_ref_model", False):
-        if abs(kl.level) >= KL_SMALL:
+        if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
             return None
         words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
         return Seen(words, {"kl": kl.level, "grad_norm": gradient.level}, run.learning_rate(10))
     rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
-    if rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
+    if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
         return None
     words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
     return Seen(words, {"learning_rate": rate, "grad_norm": gradient.level}, run.learning_rate(10))
@@ -583,7 +621,7 @@ CHECKS: dict[str, Check] = {
         reward_stuck_low,
         "error",
         "all rewards are the same low value",
-        "no group differs, so nothing is learned: the problems are too hard, or the format never comes",
+        "no group differs, so nothing is learned: the problems are too hard, or the format never comes or is cut off",
         "reward what the model can reach, or give it problems that it sometimes solves",
     ),
     "reward_stuck_high": Check(
@@ -591,7 +629,7 @@ CHECKS: dict[str, Check] = {
         "error",
         "all rewards are the same high value",
         "no group differs, so nothing is learned: every completion gets the full reward",
-        "train on problems that it sometimes fails",
+        "train on problems that it sometimes fails, or pay for right answers",
     ),
     "format_without_accuracy": Check(
         format_without_accuracy,
@@ -712,16 +750,22 @@ CHECKS: dict[str, Check] = {
 EXPLAINED_BY: dict[str, set[str]] = {
     "flat_reward": {"learning_rate_too_low", "adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
     "learning_rate_too_low": {"adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
-    "groups_too_hard": {"reward_stuck_low"},
+    "reward_stuck_low": {"collapse"},
+    "groups_too_hard": {"reward_stuck_low", "collapse"},
     "groups_too_easy": {"reward_stuck_high"},
-    "truncation": {"eos_mismatch"},
+    "truncation": {"eos_mismatch", "collapse"},
 }
 
 
-def diagnose(history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None) -> list[Finding]:
+def diagnose(
+    history: Iterable[Mapping[str, Any]],
+    config: Mapping[str, Any] | None = None,
+    checkpoints: Iterable[str] | None = None,
+) -> list[Finding]:
     """The findings of a history (lines of history.jsonl) under the settings of its config.yaml, worst level first.
 
     A held-out line of step 0 is the base model's accuracy. Settings that are absent count as TRL's defaults.
+    ``checkpoints`` are the folders (``checkpoint-20``) that a collapse can go back to; None: the settings tell.
 
     >>> diagnose([{"step": 1, "reward": 0.5}])  # too little to say anything
     []
@@ -732,7 +776,7 @@ def diagnose(history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | N
     >>> finding.remedy
     'allow longer completions: max_completion_length: 512'
     """
-    run = Run(history, config or {})
+    run = Run(history, config or {}, checkpoints)
     seen = {name: found for name, check in CHECKS.items() if (found := check.find(run))}
     findings = []
     for name, (words, figures, setting) in seen.items():

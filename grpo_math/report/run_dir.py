@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math import metrics
+from grpo_math.checks.lines import numbers, put
 from grpo_math.errors import ConfigError
 from grpo_math.report.compare import Results, ResultsError, read_results
 
@@ -81,24 +82,22 @@ def _read_history(run: Run) -> None:
         run.notes.append("history.jsonl is missing: there are no training curves")
         return
     by_step: dict[int, dict[str, float]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
+    for number, text in enumerate(lines, start=1):
+        if not text.strip():
             continue
         try:
-            row = json.loads(line)
-            step = int(row[metrics.STEP])
-            values = {key: float(value) for key, value in row.items() if isinstance(value, (int, float))}
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            line = numbers(json.loads(text))
+        except (ValueError, AttributeError, RecursionError):
+            line = None
+        if line is None:
             # Only the last line has no line break after it, while the run writes it or after the run was killed.
             what = "half written" if number == len(lines) else "not a JSON object with a step"
             run.notes.append(f"history.jsonl line {number} is {what}: it was skipped")
-            continue
-        if by_step.get(step, {}).keys() & values.keys() - {metrics.STEP} and step < max(by_step):
-            by_step = {known: values for known, values in by_step.items() if known < step}
+        elif put(by_step, line):
+            step = line[metrics.STEP]
             run.notes.append(
                 f"history.jsonl line {number}: the run was resumed and repeats step {step}, which counts anew"
             )
-        by_step.setdefault(step, {}).update(values)
     run.history = [by_step[step] for step in sorted(by_step)]
     if not run.history:
         run.notes.append("history.jsonl has no step yet: there are no training curves")

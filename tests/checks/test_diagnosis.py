@@ -389,8 +389,9 @@ def test_runs_that_go_wrong_are_found_at_most_seeds():
 
 
 def test_the_history_of_a_real_healthy_run_gives_no_alarm_at_any_step():
-    lines = [json.loads(line) for line in (CASES / "healthy_history.jsonl").read_text().splitlines()]
-    config = {"learning_rate": 2e-4, "use_peft": True, "max_completion_length": 16, "num_generations": 8}
+    path = CASES / "real_runs" / "healthy_demo.jsonl"
+    head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    config = head["settings"]
     for i in range(1, len(lines) + 1):
         assert alarms(lines[:i], config) == set()
     assert [finding.check for finding in diagnose(lines, config)] == ["loss_near_zero"]
@@ -399,9 +400,34 @@ def test_the_history_of_a_real_healthy_run_gives_no_alarm_at_any_step():
 def test_a_resumed_run_counts_its_newest_attempt():
     good = [line for line in healthy(3) if metrics.LOSS in line]
     bad = changed([line for line in good if line[metrics.STEP] > 30], truncated=1.0, reward=0.0)
-    assert alarms(good[:30] + bad) >= {"collapse", "truncation"}
+    assert alarms(good[:30] + bad) >= {"collapse"}
     assert alarms(good[:30] + bad + good[30:]) == set()
     assert alarms(good[:60] + bad) == alarms(good[:30] + bad)
+
+
+def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set():
+    """As with a rate of 5e-3: a reward at step 1, and from the next step on none. No window can be a peak."""
+
+    def after(rewarded, steps):
+        """Lines of which the first hold a reward and the rest none."""
+
+        def alive(step):
+            return float(step <= rewarded)
+
+        lines = [line for line in without_heldout(healthy(0)) if 1 <= line[metrics.STEP] <= steps]
+        dead = {"degenerate": 1.0, "all_wrong": 1.0, "truncated": lambda s: 1.0 - 0.9 * alive(s), "entropy": 0.3}
+        return changed(lines, reward=alive, reward_max=alive, reward_min=0.0, accuracy=alive, **dead)
+
+    assert alarms(after(1, 12)) == {"collapse"}
+    assert alarms(after(3, 30)) == {"collapse"}
+    [finding] = [f for f in diagnose(after(1, 12), CONFIG) if f.check == "collapse"]
+    assert "1 of the 1 lines up to step 1 hold a reward, none in steps 2 to 12" in finding.message
+    assert finding.remedy.endswith(": learning_rate: 1e-05")
+    assert "collapse" not in alarms(after(3, 30), CONFIG | {"curriculum": "easy_to_hard"})
+    # One reward in thirty lines is luck, not a level to fall from.
+    luck = after(0, 40)
+    luck[25][metrics.REWARD_MAX] = luck[25][metrics.REWARD] = 1.0
+    assert "collapse" not in alarms(luck)
 
 
 def test_the_checkpoint_to_keep_is_named():
@@ -420,6 +446,17 @@ def test_the_checkpoint_to_keep_is_named():
     assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in words({}, heldout)
 
 
+def test_the_checkpoint_to_keep_is_one_that_is_there():
+    lines = without_heldout(SHOWN["collapse"][0][0])
+    for kept, words in (
+        (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
+        (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
+        ([], "; no checkpoint is there;"),
+    ):
+        [message] = [f.message for f in diagnose(lines, CONFIG, kept) if f.check == "collapse"]
+        assert words in message
+
+
 def test_chosen_problems_make_a_reward_of_their_own():
     """Under a curriculum a reward that stays is a success, and dynamic sampling holds it near a half."""
     assert "flat_reward" in alarms(FLAT)
@@ -431,6 +468,22 @@ def test_rewards_that_are_full_or_held_out_accuracy_that_rises_are_not_flat():
     assert "flat_reward" not in alarms(without_heldout(flat(level=0.93)))
     rises = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((20, 0.3), (60, 0.5))]
     assert "flat_reward" not in alarms([*FLAT, *rises])
+
+
+def test_a_reward_that_jumps_about_does_not_hide_a_rate_that_is_too_low():
+    """With few completions a step the reward cannot be told from a rising one; a KL of next to nothing says enough."""
+    few = without_heldout(changed(reward=noisy(0.35, 0.2), kl=lambda s: 1e-7 * s))
+    assert "learning_rate_too_low" in alarms(few)
+    learns = without_heldout(changed(reward=noisy(lambda s: 0.35 + 0.5 * s / 80, 0.1), kl=lambda s: 1e-7 * s))
+    assert "learning_rate_too_low" not in alarms(learns)
+
+
+def test_a_run_that_learned_within_four_steps_is_not_flat():
+    """As the demo does at a rate of 5e-4: the first ten lines are then mostly of what it has learned."""
+    first = {1: 0.2, 2: 0.35}
+    quick = without_heldout(changed(reward=noisy(lambda s: first.get(s, 0.6), 0.02), accuracy=0.6))
+    assert "flat_reward" not in alarms(quick)
+    assert "flat_reward" in alarms(without_heldout(changed(reward=noisy(0.6, 0.02), accuracy=0.6)))
 
 
 def test_one_cause_is_one_finding():
@@ -446,6 +499,7 @@ def test_one_cause_is_one_finding():
     ("series", "settings", "line"),
     [
         ({"accuracy": 0.4}, {}, "rewards: [accuracy]"),
+        ({"accuracy": 0.1, "truncated": 0.9}, {}, "max_completion_length: 256"),
         ({"accuracy": 0.0, "no_answer": 0.9}, {}, "rewards: [shaped]"),
         ({"accuracy": 0.0, "no_answer": 0.1}, {}, "difficulty_band: [0.1, 0.9]"),
     ],
@@ -454,6 +508,26 @@ def test_a_stuck_reward_is_told_by_its_verdicts(series, settings, line):
     lines = changed(reward=0.0, reward_min=0.0, reward_max=0.0, **series)
     [finding] = [f for f in diagnose(lines, CONFIG | settings) if f.check == "reward_stuck_low"]
     assert finding.remedy.endswith(line)
+
+
+def test_a_format_reward_alone_is_paid_in_full_with_wrong_answers():
+    full = changed(reward=1.0, reward_min=1.0, reward_max=1.0, accuracy=0.1)
+    settings = CONFIG | {"rewards": ["format_soft"]}
+    [finding] = [f for f in diagnose(full, settings) if f.check.startswith("reward_stuck")]
+    assert finding.check == "reward_stuck_high"
+    assert finding.remedy.endswith("rewards: [accuracy, gated]")
+    assert "reward_stuck_low" in alarms(full, settings | {"rewards": ["accuracy", "format_soft"]})
+
+
+def test_a_rollout_without_signal_does_not_dilute_the_clipping():
+    """As with eight updates on a rollout whose rewards are all zero: nothing is clipped, which is no good sign."""
+
+    def alive(step):
+        return step % 16 < 8
+
+    quiet = changed(clip_region=lambda s: 0.3 * alive(s), grad_norm=lambda s: 0.3 * alive(s))
+    assert "clipping" in alarms(quiet, CONFIG | {"num_iterations": 8})
+    assert "clipping" not in alarms(changed(quiet, clip_region=lambda s: 0.15 * alive(s)))
 
 
 def test_the_ways_in_which_weights_do_not_move():
@@ -471,8 +545,10 @@ def test_the_remedy_is_a_line_for_this_recipe():
 
     assert remedy("truncation", {"max_completion_length": 300}).endswith(": max_completion_length: 600")
     assert remedy("collapse", {"learning_rate": 3e-5}).endswith(": learning_rate: 1.5e-05")
-    assert remedy("kl_not_zero_at_start", {"lora_dropout": 0.05}).endswith(": lora_dropout: 0.0")
-    assert remedy("kl_not_zero_at_start", {}).endswith(": disable_dropout: true")
+    # A new adapter is nothing at step 1 whatever its dropout, and disable_dropout leaves attention_dropout on.
+    dropout = ": disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
+    for settings in ({}, {"lora_dropout": 0.05}):
+        assert remedy("kl_not_zero_at_start", settings).endswith(dropout)
     assert remedy("clipping", {"num_iterations": 1}).endswith(": learning_rate: 5e-05")
     assert remedy("grader_timeouts", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
 

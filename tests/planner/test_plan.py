@@ -260,13 +260,14 @@ def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "launch/configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_shipped_recipe_is_planned_without_network_weights_or_torch(path):
-    gpus = re.search(r"grpo-math plan .*--gpus (\d+)", path.read_text(encoding="utf-8"))
+    said = re.search(r"grpo-math plan .*--gpus (\d+)", path.read_text(encoding="utf-8"))
+    options = ["plan", "--config", str(path), "--gpus", said[1] if said else "1", "--gpu-memory", "80", "--json"]
     program = (
         "import socket, sys\n"
         "def refuse(*args): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
         "from grpo_math.cli import main\n"
-        f"code = main(['plan', '--config', {str(path)!r}, '--gpus', '{gpus[1] if gpus else 1}', '--gpu-memory', '80', '--json'])\n"
+        f"code = main({options!r})\n"
         "assert not {'torch', 'transformers', 'trl', 'huggingface_hub'} & set(sys.modules)\n"
         "assert code in (0, 1)\n"
     )
