@@ -14,12 +14,13 @@ LAYERS = [
     {"cli"},
     {"train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
-    {"rollout", "models", "reference"},
-    {"config", "data", "problems"},
+    {"backends"},
+    {"rollout", "models", "reference", "fingerprint"},
+    {"contamination", "config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch", "vllm_server"},
+    {"stats", "metrics", "prompts", "batch", "vllm_server", "journal"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -39,6 +40,9 @@ NO_TORCH = [
     "prompts",
     "batch",
     "vllm_server",
+    "journal",
+    "contamination",
+    "fingerprint",
     "errors",
 ]
 NO_TRL = [
@@ -51,6 +55,7 @@ NO_TRL = [
     "reference",
     "models",
     "evaluation",
+    "backends",
     "stats",
 ]
 
