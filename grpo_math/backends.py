@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.fingerprint import weights_hash
 from grpo_math.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.rollout import Completion, Generate, batch_seed, read_off, stop_ids, with_model
@@ -156,8 +156,8 @@ def _weights(model: str, adapter: str | None) -> Any:
 
         try:
             weights = PeftModel.from_pretrained(weights, adapter)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise ConfigError("adapter", adapter, f"does not fit {model}", _first_line(error)) from None
+        except Exception as error:  # peft has no error of its own for a folder that it cannot use
+            raise ConfigError("adapter", adapter, f"does not go on {model}", _first_line(error)) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 
@@ -173,11 +173,12 @@ def _generation_config(path: str) -> Any:
 def _from_pretrained(model: str, load: Callable[[str], Any]) -> Any:
     try:
         return load(model_path(model))
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except UserError:
+        raise
+    except Exception as error:  # transformers, safetensors and the Hub each have their own
         raise ConfigError("model", model, "cannot be loaded", _first_line(error)) from None
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text[:200]}"

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -171,7 +170,7 @@ def evaluate(
         **summary(ordered, samples),
         **({"contamination": contamination} if contamination is not None else {}),
         "seconds": round(time.perf_counter() - started, 2),
-        "versions": {name: metadata.version(name) for name in VERSIONS if find_spec(name.replace("-", "_"))},
+        "versions": _versions(),
         "prompt_of_first_row": rows[0]["prompt"],
         "rows": ordered,
     }
@@ -250,6 +249,11 @@ def _known(path: Path, settings: dict[str, Any], rows: Sequence[Row], samples: i
     except (KeyError, TypeError, ValueError):
         raise journal.not_one(path, "output") from None
     return known
+
+
+def _versions() -> dict[str, str]:
+    installed = {dist.name for dist in metadata.distributions()}
+    return {name: metadata.version(name) for name in VERSIONS if name in installed}
 
 
 def _key(record: Record) -> tuple[str, int]:

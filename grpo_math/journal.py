@@ -28,9 +28,9 @@ def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     if not path.exists():
         return []
     try:
-        *whole, rest = path.read_text(encoding="utf-8").split("\n")
-        lines = [json.loads(line) for line in whole] or [json.loads(_first_line(about))]
-        if not whole and not _first_line(about).startswith(rest):
+        *whole, rest = path.read_bytes().split(b"\n")  # bytes: the last letter may be half there
+        lines = [json.loads(line.decode()) for line in whole] or [json.loads(_first_line(about))]
+        if not whole and not _first_line(about).encode().startswith(rest):
             raise ValueError("not the beginning of a first line")
         measured = dict(lines[0]["measured"])
         if not all(isinstance(line, dict) for line in lines):
