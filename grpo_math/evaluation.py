@@ -108,8 +108,9 @@ def evaluate(
 
     ``output`` names the results file; a name that does not end in .json is a folder, in which the settings name the
     file. Answers are kept beside it as they come (`answers_file`): the same call goes on where it was cut, with the
-    answers of a call that was not, and one with other settings or other weights is a `ConfigError`. A model that is
-    given loaded has no name to recognise it by, and starts anew.
+    completions of a call that was not, and one with other settings or other weights is a `ConfigError`. A model that
+    is given loaded has no name to recognise it by, and starts anew. (A verdict of ``timeout`` is the machine's: on
+    one that is busy an answer may run into ``grade_timeout`` that otherwise does not. It counts as ungradable.)
 
     ``backend``: hf (transformers, here), vllm-server (the vLLM server at ``server``) or vllm (in this process).
     ``about`` adds facts to the results that the call must have in common with the one that it goes on with, and
@@ -122,6 +123,8 @@ def evaluate(
     for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
         if value < 1:
             raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
+    if len({str(row["id"]) for row in rows}) < len(rows):
+        raise ConfigError("rows", len(rows), "have an id twice", "give each problem an id of its own")
     if temperature < 0:
         raise ConfigError("temperature", temperature, "is negative", "0 is greedy, above 0 samples")
     started = time.perf_counter()
@@ -270,8 +273,8 @@ def _file_name(settings: dict[str, Any]) -> str:
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     """The figures over graded records, ``samples`` consecutive ones for each problem.
 
-    ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k up
-    to ``samples`` in powers of 2. ``by_subject`` and ``by_level`` are there where the problems carry them.
+    ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k of
+    powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` are there where the problems carry them.
 
     >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7"},
     ...         {"id": "b", "category": "bad_format", "verdict": "no_answer", "answer": None}]
@@ -282,7 +285,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
     right = [[record["category"] == "correct" for record in problem] for problem in problems]
     mean, error = mean_at_n(right)
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= samples]
+    ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
     counts = Counter(record["category"] for record in records)
     return {
         "n": len(problems),

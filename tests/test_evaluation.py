@@ -79,6 +79,12 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
     assert not any(line != line.rstrip() for line in text.splitlines())
 
 
+def test_k_is_every_power_of_two_and_the_number_of_samples():
+    for samples, ks in ((1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):
+        figures = summary([record("a", "correct")] * samples, samples)
+        assert [*figures["pass@k"]] == [*figures["maj@k"]] == list(map(str, ks))
+
+
 def test_one_sample_a_problem_has_no_subjects_where_the_problems_have_none():
     assert not summary([record("a", "correct")]).keys() & {"by_subject", "by_level"}
 
@@ -127,7 +133,7 @@ def test_samples_are_drawn_by_seed(smollm, rows):
 
 # Going on where it was cut: a tiny random model, sampled, 6 problems x 4 completions in 5 batches.
 
-SAMPLED = {"samples": 4, "temperature": 1.0, "max_new_tokens": 24, "batch_size": 5, "seed": 3}
+SAMPLED = {"samples": 4, "temperature": 1.0, "max_new_tokens": 24, "batch_size": 5, "seed": 3, "grade_timeout": 120.0}
 KILLED = """
 import json, os, signal, sys
 from grpo_math import evaluation, journal
@@ -283,6 +289,8 @@ def test_bad_arguments_are_one_line(smollm, rows):
         evaluate(smollm, rows, samples=4)
     with pytest.raises(ConfigError, match="nothing to evaluate"):
         evaluate(smollm, [])
+    with pytest.raises(ConfigError, match="have an id twice"):
+        evaluate(smollm, [rows[0], rows[0]])
     with pytest.raises(ConfigError, match="temperature=-1 is negative"):
         evaluate(smollm, rows, temperature=-1)
     with pytest.raises(ConfigError, match="batch_size=0 evaluates nothing"):
