@@ -10,6 +10,7 @@ Does not batch or grade, and does not start a server.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -110,6 +111,8 @@ def with_vllm(
     path: str, adapter: str | None, tokenizer: Any, stops: list[int], *, temperature: float, max_new_tokens: int
 ) -> Generate:
     """Batches by vLLM's ``LLM`` in this process, with an adapter's folder beside the weights, not merged."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
 
