@@ -17,6 +17,11 @@ from grpo_math import __version__
 from grpo_math.errors import UserError
 from grpo_math.shipped import find
 
+SHOWN = (  # of an evaluation's results
+    *("n", "accuracy", "ci95", "mean@n", "answer_accuracy", "pass@k", "maj@k", "categories", "by_subject", "by_level"),
+    *("contamination", "seconds", "results"),
+)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
@@ -62,20 +67,30 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", help="who may reach it (default: 127.0.0.1; 0.0.0.0 needs VLLM_API_KEY)")
     serve.add_argument("--port", type=int, help="default: vllm_server_port, 8000, or any that is free")
 
-    evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set")
-    evaluate.add_argument("--model", required=True, help="a folder, a Hub id, or 'embedded'")
+    evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set, or two results compared")
+    evaluate.add_argument("--model", help="a folder, a Hub id, or 'embedded'")
     evaluate.add_argument("--adapter", help="a folder with a LoRA adapter")
-    evaluate.add_argument("--data", required=True, help="gsm8k, math, math500, generated, or a .jsonl file")
-    evaluate.add_argument("--split", default="test")
+    evaluate.add_argument("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
+    evaluate.add_argument("--split", default="test", help="(default: test)")
     evaluate.add_argument("--n", type=int, help="so many problems, drawn by --seed (default: all)")
-    evaluate.add_argument("--template", default="gsm8k")
-    evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem")
-    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    evaluate.add_argument("--max_new_tokens", type=int, default=512)
-    evaluate.add_argument("--batch_size", type=int, default=32)
+    evaluate.add_argument("--template", default="gsm8k", help="the prompt and its answer format (default: gsm8k)")
+    evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem (default: 1)")
+    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    evaluate.add_argument("--max_new_tokens", type=int, default=512, help="(default: 512)")
+    evaluate.add_argument("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
     evaluate.add_argument("--seed", type=int, default=0)
-    evaluate.add_argument("--output", default="results.json", help="the results file (default: results.json)")
-    _json(evaluate).set_defaults(run=_evaluate)
+    evaluate.add_argument("--backend", default="hf", help="hf (default), vllm-server or vllm")
+    evaluate.add_argument("--server", metavar="URL", help="of the vLLM server")
+    evaluate.add_argument(
+        "--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)"
+    )
+    evaluate.add_argument(
+        "--output",
+        default="evaluations",
+        help="the results file, ending in .json, or a folder for one that the settings name (default: evaluations)",
+    )
+    evaluate.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
+    _json(evaluate).set_defaults(run=_evaluate, parser=evaluate)
 
     grade = commands.add_parser("grade", help="grade the rows {gold, prediction} of a .jsonl file")
     grade.add_argument("file")
@@ -161,27 +176,50 @@ def _train(argv: list[str]) -> int:
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
+    if args.compare:
+        return _compare(args)
+    for name in ("model", "data"):
+        if getattr(args, name) is None:
+            raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
     _quiet()
+    from grpo_math import contamination
     from grpo_math.data import load_problems
-    from grpo_math.evaluation import evaluate
+    from grpo_math.evaluation import evaluate, text_of
 
     rows = load_problems(args.data, args.split, template=args.template, limit=args.n, seed=args.seed)
-    results = evaluate(
-        args.model,
-        rows,
-        adapter=args.adapter,
-        samples=args.samples,
-        temperature=args.temperature,
-        max_new_tokens=args.max_new_tokens,
-        batch_size=args.batch_size,
-        seed=args.seed,
-        output=args.output,
-        about={"data": args.data, "split": args.split},
-    )
-    shown = ("n", "accuracy", "ci95", "answer_accuracy", "pass@k", "maj@k", "categories", "seconds", "results")
-    lo, hi = results["ci95"]
-    text = f"accuracy {results['accuracy']:.1%}  95% interval {lo:.1%} to {hi:.1%}  n = {results['n']}"
-    return _answer(args, {name: results[name] for name in shown}, f"{text}\nresults  {results['results']}")
+    found = contamination.against(rows, args.contamination) if args.contamination else None
+    try:
+        results = evaluate(
+            args.model,
+            rows,
+            adapter=args.adapter,
+            samples=args.samples,
+            temperature=args.temperature,
+            max_new_tokens=args.max_new_tokens,
+            batch_size=args.batch_size,
+            seed=args.seed,
+            backend=args.backend,
+            server=args.server,
+            output=args.output,
+            about={"data": args.data, "split": args.split},
+            contamination=found,
+        )
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return 130
+    lines = [text_of(results), *([contamination.text_of(found)] if found else []), f"results   {results['results']}"]
+    return _answer(args, {name: results[name] for name in SHOWN if name in results}, "\n".join(lines))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from grpo_math.report.compare import comparison, read_results, text_of
+
+    for name, value in vars(args).items():
+        if name not in ("compare", "json", "command", "run", "parser") and value != args.parser.get_default(name):
+            raise UserError(f"--{name} would be ignored by --compare: leave it out")
+    before, after = map(read_results, args.compare)
+    answer = comparison(before, after)
+    return _answer(args, answer, text_of(before, after, answer))
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:

@@ -14,17 +14,17 @@ Does not use vLLM, and does not look again: the rates are those of the model bef
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math import journal
 from grpo_math.evaluation import answered
 from grpo_math.grading import Verdict
 
 CURRICULA = ("none", "easy_to_hard")
+FIELD = "difficulty_file"
 Row = dict[str, Any]
 Key = tuple[str, str]  # problem and answer: a mended problem is measured again
 Rates = dict[Key, float | None]  # None: not one of its completions could be graded
@@ -82,26 +82,7 @@ def read(path: Path, about: Mapping[str, Any]) -> Rates:
 
     A file that was measured in another way than ``about`` is a `ConfigError`. A last line that was cut off is left out.
     """
-    if not path.exists():
-        return {}
-    try:
-        *whole, rest = path.read_text(encoding="utf-8").split("\n")
-        lines = [json.loads(line) for line in whole] or [json.loads(_first_line(about))]
-        if not whole and not _first_line(about).startswith(rest):
-            raise ValueError("not the beginning of a first line")
-        measured = dict(lines[0]["measured"])
-        rates = {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines[1:]}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError("difficulty_file", str(path), "is no file of pass rates", "name another file") from None
-    for name in about:
-        if measured.get(name) != about[name]:
-            raise ConfigError(
-                "difficulty_file",
-                str(path),
-                f"was measured with {name}={measured.get(name)!r}, not {about[name]!r}",
-                "name another file, or set it as it was",
-            )
-    return rates
+    return _rates(path, journal.read(path, about, FIELD))
 
 
 def measure(
@@ -126,7 +107,7 @@ def measure(
     from tqdm import tqdm
 
     state = PartialState()
-    known: list[Any] = [_opened(path, about) if state.is_main_process else None]
+    known: list[Any] = [_rates(path, journal.go_on(path, about, FIELD)) if state.is_main_process else None]
     rates: Rates = broadcast_object_list(known)[0]
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = about["samples"]
@@ -145,7 +126,6 @@ def measure(
                 batch_size=batch_size,
                 seed=seed + len(rates) * state.num_processes + state.process_index,
                 grade_timeout=grade_timeout,
-                progress=False,
             )
             lines = []
             for i, row in enumerate(part):
@@ -157,24 +137,14 @@ def measure(
                 lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
             lines = gather_object(lines)
             if state.is_main_process:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-            rates.update({key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines})
+                journal.append(path, lines)
+            rates.update(_rates(path, lines))
             bar.update(len(every))
     return rates
 
 
-def _opened(path: Path, about: Mapping[str, Any]) -> Rates:
-    """What the file holds; afterwards it is there, has its first line, and ends with a whole line."""
-    rates = read(path, about)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = path.read_bytes() if path.exists() else b""
-    if b"\n" in content:
-        os.truncate(path, content.rfind(b"\n") + 1)
-    else:
-        path.write_text(_first_line(about), encoding="utf-8")
-    return rates
-
-
-def _first_line(about: Mapping[str, Any]) -> str:
-    return json.dumps({"measured": dict(about)}, ensure_ascii=False) + "\n"
+def _rates(path: Path, lines: Sequence[Row]) -> Rates:
+    try:
+        return {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines}
+    except (KeyError, TypeError):
+        raise journal.not_one(path, FIELD) from None

@@ -34,7 +34,7 @@ class MeanAtN(NamedTuple):
     standard_error: float | None
 
 
-def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a share (Wilson 1927), which stays inside [0, 1] and is honest near both ends.
 
     With p = successes / n and z the normal quantile of the level:
@@ -57,6 +57,31 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     lo = 0.0 if successes == 0 else (centre - half) / (1 + z2 / n)
     hi = 1.0 if successes == n else (centre + half) / (1 + z2 / n)
     return lo, hi
+
+
+def wilson_of_means(scores: Sequence[Sequence[float]], level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of mean@n, the mean p over P problems of shares in [0, 1], ``scores[i]`` being problem i's.
+
+    The completions of a problem are not independent, so that they count as fewer. The number that stands for n in
+    `wilson` is the one that has the standard error SE of `mean_at_n`:
+
+        n_eff = p (1 - p) / SE^2, at least P and at most the number of completions
+
+    (Dean and Pagano 2015, on proportions from clusters). With one completion a problem it is `wilson` itself.
+
+    >>> wilson_of_means([[1], [0], [0], [1]]) == wilson(2, 4)
+    True
+    >>> [round(bound, 3) for bound in wilson_of_means([[1, 1, 1, 1], [0, 0, 0, 0]])]  # 2 problems, and not 8 answers
+    [0.095, 0.905]
+    """
+    mean, error = mean_at_n(scores)
+    if not all(0 <= score <= 1 for row in scores for score in row):
+        raise ValueError("a score is not between 0 and 1")
+    most = sum(map(len, scores))
+    spread = mean * (1 - mean)
+    # Without spread, or with one problem, nothing is known of the error: each problem counts once.
+    effective = min(max(spread / error**2, len(scores)), most) if error else len(scores)
+    return wilson(mean * effective, effective, level)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -230,7 +255,7 @@ def _tail(level: float) -> float:
     return (1 + level) / 2
 
 
-def _positive(name: str, value: int) -> None:
+def _positive(name: str, value: float) -> None:
     if value < 1:
         raise ValueError(f"{name}={value} leaves nothing to measure: it has to be at least 1")
 

@@ -22,13 +22,14 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from grpo_math import difficulty, metrics, planner
+from grpo_math import contamination, difficulty, metrics, planner
 from grpo_math.batch import Batch, plan
 from grpo_math.config import MathGRPOConfig
 from grpo_math.data import load_problems, to_dataset
 from grpo_math.difficulty import CURRICULA
 from grpo_math.errors import ConfigError, OutOfMemory, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
+from grpo_math.fingerprint import problems_hash
 from grpo_math.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
@@ -193,7 +194,8 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         seed=config.seed,
         skip_bad_rows=train_args.skip_bad_rows,
     )
-    held_out = _held_out(train_args, rows)
+    held_out = _held_out(train_args)
+    overlap = contamination.overlap(held_out, rows) if held_out else None
     _check_enough(rows, config, "dataset", train_args.dataset)
     if train_args.needs_pass_rates:
         measured_how = _measured_how(train_args, config, model_args)
@@ -228,6 +230,8 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     main_process = trainer.accelerator.is_main_process
     if main_process:
         kind = config.device.type
+        if overlap and overlap["overlapping"]:
+            print(f"{'warning' if overlap['equal'] else 'note'}: {contamination.text_of(overlap)}", file=sys.stderr)
         print(_batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
         run_dir.mkdir(parents=True, exist_ok=True)
         state = trainer.accelerator.state
@@ -249,7 +253,8 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         trainer.train_dataset = to_dataset(_by_difficulty(rows, rates, train_args, config, main_process))
 
     def score(problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
-        return _evaluate(trainer, problems, config, {"data": train_args.eval_dataset or train_args.dataset}, progress)
+        about = {"data": train_args.eval_dataset or train_args.dataset, "split": train_args.eval_split}
+        return _evaluate(trainer, problems, config, about, overlap, progress)
 
     if train_args.heldout_every:
         trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history, tell))
@@ -370,26 +375,26 @@ def _batch_of(config: MathGRPOConfig) -> Batch:
     )
 
 
-def _held_out(train_args: TrainArguments, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _held_out(train_args: TrainArguments) -> list[dict[str, Any]]:
     wanted = max(train_args.eval_n, train_args.heldout_n if train_args.heldout_every else 0)
     if not wanted:
         return []
-    held_out = load_problems(
+    return load_problems(
         train_args.eval_dataset or train_args.dataset,
         train_args.eval_split,
         template=train_args.template,
         limit=wanted,
         skip_bad_rows=train_args.skip_bad_rows,
     )
-    seen = {row["problem"] for row in rows}
-    shared = sum(row["problem"] in seen for row in held_out)
-    if shared:
-        print(f"warning: {shared} of {len(held_out)} held-out problems are also trained on.", file=sys.stderr)
-    return held_out
 
 
 def _evaluate(
-    trainer: MathGRPOTrainer, rows: list[dict[str, Any]], config: MathGRPOConfig, about: dict[str, Any], progress: bool
+    trainer: MathGRPOTrainer,
+    rows: list[dict[str, Any]],
+    config: MathGRPOConfig,
+    about: dict[str, Any],
+    overlap: dict[str, Any] | None,
+    progress: bool,
 ) -> dict[str, Any]:
     """Greedy results over all ranks: each takes every n-th row."""
     accelerator = trainer.accelerator
@@ -402,11 +407,12 @@ def _evaluate(
         grade_timeout=config.grade_timeout,
         progress=progress and accelerator.is_main_process,
         about=about,
+        contamination=overlap,
     )
     if accelerator.num_processes > 1:
         by_id = {record["id"]: record for record in gather_object(results["rows"])}
         results["rows"] = [by_id[row["id"]] for row in rows]
-        results.update(summary(results["rows"]))
+        results.update(summary(results["rows"]), problems_hash=problems_hash(rows))
     return results
 
 

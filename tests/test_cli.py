@@ -47,6 +47,34 @@ BAD = {
     "an unknown option": (["grade", "{good}", "--formt", "gsm8k"], "--formt"),
     "an unknown command": (["grad"], "invalid choice: 'grad'"),
     "no command": ([], "COMMAND"),
+    "nothing to evaluate": (["evaluate", "--data", "generated"], "--model is missing"),
+    "nothing to evaluate on": (["evaluate", "--model", "embedded"], "--data is missing"),
+    "an unknown backend": (
+        ["evaluate", "--model", "embedded", "--data", "generated", "--backend", "vlm"],
+        "did you mean 'vllm'",
+    ),
+    "a server without its backend": (
+        ["evaluate", "--model", "embedded", "--data", "generated", "--server", "http://127.0.0.1:1"],
+        "server='http://127.0.0.1:1' would be ignored by backend=hf",
+    ),
+    "a model that is not there": (["evaluate", "--model", "./nowhere", "--data", "generated"], "model='./nowhere'"),
+    "an adapter that is none": (
+        ["evaluate", "--model", "embedded", "--adapter", "nowhere", "--data", "generated"],
+        "adapter='nowhere' holds no adapter_config.json",
+    ),
+    "a training set that is none": (
+        ["evaluate", "--model", "embedded", "--data", "generated", "--contamination", "gsm9k"],
+        "did you mean 'gsm8k'",
+    ),
+    "samples without a temperature": (
+        ["evaluate", "--model", "embedded", "--data", "generated", "--samples", "4"],
+        "samples=4 cannot be drawn at temperature 0",
+    ),
+    "a comparison with nothing": (["evaluate", "--compare", "nowhere.json", "{good}"], "nowhere.json: cannot be read"),
+    "a comparison with another option": (
+        ["evaluate", "--compare", "a.json", "b.json", "--n", "4"],
+        "--n would be ignored by --compare",
+    ),
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "a setting that is none": (["train", "--output_dir", "x", "--learning_rat", "1"], "did you mean --learning_rate"),

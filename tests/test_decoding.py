@@ -317,9 +317,9 @@ def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(mo
 
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5, progress=False)
+    ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
     assert torch.equal(torch.get_rng_state(), state)
     monkeypatch.setattr(rollout, "lean_generation", nothing)
-    plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5, progress=False)
+    plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
     assert ours == plain
     assert len({completion.tokens for completion in ours}) > 2

@@ -14,8 +14,9 @@ LAYERS = [
     {"cli"},
     {"launcher", "train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
-    {"rollout", "models", "reference", "vllm_sync"},
-    {"config", "data", "problems"},
+    {"backends"},
+    {"rollout", "models", "reference", "vllm_sync", "fingerprint"},
+    {"contamination", "config", "data", "problems"},
     {
         "rewards",
         "advantages",
@@ -32,7 +33,7 @@ LAYERS = [
     },
     {"grading", "planner"},
     {"checks"},
-    {"stats", "metrics", "prompts", "batch", "redact", "shipped", "vllm_server"},
+    {"stats", "metrics", "prompts", "batch", "redact", "shipped", "vllm_server", "journal"},
     {"errors", "keeper", "ranks"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -58,6 +59,9 @@ NO_TORCH = [
     "redact",
     "shipped",
     "vllm_server",
+    "journal",
+    "contamination",
+    "fingerprint",
     "errors",
 ]
 NO_TRL = [
@@ -73,6 +77,7 @@ NO_TRL = [
     "reference",
     "models",
     "evaluation",
+    "backends",
     "stats",
 ]
 

@@ -15,6 +15,7 @@ import yaml
 
 from grpo_math.grading import Verdict
 from grpo_math.metrics import VERDICT_PREFIX, promised
+from grpo_math.report.compare import SAME
 from grpo_math.train import main
 
 ROOT = Path(__file__).parents[1]
@@ -189,6 +190,9 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
     assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
     assert before["n"] == after["n"] == 6
     assert sum(before["categories"].values()) == 6
+    assert before["contamination"]["overlapping"] == 0
+    assert "contamination" not in done.stderr
+    assert {name: before[name] for name in SAME} == {name: after[name] for name in SAME}
     assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
     assert {path.name for path in (tmp_path / "run/plots").iterdir()} >= {"training.png"}
     held_out = [line for line in history(tmp_path / "run") if "heldout/accuracy" in line]
@@ -199,11 +203,14 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
 
 def test_evaluating_in_between_changes_nothing_in_what_is_trained(tmp_path, tiny):
     weights = []
-    for name, extra in (("plain", []), ("evaluated", ["--eval_n", "4", "--heldout_every", "1", "--heldout_n", "2"])):
+    evaluated = ["--eval_n", "4", "--heldout_every", "1", "--heldout_n", "2", "--eval_split=train"]
+    for name, extra in (("plain", []), ("evaluated", evaluated)):
         run_dir = tmp_path / name
-        launch("--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", "3", *TINY, *extra)
+        done = launch("--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", "3", *TINY, *extra)
         weights.append((run_dir / "model/model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+    assert "warning: contamination: 4 of 4 (100.0%) problems overlap" in done.stderr, "they are trained on"
+    assert json.loads((run_dir / "after.json").read_text())["contamination"]["equal"] == 4
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on_where_it_stopped(tmp_path, tiny):

@@ -1,7 +1,8 @@
 """Two results files of the same problems -> the paired difference, the problems that changed, and a table.
 
-A row is right if its category is ``correct``: the answer is right and in the format. Results over different problems
-or templates are refused, since their difference would say nothing about the training.
+A row is right if its category is ``correct``: the answer is right and in the format. Problems are what is paired: of
+several samples a problem has its mean. Results over different problems, prompts, graders or sampling settings (`SAME`)
+are refused, since their difference would say nothing about the training.
 
 Does not evaluate or grade: it reads what `evaluate` wrote.
 """
@@ -9,17 +10,33 @@ Does not evaluate or grade: it reads what `evaluate` wrote.
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 from grpo_math.metrics import CATEGORIES
-from grpo_math.stats import PairedDifference, paired_bootstrap
+from grpo_math.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
 
 Results = dict[str, Any]
+Row = dict[str, Any]
 
+RIGHT = ("correct",)
 ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
+# What two results must have in common beside the problems, and what to do where they do not.
+SAME = {
+    "template": "evaluate both with the same template to compare them",
+    "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
+    "grader_hash": "answers were extracted or graded by other code, evaluate both with the same version",
+    "samples": "evaluate both with as many samples to compare them",
+    "temperature": "evaluate both at the same temperature to compare them",
+    "max_new_tokens": "evaluate both with the same limit to compare them",
+}
+SHOWN_LINES = 12  # of each completion of an example, on the terminal
 
 
 class ResultsError(UserError, ValueError):
@@ -55,24 +72,77 @@ def read_results(path: str | Path) -> Results:
         for name, kind in (("id", (str, int)), ("completion", str), ("category", str)):
             if not isinstance(row, dict) or not isinstance(row.get(name), kind):
                 raise ResultsError(f"{path}: row {number} has no {name}: it is damaged, evaluate again")
-        if (key := str(row["id"])) in seen:
-            raise ResultsError(f"{path}: row {number} repeats the id {key!r}: ids must be unique to be paired")
+        key = (str(row["id"]), row.get("sample", 0))
+        if key in seen:
+            raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")
         seen.add(key)
     return results
 
 
 def compare(before: Results, after: Results) -> PairedDifference:
-    """The paired difference in accuracy; `ResultsError` unless both ran the same problems with the same template."""
-    return paired_bootstrap(*_scores(before, after, ("correct",)))
+    """The paired difference in accuracy; `ResultsError` unless both have `SAME` and the problems in common."""
+    return paired_bootstrap(*_scores(before, after, RIGHT))
 
 
 def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[Change]:
-    """The first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong."""
-    return [
-        Change(old["id"], _string(new.get("problem")), _string(new.get("gold")), old["completion"], new["completion"])
-        for old, new in pairs(before, after)
-        if (old["category"] == "correct", new["category"] == "correct") == (lost, not lost)
-    ][:limit]
+    """The first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
+
+    Of several samples: the problems that are right more often, with a completion that was wrong before and one that is
+    right after; with ``lost`` the other way round.
+    """
+    changes = []
+    for old, new in _by_problem(before, after):
+        if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
+            was = next(row for row in old if (row["category"] == "correct") == lost)
+            now = next(row for row in new if (row["category"] == "correct") != lost)
+            text = (_string(now.get("problem")), _string(now.get("gold")))
+            changes.append(Change(was["id"], *text, was["completion"], now["completion"]))
+    return changes[:limit]
+
+
+def comparison(before: Results, after: Results, examples: int = 3) -> dict[str, Any]:
+    """All figures of a comparison, for ``--json``.
+
+    ``p`` is McNemar's exact test, with one sample a problem; with several, the same test on the problems whose share
+    of right answers rose or fell, which is the sign test.
+    """
+    paired = compare(before, after)
+    several = any(row.get("sample", 0) for row in before["rows"])
+    return {
+        "n": paired.n,
+        "before": _side(before, 0, before, after),
+        "after": _side(after, 1, before, after),
+        "difference": paired.difference,
+        "ci95": [paired.lo, paired.hi],
+        "gained": paired.gained,
+        "lost": paired.lost,
+        "test": "sign" if several else "mcnemar",
+        "p": mcnemar(paired.gained, paired.lost),
+        "improvements": [change._asdict() for change in changed(before, after, examples)],
+        "regressions": [change._asdict() for change in changed(before, after, examples, lost=True)],
+    }
+
+
+def _side(results: Results, which: int, before: Results, after: Results) -> dict[str, Any]:
+    flags = [[row["category"] == "correct" for row in pair[which]] for pair in _by_problem(before, after)]
+    return {
+        "model": results.get("model"),
+        "adapter": results.get("adapter"),
+        "accuracy": share(results),
+        "ci95": list(wilson_of_means(flags)),
+        "answer_accuracy": share(results, ANSWER_RIGHT),
+        "categories": {name: count(results, name) for name in categories_of(before, after)},
+    }
+
+
+def text_of(before: Results, after: Results, answer: dict[str, Any]) -> str:
+    """A `comparison` on the terminal: the table, then problems gained and lost with both completions."""
+    blocks = [terminal_table(before, after)]
+    for name, total in (("improvements", "gained"), ("regressions", "lost")):
+        if answer[name]:
+            blocks.append(f"{name} ({len(answer[name])} of {answer[total]})")
+            blocks.append(terminal_changes(Change(**change) for change in answer[name]))
+    return "\n\n".join(blocks)
 
 
 def terminal_table(before: Results, after: Results, paired: PairedDifference | None = None) -> str:
@@ -91,40 +161,68 @@ def terminal_table(before: Results, after: Results, paired: PairedDifference | N
         lines.append([CATEGORIES.get(category, category), str(old), str(new), f"{new - old:+d}", ""])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
-    return "\n".join([*table, f"{paired.n} problems: {paired.gained} went from wrong to right, {paired.lost} back"])
+    several = any(row.get("sample", 0) for row in before["rows"])
+    moved = "are right more often, {} less often" if several else "went from wrong to right, {} back"
+    test = f"{'sign test' if several else 'McNemar, exact'}: p = {mcnemar(paired.gained, paired.lost):.2g}"
+    return "\n".join([*table, f"{paired.n} problems: {paired.gained} {moved.format(paired.lost)} ({test})"])
 
 
-def terminal_changes(changes: Iterable[Change]) -> str:
-    """Changed problems with both completions as text that is safe to print: no control character gets through."""
+def terminal_changes(changes: Iterable[Change], width: int | None = None) -> str:
+    """Changed problems, the completions before and after side by side, cut at `SHOWN_LINES` lines.
+
+    As text that is safe to print: no control character gets through.
+    """
+    column = ((width or min(160, shutil.get_terminal_size((100, 24)).columns)) - 7) // 2
     blocks = []
     for change in changes:
-        parts = (("before", change.before), ("after", change.after))
-        texts = [f"  {name:>6} | " + _printable(text.strip()).replace("\n", "\n         | ") for name, text in parts]
-        blocks.append("\n".join([f"{_printable(change.problem)}  (gold: {_printable(change.gold)})", *texts]))
+        sides = [_wrapped(name, text, column) for name, text in (("before", change.before), ("after", change.after))]
+        lines = [f"  {old:<{column}} | {new}".rstrip() for old, new in zip_longest(*sides, fillvalue="")]
+        blocks.append("\n".join([f"{_printable(change.problem)}  (gold: {_printable(change.gold)})", *lines]))
     return "\n\n".join(blocks)
 
 
-def pairs(before: Results, after: Results) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    if before.get("template") != after.get("template"):
-        names = f"before {before.get('template')!r}, after {after.get('template')!r}"
-        raise ResultsError(f"template differs ({names}): evaluate both with the same template to compare them")
-    old = {str(row["id"]): row for row in before["rows"]}
-    new = {str(row["id"]): row for row in after["rows"]}
-    if alone := sorted(old.keys() ^ new.keys()):
-        counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0]!r}"
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    lines = [part for line in _printable(text.strip()).split("\n") for part in textwrap.wrap(line, width) or [""]]
+    left_out = len(lines) - SHOWN_LINES
+    if left_out > 1:  # the end holds the answer
+        lines[: left_out + 1] = [f"... {left_out + 1} lines"]
+    return [name, *lines]
+
+
+def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
+    """The rows of the same problem and sample; `ResultsError` names what the two results do not have in common."""
+    for name, remedy in SAME.items():
+        if before.get(name) != after.get(name):
+            raise ResultsError(f"{name} differs (before {before.get(name)!r}, after {after.get(name)!r}): {remedy}")
+    old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
+    if alone := sorted(old.keys() ^ new.keys(), key=str):
+        counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
         raise ResultsError(
             f"the problems differ ({counts}): evaluate both on the same data, n and seed to compare them"
         )
     for key, row in old.items():
         for name in ("problem", "gold"):
             if row.get(name) != new[key].get(name):
-                raise ResultsError(f"{name} of {key!r} differs: evaluate both on the same data to compare them")
+                raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
     return [(row, new[key]) for key, row in old.items()]
 
 
-def _scores(before: Results, after: Results, right: Sequence[str]) -> tuple[list[int], list[int]]:
-    both = pairs(before, after)
-    return [int(old["category"] in right) for old, _ in both], [int(new["category"] in right) for _, new in both]
+def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
+    problems: dict[str, tuple[list[Row], list[Row]]] = {}
+    for old, new in pairs(before, after):
+        both = problems.setdefault(str(old["id"]), ([], []))
+        both[0].append(old)
+        both[1].append(new)
+    return list(problems.values())
+
+
+def _score(rows: Sequence[Row], right: Sequence[str] = RIGHT) -> float:
+    return fmean(row["category"] in right for row in rows)
+
+
+def _scores(before: Results, after: Results, right: Sequence[str]) -> tuple[list[float], list[float]]:
+    both = _by_problem(before, after)
+    return [_score(old, right) for old, _ in both], [_score(new, right) for _, new in both]
 
 
 def count(results: Results, *categories: str) -> int:
