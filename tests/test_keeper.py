@@ -42,7 +42,7 @@ def alive(mark: str) -> list[int]:
     return found
 
 
-def until(true, seconds: float = 60.0) -> None:
+def until(true, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it never came"

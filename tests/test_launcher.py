@@ -416,24 +416,21 @@ def test_serve_takes_every_gpu_until_it_is_ended(machine):
 
 
 def test_ctrl_c_on_two_real_processes_saves_after_the_same_step_and_the_run_goes_on(tmp_path, tiny):
-    """DeepSpeed on the CPU; only one of the two gets the signal, as when it comes between two steps."""
-    pytest.importorskip("deepspeed")
-    from test_processes import accelerate_config
+    """Only one of the two gets the signal, as when it comes between two steps."""
     from test_train import TINY, history
 
-    run_dir, accelerate = tmp_path / "run", accelerate_config(tmp_path, 2)
-    recipe = tmp_path / "recipe.yaml"
+    run_dir, recipe = tmp_path / "run", tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"model_name_or_path": tiny(), "output_dir": str(run_dir), "use_peft": True}))
     command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *TINY]
-    command += ["--accelerate_config", str(accelerate), "--max_grad_norm", "0"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    command += ["--accelerate_config", "multi_gpu", "--ddp_backend", "gloo"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "env": environment, "cwd": ROOT}
     process = subprocess.Popen([*command, "--max_steps", "400"], **said)
     steps = run_dir / "history.jsonl"
-    until(lambda: process.poll() is not None or (steps.exists() and len(history(run_dir)) >= 2), 300)
+    until(lambda: process.poll() is not None or (steps.exists() and len(history(run_dir)) >= 2), 600)
     first = next(pid for pid in alive("grpo_math.train") if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes())
     os.kill(first, signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 130, err
     assert err.count("Interrupted after step") == 1
     assert "ChildFailedError" not in err
@@ -445,3 +442,25 @@ def test_ctrl_c_on_two_real_processes_saves_after_the_same_step_and_the_run_goes
     done = subprocess.run(more, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in history(run_dir)] == list(range(1, stopped + 2))
+
+
+def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
+    pytest.importorskip("grpo_math.vllm_sync")
+    if not os.environ.get("GRPO_MATH_VLLM"):
+        pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
+    from test_train import TINY, history
+
+    own = {"model_name_or_path": smollm, "dtype": "bfloat16", "vllm_max_model_length": 512, "max_steps": 2}
+    recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
+    fields = {**RECIPE, **own, "lora_dropout": 0.0, "output_dir": str(run_dir)}
+    for name in ("prompts_per_step", "per_device_train_batch_size"):
+        del fields[name]
+    recipe.write_text(yaml.safe_dump(fields))
+    command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *TINY]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in history(run_dir)] == [1, 2]
+    assert "is ready" in done.stderr
+    url = done.stderr.partition("server   http://")[2].partition(",")[0]
+    assert not [pid for pid in alive(url.rpartition(":")[2]) if not ended(pid)]
