@@ -191,7 +191,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _saved_before(self, error: Exception) -> str:
         """A checkpoint of the steps that are done, for a run that cannot go on; the error with where it is."""
-        if not self.state.global_step or self._mode != "train":
+        if not self.state.global_step:
             return str(error)
         self._save_checkpoint(self.model, trial=None)
         return f"{error} (checkpoint-{self.state.global_step} is saved: go on with --resume_from_checkpoint true)"

@@ -214,13 +214,15 @@ class Server:
         try:
             self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except ServerError as error:
-            if not str(error).endswith("404: Not Found"):  # which is what a path that is not there answers
+            if error.status != 404:
                 raise
-            raise ServerError(
-                f"{self.url} takes no adapters while it runs: start it with --enable-lora and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
-                404,
-            ) from None
+            reason = f"{error}: see that the server can read that folder (GRPO_MATH_ADAPTER_DIR names another place)"
+            if str(error).endswith("404: Not Found"):  # which is what a path that is not there answers
+                reason = (
+                    f"{self.url} takes no adapters while it runs: start it with --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+                )
+            raise ServerError(reason, 404) from None
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; one that it does not know, after a restart for example, is no error."""

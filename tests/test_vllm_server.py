@@ -143,7 +143,7 @@ def test_a_server_without_runtime_adapters_or_development_paths_says_what_to_sta
 
 def test_a_missing_folder_is_said_as_it_is(small):
     small.trouble = [(404, '{"error": {"message": "Loading lora a failed: No adapter found for /folder"}}')]
-    with pytest.raises(ServerError, match="No adapter found for /folder"):
+    with pytest.raises(ServerError, match=r"No adapter found for /folder: .*GRPO_MATH_ADAPTER_DIR"):
         Server(small.url).load_adapter("a", "/folder")
 
 
