@@ -58,6 +58,7 @@ TRAINING = {
     "vllm_gpu_memory_utilization": 0.3,
     "vllm_max_model_length": None,
     "vllm_tensor_parallel_size": 1,
+    "vllm_sync": "adapter",
     "vllm_server_base_url": None,
     "vllm_server_host": "0.0.0.0",
     "reference_refresh_steps": 0,
