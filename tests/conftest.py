@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+collect_ignore = ["processes"]  # programs that tests start
+
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
