@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import random
 import shutil
 import tempfile
 import uuid
@@ -310,7 +311,8 @@ class AdapterGeneration(VLLMGeneration):
             self.canaries = 2
 
     def _canary_prompt(self, prompts: list[list[int]]) -> list[int]:
-        """Prompts in a row, until they fill two blocks of the prefix cache (as far as the context has room)."""
+        """Two blocks of the prefix cache (as far as the context has room): prompts, and before them their tokens in
+        disorder. Prompts over and over would be copied from, which a wrong model does as well as the right one."""
         block, longest = 16, self.max_model_length or 2**20
         if self.servers:
             settings = [server.settings() for server in self.servers]
@@ -319,8 +321,9 @@ class AdapterGeneration(VLLMGeneration):
         elif self.mode == "colocate":
             block = self.llm.llm_engine.vllm_config.cache_config.block_size
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
-        row = row * math.ceil((2 * block + 1) / len(row))
-        return row[: min(2 * block + 1, longest - CANARY_TOKENS - 1)]
+        length = min(2 * block + 1, longest - CANARY_TOKENS - 1)
+        filler = random.Random(0).choices(row, k=max(0, length - len(row)))
+        return (filler + row)[:length]
 
     def _visible_scale(self) -> float | None:
         """A power of 2 that, times the adapter's effect, moves the trainer's log-probs of the canary by 5 tolerances;

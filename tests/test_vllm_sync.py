@@ -230,7 +230,8 @@ def test_the_canary_stops_a_run_whose_sync_is_broken(broken, process, policy, to
 
 def test_the_canary_stops_a_run_whose_server_has_another_base(process, policy, tokenizer, tmp_path):
     with torch.no_grad():
-        policy.get_base_model().model.layers[3].mlp.down_proj.base_layer.weight.mul_(-1.0)
+        for layer in policy.get_base_model().model.layers[3:6]:
+            layer.mlp.down_proj.base_layer.weight.mul_(-1.0)
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
         syncs(AdapterGeneration, policy, tokenizer, process.server.url, tmp_path)
 
