@@ -134,7 +134,7 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
     """
 
     def shaped(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        limit = max_length or columns.get("max_completion_length") or DEFAULT_MAX_LENGTH
+        limit = max_length or _setting(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
         grades = _grades("shaped", completions, columns)
         lengths = _lengths(completions, columns)
         formats = _formats(completions, columns)
@@ -245,7 +245,7 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     """
 
     def overlong(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        most = max_length or columns.get("max_completion_length") or DEFAULT_MAX_LENGTH
+        most = max_length or _setting(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
         soft = max(1, most // 5) if cache is None else cache
         return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in _lengths(completions, columns)]
 
@@ -513,7 +513,7 @@ def _grades(name: str, completions: Sequence[Completion], columns: dict[str, Any
         _golds(name, columns),
         [text_of(completion) for completion in completions],
         answer_format=_formats(completions, columns),
-        timeout=columns.get("grade_timeout") or 5.0,
+        timeout=_setting(columns, "grade_timeout") or 5.0,
     )
 
 
@@ -535,6 +535,12 @@ def _formats(completions: Sequence[Completion], columns: dict[str, Any]) -> list
     if formats is None or isinstance(formats, str):
         return [formats] * len(completions)
     return list(formats)
+
+
+def _setting(columns: dict[str, Any], name: str) -> Any:
+    """A setting of the run: a number, or, as TRL passes it on, a column of the same number."""
+    value = columns.get(name)
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _lengths(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:

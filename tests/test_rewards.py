@@ -176,6 +176,16 @@ def test_overlong_falls_from_zero_to_minus_one_over_the_cache():
     )
 
 
+def test_a_setting_that_the_trainer_passes_comes_as_a_column():
+    """TRL turns every key of a row into a list, the run's own settings as well."""
+    columns = {"answer": ["7"] * 2, "answer_format": ["gsm8k"] * 2, "completion_ids": [[0] * 90, [0] * 50]}
+    completions = ["#### 7", "#### \\sqrt{50} + 1"]  # only symbolic mathematics can tell: the time limit is read
+    for name in ("shaped", "overlong", "r1_zero", "accuracy"):
+        plain = call(name, completions, **columns, max_completion_length=100, grade_timeout=5.0)
+        listed = call(name, completions, **columns, max_completion_length=[100] * 2, grade_timeout=[5.0] * 2)
+        assert plain == listed
+
+
 def test_repetition_is_minus_the_share_of_repeated_ngrams():
     # "a b a b a": ab ba ab ba -> 2 of 4 distinct
     assert make_repetition(2, 1.0)(["p"] * 3, ["a b a b a", "a b c d", "a"]) == [-0.5, 0.0, 0.0]

@@ -449,14 +449,17 @@ def groups_too_hard(run: Run) -> Seen | None:
 
 
 def _dull(run: Run, kind: str, other: str) -> Seen | None:
-    """The median share of groups with equal rewards, and which kind of group has the larger mean."""
-    dull, ours, theirs = run.series(metrics.DEGENERATE), run.series(kind).last(), run.series(other).last()
-    if len(dull) < FEW or dull.level < DULL or not len(ours) or not len(theirs):
+    """The mean share of groups with equal rewards, and which kind of group has the larger one.
+
+    Not the median: in a run of one prompt a step each line's share is 0 or 1.
+    """
+    dull, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
+    if len(dull) < FEW or (share := fmean(dull.values)) < DULL or not len(ours) or not len(theirs):
         return None
     if fmean(ours.values) <= fmean(theirs.values):
         return None
-    words = f"{percent(dull.level)} of the groups in {dull.last().span}, {percent(fmean(ours.values))} for this cause"
-    return Seen(words, {"degenerate": dull.level, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
+    words = f"{percent(share)} of the groups in {dull.span}, {percent(fmean(ours.values))} for this cause"
+    return Seen(words, {"degenerate": share, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
 
 
 def clipping(run: Run) -> Seen | None:

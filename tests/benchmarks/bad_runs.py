@@ -54,7 +54,7 @@ READ_SETTINGS = (
     *("learning_rate", "max_completion_length", "use_peft", "rewards", "beta", "max_grad_norm", "grade_timeout"),
     *("num_iterations", "steps_per_generation", "gradient_accumulation_steps", "logging_steps", "curriculum"),
     *("resample_groups", "reference_refresh_steps", "sync_ref_model", "save_strategy", "save_steps"),
-    *("save_total_limit", "lora_dropout"),
+    "save_total_limit",
 )
 ONE_PROMPT = {"per_device_train_batch_size": 8}
 
@@ -159,24 +159,25 @@ RUNS: dict[str, BadRun] = {
         "",
         loss_type="dr_grpo",
         scale_rewards="none",
+        learning_rate=2e-4,
         seed=2,
     ),
     "healthy_kl": _bad(
-        "nothing: loss_type: grpo, beta: 0.04, seed 3", "", **ONE_PROMPT, loss_type="grpo", beta=0.04, seed=3
+        "nothing: loss_type: grpo, beta: 0.04, seed 3", "", loss_type="grpo", beta=0.04, learning_rate=2e-4, seed=3
     ),
     "healthy_reinforce": _bad(
         "nothing: surrogate: reinforce, baseline: leave_one_out, seed 4",
         "",
-        **ONE_PROMPT,
         surrogate="reinforce",
         baseline="leave_one_out",
+        learning_rate=2e-4,
         seed=4,
     ),
-    "healthy_slow": _bad(
-        "nothing: learning_rate: 2e-4, differences as well as sums, seed 5",
+    "healthy_two_sets": _bad(
+        "nothing: differences as well as sums, learning_rate: 3e-4, seed 5",
         "",
         dataset="generated:sums,differences",
-        learning_rate=2e-4,
+        learning_rate=3e-4,
         seed=5,
     ),
     "rate_too_low": _bad(

@@ -180,11 +180,11 @@ SHOWN = {
     ),
     "groups_too_easy": (
         (changed(degenerate=0.9, all_right=0.8, all_wrong=0.1), {}),
-        (changed(degenerate=lambda s: 0.75 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
+        (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
     ),
     "groups_too_hard": (
         (changed(degenerate=0.9, all_right=0.1, all_wrong=0.8), {}),
-        (changed(degenerate=lambda s: 0.75 + 0.2 * (s % 3 == 0), all_right=0.05, all_wrong=0.7), {}),
+        (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.05, all_wrong=0.7), {}),
     ),
     "clipping": (
         (changed(clip_region=lambda s: 0.6 * (s % 2)), {"num_iterations": 2}),
@@ -517,6 +517,16 @@ def test_a_format_reward_alone_is_paid_in_full_with_wrong_answers():
     assert finding.check == "reward_stuck_high"
     assert finding.remedy.endswith("rewards: [accuracy, gated]")
     assert "reward_stuck_low" in alarms(full, settings | {"rewards": ["accuracy", "format_soft"]})
+
+
+def test_one_group_a_step_is_no_majority_of_groups():
+    """As with one prompt a step: six groups of ten without signal have a median of all, and are not four fifths."""
+    some, most = (
+        changed(degenerate=lambda s, n=n: float(s % 10 < n), all_wrong=lambda s, n=n: float(s % 10 < n), all_right=0.0)
+        for n in (6, 9)
+    )
+    assert "groups_too_hard" not in alarms(some)
+    assert "groups_too_hard" in alarms(most)
 
 
 def test_a_rollout_without_signal_does_not_dilute_the_clipping():
