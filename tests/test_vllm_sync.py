@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
+from launching import ROOT, accelerate, variables
 from peft import LoraConfig, get_peft_model
-from test_processes import accelerate_config
 from transformers import AutoModelForCausalLM
 
 from grpo_math.adapters import logps, save_adapter, scaled
@@ -97,13 +96,12 @@ def process(smollm, tmp_path_factory):
 
 
 def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, smollm, tmp_path):
-    start = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", str(free_port())]
-    start += ["--config_file", str(accelerate_config(tmp_path, 2))]
+    start = accelerate("zero2_offload", tmp_path, "--num_processes", "2")
     kill_at = 3
     program = [str(PROGRAM), smollm, str(tmp_path), process.server.url, "5", str(kill_at), str(process.process.pid)]
-    variables = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with open(tmp_path / "run.log", "wb") as log:
-        run = subprocess.Popen([*start, *program], env=variables, stdout=log, stderr=log, start_new_session=True)
+        streams = {"stdout": log, "stderr": log}
+        run = subprocess.Popen([*start, *program], env=variables(), cwd=ROOT, start_new_session=True, **streams)
     killed = None
     try:
         while run.poll() is None:
