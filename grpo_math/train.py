@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from grpo_math import difficulty, metrics
+from grpo_math import difficulty, metrics, recipe
 from grpo_math.batch import Batch, plan
 from grpo_math.config import MathGRPOConfig
 from grpo_math.data import load_problems, to_dataset
@@ -30,6 +29,7 @@ from grpo_math.difficulty import CURRICULA
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
 from grpo_math.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.planner.settings import deepspeed_config
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
 from grpo_math.rewards import load_reward
@@ -110,7 +110,7 @@ SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
 
 
 class Parser(TrlParser):
-    """TRL's parser; what it refuses is one line, with the nearest name."""
+    """TRL's parser, fed with settings that recipe.py has read and checked one by one; what is refused is one line."""
 
     def __init__(self) -> None:
         super().__init__(SETTINGS, prog="grpo_math.train", allow_abbrev=False)
@@ -120,31 +120,29 @@ class Parser(TrlParser):
     def error(self, message: str) -> Any:
         raise UserError(message)
 
-    def set_defaults_with_config(self, **recipe: Any) -> list[str]:
-        self.given |= set(recipe)
-        return super().set_defaults_with_config(**recipe)
-
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
-        self.given |= {word.partition("=")[0].lstrip("-").replace("-", "_") for word in args if word.startswith("--")}
         settings, unknown = super().parse_known_args(args, namespace)
         batch = plan(vars(settings), self.given, int(os.environ.get("WORLD_SIZE", 1)))
         settings.per_device_train_batch_size, settings.gradient_accumulation_steps = batch.rows, batch.steps
         return settings, unknown
 
     def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
+        if {"-h", "--help"} & set(argv):
+            self.parse_args(["--help"])
+        read = recipe.read(argv)
+        if read.problems:
+            raise read.problems[0]
+        deepspeed_config(read.values, None)  # refuses a file that is not there
+        os.environ.update(read.env)
+        self.given = read.given
+        self.set_defaults(**{name: read.values[name] for name in read.given})
         try:
-            train_args, config, model_args, unknown = self.parse_args_and_config(argv, return_remaining_strings=True)
-        except OSError as error:
-            raise UserError(f"--config {error.filename}: {error.strerror}: give the path of a recipe") from None
+            train_args, config, model_args = self.parse_args_into_dataclasses(args=[])
         except UserError:
             raise
         except ValueError as error:
             raise UserError(" ".join(str(error).split())) from None
-        if unknown:
-            names = [f.name for kind in SETTINGS for f in fields(kind)]
-            near = get_close_matches(unknown[0].lstrip("-"), names, n=1)
-            raise UserError(f"{unknown[0]} is no setting" + (f": did you mean --{near[0]}?" if near else ""))
         if train_args.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
                 why = f"contradicts curriculum={train_args.curriculum}"

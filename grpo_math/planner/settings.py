@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.recipe import read_recipe
 
-from grpo_math.errors import ConfigError, UserError, one_of
+__all__ = ["Zero", "deepspeed_config", "read_recipe", "resolve"]
 
 MODEL = {
     "model_name_or_path": None,
@@ -73,20 +74,6 @@ OPTIMIZERS = (
     "sgd",
 )
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-
-
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
-    try:
-        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "is no text file"
-        raise UserError(f"--config {path}: {said}: give the path of a recipe") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: is no YAML ({' '.join(str(error).split())}): check it") from None
-    if not isinstance(recipe, dict):
-        raise UserError(f"--config {path}: holds no fields: a recipe is a YAML file with a field on each line")
-    return recipe
 
 
 def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
