@@ -97,22 +97,22 @@ def read(argv: Sequence[str]) -> Settings:
     recipe = read_recipe(path) if path is not None else {}
     given: dict[str, Any] = {name: value for name, value in recipe.items() if name != "env"}
     problems: list[UserError] = []
-    for word, values in _options(words):
+    for word, said in _options(words):
         if word is None:
-            problems.append(UserError(f"{values[0]} is no setting: write --FIELD VALUE"))
+            problems.append(UserError(f"{said[0]} is no setting: write --FIELD VALUE"))
             continue
         name = word.removeprefix("--").replace("-", "_")
         if name not in fields() and name.startswith("no_") and "bool" in _kinds(name[3:]):
-            name, values = name[3:], ["false"]
+            name, said = name[3:], ["false"]
         kinds = _kinds(name)
-        if not values and kinds and "bool" not in kinds:
+        if not said and kinds and "bool" not in kinds:
             problems.append(UserError(f"{word} needs a value: write {word} VALUE"))
-        elif not values:
+        elif not said:
             given[name] = True
-        elif len(values) > 1 and kinds and "list" not in kinds:
-            problems.append(UserError(f"{word} takes one value, not {' '.join(values)}: write {word} VALUE"))
+        elif len(said) > 1 and kinds and "list" not in kinds:
+            problems.append(UserError(f"{word} takes one value, not {' '.join(said)}: write {word} VALUE"))
         else:
-            given[name] = values if "list" in kinds else values[0]
+            given[name] = said if "list" in kinds else said[0]
     checked = {}
     for name, value in given.items():
         try:

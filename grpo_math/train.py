@@ -12,23 +12,28 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from grpo_math import difficulty, metrics, recipe
 from grpo_math.batch import Batch, plan
+from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight, refusal
+from grpo_math.checks.setup import Setup
 from grpo_math.config import MathGRPOConfig
-from grpo_math.data import load_problems, to_dataset
+from grpo_math.data import to_dataset
 from grpo_math.difficulty import CURRICULA
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
-from grpo_math.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.models import fast_dtype, load_tokenizer, model_path, weights_of
 from grpo_math.planner.settings import deepspeed_config
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
@@ -171,22 +176,18 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
         os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
     check(train_args, config, run_dir)
+    read = recipe.read(argv)
+    setup = Setup(read.values, read.given, config.world_size)
+    ask(setup, CHECKS)
     rewards = [load_reward(name) for name in train_args.rewards]
-    rows = load_problems(
-        train_args.dataset,
-        train_args.dataset_split,
-        template=train_args.template,
-        limit=train_args.dataset_limit,
-        seed=config.seed,
-        skip_bad_rows=train_args.skip_bad_rows,
-    )
-    held_out = _held_out(train_args, rows)
-    _check_enough(rows, config, "dataset", train_args.dataset)
+    rows, held_out = setup.rows, setup.held_out
     if train_args.needs_pass_rates:
         measured_how = _measured_how(train_args, config, model_args)
         rates_file = Path(train_args.difficulty_file or difficulty.default_file(run_dir, measured_how))
         difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
     path = model_path(model_args.model_name_or_path)
+    setup.tokenizer = load_tokenizer(path, model_args.model_revision)
+    ask(setup, WITH_TOKENIZER)
     if model_args.dtype == "auto":
         model_args.dtype = fast_dtype()
     own: Any = config.model_init_kwargs or {}
@@ -196,15 +197,16 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         "attn_implementation": model_args.attn_implementation,
         **own,
     }
-    trainer = MathGRPOTrainer(
-        model=path,
-        reward_funcs=rewards,
-        args=config,
-        train_dataset=to_dataset(rows),
-        processing_class=load_tokenizer(path, model_args.model_revision),
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-    )
+    with weights_of(path, own):
+        trainer = MathGRPOTrainer(
+            model=path,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=to_dataset(rows),
+            processing_class=setup.tokenizer,
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+        )
     history, stop = History(run_dir), StopOnInterrupt()
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -281,10 +283,32 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         config.resume_from_checkpoint = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
         if config.resume_from_checkpoint is None:
             raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
-    elif not config.resume_from_checkpoint and (run_dir / "history.jsonl").exists():
-        raise ConfigError(
-            "output_dir", str(run_dir), "holds another run", "name a new folder or add --resume_from_checkpoint true"
-        )
+    try:
+        MathGRPOTrainer.get_optimizer_cls_and_kwargs(config)
+    except (ImportError, ValueError) as error:
+        raise ConfigError("optim", str(config.optim), f"cannot be used ({error})", "adamw_torch can") from None
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    extra: Any = config.lr_scheduler_kwargs
+    try:
+        get_scheduler(config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100, extra)
+    except (TypeError, ValueError) as error:
+        reason = f"does not suit lr_scheduler_type={config.lr_scheduler_type} ({error})"
+        raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
+
+
+def ask(setup: Setup, checks: Collection[str]) -> None:
+    """What `grpo-math doctor` finds: warnings are printed once; an error ends the run, on every process alike."""
+    refused: list[str | None] = [None]
+    if PartialState().is_main_process:
+        for finding in preflight(setup, checks):
+            if finding.level == "error":
+                refused = [str(refusal(finding))]
+                break
+            if finding.level == "warning":
+                print(finding.line(), file=sys.stderr)
+    broadcast_object_list(refused)
+    if refused[0]:
+        raise UserError(refused[0])
 
 
 def _check_enough(rows: list[dict[str, Any]], config: MathGRPOConfig, name: str, value: object) -> None:
@@ -332,24 +356,6 @@ def _batch_of(config: MathGRPOConfig) -> Batch:
         steps=settings.gradient_accumulation_steps,
         rollout=settings.generation_batch_size,
     )
-
-
-def _held_out(train_args: TrainArguments, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    wanted = max(train_args.eval_n, train_args.heldout_n if train_args.heldout_every else 0)
-    if not wanted:
-        return []
-    held_out = load_problems(
-        train_args.eval_dataset or train_args.dataset,
-        train_args.eval_split,
-        template=train_args.template,
-        limit=wanted,
-        skip_bad_rows=train_args.skip_bad_rows,
-    )
-    seen = {row["problem"] for row in rows}
-    shared = sum(row["problem"] in seen for row in held_out)
-    if shared:
-        print(f"warning: {shared} of {len(held_out)} held-out problems are also trained on.", file=sys.stderr)
-    return held_out
 
 
 def _evaluate(

@@ -1,0 +1,133 @@
+"""What is checked before a run: settings, problems, rewards, machine and services -> findings, in seconds.
+
+`grpo-math doctor` prints them, and training asks for them before weights load. A check is a function of checks/ that
+says what it sees, or raises the `UserError` that training would end with.
+
+>>> from grpo_math.recipe import read
+>>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
+>>> [found] = [f for f in preflight(Setup(settings.values, settings.given), only=("adapter",))]
+>>> found.line()
+"error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
+
+Does not import torch, and does not look at a model's weights: doctor.py does, with --deep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from grpo_math import batch
+from grpo_math.checks import Finding, machine, prompting, rewarding, services
+from grpo_math.checks.setup import Said, Setup
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner import memory
+from grpo_math.planner.settings import deepspeed_config
+
+SERVED_RANK = 512  # vLLM's largest --max-lora-rank
+
+
+def batch_arithmetic(setup: Setup) -> Iterator[Said]:
+    """Prompts x completions come out even over processes and steps, and there are problems for a step."""
+    found = batch.plan(setup.settings, setup.given, setup.processes)
+    yield Said("info", found.line("process"), "nothing to change", found._asdict())
+    wanted = found.rollout // found.generations
+    if len(setup.rows) < wanted:
+        reason = f"leaves {len(setup.rows)} problem{'' if len(setup.rows) == 1 else 's'}, and a step takes {wanted}"
+        raise ConfigError("dataset", setup.settings["dataset"], reason, "train on more problems, or on fewer in a step")
+
+
+def deepspeed_file(setup: Setup) -> Iterator[Said]:
+    """DeepSpeed's file is there, and JSON."""
+    deepspeed_config(setup.settings, None)
+    yield from ()
+
+
+def adapter(setup: Setup) -> Iterator[Said]:
+    """The adapter's modules exist, vLLM can serve it, and dropout does not meet a KL term."""
+    s = setup.settings
+    if not s["use_peft"]:
+        return
+    if s["use_vllm"] and s.get("vllm_sync") == "adapter":
+        for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters"):
+            if s[name]:
+                raise ConfigError(name, s[name], "cannot be served by vLLM as an adapter", "set vllm_sync to merged")
+        if s["lora_r"] > SERVED_RANK:
+            raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {SERVED_RANK} or less")
+    if s["lora_task_type"] != "CAUSAL_LM":
+        reason = "is no task of a model that writes"
+        raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")
+    if s["beta"] and s["lora_dropout"]:
+        said = (
+            f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL is above zero before anything is learned"
+        )
+        yield Said("warning", said, "lora_dropout: 0.0")
+    if s["lora_alpha"] > 8 * s["lora_r"]:
+        said = f"lora_alpha={s['lora_alpha']} scales the adapter by {s['lora_alpha'] / s['lora_r']:g}"
+        yield Said("warning", said, f"lora_alpha: {2 * s['lora_r']}")
+    try:
+        shape = setup.shape
+    except UserError as error:
+        yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
+        return
+    memory.targets(shape, s)
+
+
+Check = Callable[[Setup], Iterator[Said]]
+# In the order in which a reader would put things right.
+CHECKS: dict[str, Check] = {
+    "versions": machine.versions,
+    "number_format": machine.number_formats,
+    "model": services.model,
+    "problems": rewarding.problems,
+    "batch": batch_arithmetic,
+    "deepspeed": deepspeed_file,
+    "adapter": adapter,
+    "output_dir": machine.output_dir,
+    "golds": rewarding.golds,
+    "rewards": rewarding.rewards,
+    "trackers": services.trackers,
+    "hub": services.hub,
+    "vllm_server": services.vllm_server,
+    "ports": services.ports,
+    "disk": machine.disk,
+    "memory": machine.memory_plan,
+}
+# Those that need the tokenizer, whose package imports torch.
+WITH_TOKENIZER: dict[str, Check] = {
+    "chat_template": prompting.chat_template,
+    "end_of_turn": prompting.end_of_turn,
+    "padding": prompting.padding,
+    "prompt_lengths": prompting.prompt_lengths,
+}
+
+
+def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS)) -> Iterator[Finding]:
+    """The findings of these checks, each as soon as it is known. An error that two checks meet is said once."""
+    said: set[str] = set()
+    for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
+        if name not in only:
+            continue
+        try:
+            for found in check(setup):
+                yield Finding(found.level, name, found.message, found.remedy, dict(found.evidence))
+        except UserError as error:
+            if str(error) not in said:
+                said.add(str(error))
+                yield finding_of(error, name)
+
+
+def finding_of(error: UserError, check: str) -> Finding:
+    """An error as a finding: what stands after the last colon is the remedy.
+
+    >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
+    'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
+    """
+    if isinstance(error, ConfigError):
+        return Finding("error", check, f"{error.field}={error.value!r} {error.reason}", error.remedy, {})
+    message, _, remedy = " ".join(str(error).split()).rpartition(": ")
+    return Finding("error", check, message or remedy, remedy if message else "mend it", {})
+
+
+def refusal(finding: Finding) -> UserError:
+    """A finding as the one line that a run ends with."""
+    return UserError(f"{finding.message}: {finding.remedy}")
