@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
         if argv[:1] == ["train"]:  # its settings are the training program's own
             return _train(argv[1:])
         args, rest = _parser().parse_known_args(argv)
-        if rest and args.command != "demo":
+        if rest and args.command not in ("demo", "doctor"):
             raise UserError(f"{rest[0]} is no option of grpo-math {args.command}: see grpo-math {args.command} --help")
         return args.run(args, rest)
     except UserError as error:
@@ -54,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
 
     # Only for the list in --help: main() hands everything after it to the training program.
     commands.add_parser("train", help="train in one process: grpo-math train --config RECIPE.yaml [--FIELD VALUE]")
+
+    doctor = commands.add_parser("doctor", help="what is wrong with a recipe on this machine", allow_abbrev=False)
+    doctor.add_argument("--config", required=True, help="a recipe, as for train; its settings may follow, as there")
+    doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
+    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
+    _json(doctor).set_defaults(run=_doctor)
 
     evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set")
     evaluate.add_argument("--model", required=True, help="a folder, a Hub id, or 'embedded'")
@@ -199,6 +206,23 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     )
     _answer(args, answer, planner.picture(answer))
     return 0 if answer["fits"] else 1
+
+
+def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    from grpo_math.doctor import answer, doctor, summary
+
+    findings = []
+    argv = ["--config", args.config, *rest]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+        for finding in doctor(argv, deep=args.deep, accelerate_config=args.accelerate_config):
+            findings.append(finding)
+            if not args.json:
+                print(finding.line(), flush=True)
+    found = answer(findings)
+    _answer(args, found, summary(findings))
+    return 0 if found["ok"] else 1
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:

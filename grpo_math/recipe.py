@@ -10,7 +10,7 @@ config.py, train.py.
 >>> print(read(["--temprature", "1"]).problems[0])
 --temprature is no setting: did you mean --temperature?
 >>> print(read(["--temperature", "0"]).problems[0])
-temperature=0.0 is out of range: give a number above 0
+temperature='0' is out of range: give a number above 0
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ SOURCES = (
 )
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
 COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
+
+EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
 class Field(NamedTuple):
@@ -120,6 +122,9 @@ def read(argv: Sequence[str]) -> Settings:
         except UserError as problem:
             problems.append(problem)
     values = {name: field.default for name, field in fields().items()} | checked
+    for one, other in EXCLUDE:
+        if values[one] and values[other]:
+            problems.append(ConfigError(one, True, f"and {other}=True exclude each other", "leave one of them out"))
     env = {str(name): str(value) for name, value in recipe.get("env", {}).items()}
     return Settings(values, set(checked), problems, env)
 
@@ -161,7 +166,8 @@ class _Strict(yaml.SafeLoader):
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
     try:
-        recipe = yaml.load(Path(path).read_text(encoding="utf-8"), _Strict)
+        with open(path, encoding="utf-8") as file:
+            recipe = yaml.load(file, _Strict)
     except (OSError, UnicodeDecodeError) as error:
         said = getattr(error, "strerror", None) or "is no text file"
         raise UserError(f"--config {path}: {said}: give the path of a recipe") from None
@@ -189,12 +195,12 @@ def check(name: str, value: Any) -> Any:
         near = difflib.get_close_matches(name, fields(), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see the README for those that there are"
         raise UserError(f"--{name} is no setting: {hint}")
-    value = _typed(field, value)
+    said, value = value, _typed(field, value)
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int | float) and not isinstance(number, bool):
-            _in_range(field, number)
+            _in_range(field, number, said)
     return value
 
 
@@ -215,12 +221,14 @@ def _typed(field: Field, value: Any) -> Any:
     if isinstance(value, str) and name.endswith("_kwargs"):
         return _mapping(name, value)
     if isinstance(value, bool):
-        if "bool" not in kinds and not kinds & {"int", "float"}:
-            reason = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
-            raise ConfigError(name, value, "is no text", reason)
-        if "bool" not in kinds:
+        if "bool" in kinds:
+            return value
+        if kinds & {"int", "float"}:
             raise ConfigError(name, value, "is no number", f"the default is {field.default!r}")
-        return value
+        if field.choices:
+            remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
+            raise ConfigError(name, value, "is no text", remedy)
+        return str(value).lower()
     if "str" in kinds or not kinds & {"int", "float", "bool"}:
         number = isinstance(value, int | float) and kinds & {"int", "float"}
         return value if number else str(value)
@@ -256,12 +264,12 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     return found
 
 
-def _in_range(field: Field, number: float) -> None:
+def _in_range(field: Field, number: float, said: Any) -> None:
     if not math.isfinite(number):
-        raise ConfigError(field.name, number, "is not finite", f"the default is {field.default!r}")
+        raise ConfigError(field.name, said, "is not finite", f"the default is {field.default!r}")
     holds, words = RANGES.get(field.name, (lambda x: True, ""))
     if not holds(number):
-        raise ConfigError(field.name, number, "is out of range", f"give {words}")
+        raise ConfigError(field.name, said, "is out of range", f"give {words}")
 
 
 def _kinds(name: str) -> frozenset[str]:

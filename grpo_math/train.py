@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
+from transformers import GenerationConfig, PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
@@ -37,7 +37,7 @@ from grpo_math.models import fast_dtype, load_tokenizer, model_path, weights_of
 from grpo_math.planner.settings import deepspeed_config
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
-from grpo_math.rewards import load_reward
+from grpo_math.rewards import Reward, load_reward
 from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, write_config
 from grpo_math.trainer import MathGRPOTrainer
 
@@ -185,28 +185,9 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         measured_how = _measured_how(train_args, config, model_args)
         rates_file = Path(train_args.difficulty_file or difficulty.default_file(run_dir, measured_how))
         difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
-    path = model_path(model_args.model_name_or_path)
-    setup.tokenizer = load_tokenizer(path, model_args.model_revision)
+    setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
     ask(setup, WITH_TOKENIZER)
-    if model_args.dtype == "auto":
-        model_args.dtype = fast_dtype()
-    own: Any = config.model_init_kwargs or {}
-    config.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "dtype": model_args.dtype,
-        "attn_implementation": model_args.attn_implementation,
-        **own,
-    }
-    with weights_of(path, own):
-        trainer = MathGRPOTrainer(
-            model=path,
-            reward_funcs=rewards,
-            args=config,
-            train_dataset=to_dataset(rows),
-            processing_class=setup.tokenizer,
-            peft_config=get_peft_config(model_args),
-            quantization_config=get_quantization_config(model_args),
-        )
+    trainer = trainer_of(config, model_args, setup, rewards)
     history, stop = History(run_dir), StopOnInterrupt()
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -266,12 +247,38 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     return True
 
 
+def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, rewards: list[Reward]) -> MathGRPOTrainer:
+    """The trainer of a recipe, with its weights loaded."""
+    path = model_path(model_args.model_name_or_path)
+    if model_args.dtype == "auto":
+        model_args.dtype = fast_dtype()
+    own: Any = config.model_init_kwargs or {}
+    config.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        **own,
+    }
+    with weights_of(path, own):
+        return MathGRPOTrainer(
+            model=path,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=to_dataset(setup.rows),
+            processing_class=setup.tokenizer,
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+        )
+
+
 def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> None:
     """What cannot work, before data and weights are read."""
     if config.trust_remote_code:
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
     if config.eval_strategy != "no":
-        raise ConfigError("eval_strategy", str(config.eval_strategy), "evaluates nothing here", "use heldout_every")
+        raise ConfigError(
+            "eval_strategy", getattr(config.eval_strategy, "value", "?"), "evaluates nothing here", "use heldout_every"
+        )
     needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
     needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
@@ -286,13 +293,21 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     try:
         MathGRPOTrainer.get_optimizer_cls_and_kwargs(config)
     except (ImportError, ValueError) as error:
-        raise ConfigError("optim", str(config.optim), f"cannot be used ({error})", "adamw_torch can") from None
+        raise ConfigError(
+            "optim", getattr(config.optim, "value", config.optim), f"cannot be used ({error})", "adamw_torch can"
+        ) from None
+    unknown = (
+        [] if config.use_vllm else [n for n in config.generation_kwargs or () if not hasattr(GenerationConfig(), n)]
+    )
+    if unknown:
+        raise ConfigError("generation_kwargs", unknown[0], "is no setting of transformers' generate", "leave it out")
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     extra: Any = config.lr_scheduler_kwargs
     try:
         get_scheduler(config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100, extra)
     except (TypeError, ValueError) as error:
-        reason = f"does not suit lr_scheduler_type={config.lr_scheduler_type} ({error})"
+        name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
+        reason = f"does not suit lr_scheduler_type={name} ({error})"
         raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
 
 

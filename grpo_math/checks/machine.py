@@ -57,7 +57,8 @@ def versions(setup: Setup) -> Iterator[Said]:
     needed: dict[str, str] = dict.fromkeys(ALWAYS, "every run")
     if s["use_vllm"] and s["vllm_mode"] == "colocate":
         needed["vllm"] = "use_vllm"
-    if s["deepspeed"] or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+    asked = (setup.accelerate or {}).get("distributed_type") == "DEEPSPEED"
+    if s["deepspeed"] or asked or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
         needed["deepspeed"] = "DeepSpeed"
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if s[name]]
     if bits or "bnb" in s["optim"] or s["optim"].endswith("_8bit"):
@@ -132,13 +133,13 @@ def memory_plan(setup: Setup) -> Iterator[Said]:
             {name: s[name] for name in setup.given if name in s},
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
-            accelerate={"num_processes": setup.processes},
+            accelerate={"num_processes": setup.processes, **(setup.accelerate or {})},
         )
     except UserError as error:
         yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
         return
     if answer["fits"]:
-        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned", "nothing to change")
+        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned", "")
         return
     change = "; ".join(line for one in answer["suggestions"] for line in one["set"])
     yield Said("warning", f"memory: {'; '.join(answer['problems'])}", change or "see grpo-math plan", answer["bytes"])

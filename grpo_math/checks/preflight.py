@@ -29,7 +29,7 @@ SERVED_RANK = 512  # vLLM's largest --max-lora-rank
 def batch_arithmetic(setup: Setup) -> Iterator[Said]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
     found = batch.plan(setup.settings, setup.given, setup.processes)
-    yield Said("info", found.line("process"), "nothing to change", found._asdict())
+    yield Said("info", found.line("process"), "", found._asdict())
     wanted = found.rollout // found.generations
     if len(setup.rows) < wanted:
         reason = f"leaves {len(setup.rows)} problem{'' if len(setup.rows) == 1 else 's'}, and a step takes {wanted}"
@@ -57,13 +57,15 @@ def adapter(setup: Setup) -> Iterator[Said]:
         reason = "is no task of a model that writes"
         raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")
     if s["beta"] and s["lora_dropout"]:
-        said = (
-            f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL is above zero before anything is learned"
-        )
+        said = f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL takes in the noise of the dropout"
         yield Said("warning", said, "lora_dropout: 0.0")
     if s["lora_alpha"] > 8 * s["lora_r"]:
         said = f"lora_alpha={s['lora_alpha']} scales the adapter by {s['lora_alpha'] / s['lora_r']:g}"
         yield Said("warning", said, f"lora_alpha: {2 * s['lora_r']}")
+    wanted = s["lora_target_modules"]
+    if wanted and len(wanted) == 1 and wanted[0].isidentifier():
+        reason = "is one name, which TRL takes as an expression for a module's whole path"
+        raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
     try:
         shape = setup.shape
     except UserError as error:
@@ -92,6 +94,7 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "memory": machine.memory_plan,
 }
+COUNTED = ("disk", "memory")  # mean nothing for settings that cannot run: left out after an error
 # Those that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": prompting.chat_template,
@@ -101,16 +104,21 @@ WITH_TOKENIZER: dict[str, Check] = {
 }
 
 
-def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS)) -> Iterator[Finding]:
-    """The findings of these checks, each as soon as it is known. An error that two checks meet is said once."""
+def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool = False) -> Iterator[Finding]:
+    """The findings of these checks, each as soon as it is known. An error that two checks meet is said once.
+
+    ``failed``: an error is known already.
+    """
     said: set[str] = set()
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
-        if name not in only:
+        if name not in only or (failed and name in COUNTED):
             continue
         try:
             for found in check(setup):
+                failed |= found.level == "error"
                 yield Finding(found.level, name, found.message, found.remedy, dict(found.evidence))
         except UserError as error:
+            failed = True
             if str(error) not in said:
                 said.add(str(error))
                 yield finding_of(error, name)

@@ -104,7 +104,7 @@ def prompt_lengths(setup: Setup) -> Iterator[Said]:
     lengths = lengths_of(setup)
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
-    yield Said("info", f"prompt tokens of {len(lengths)} problems: {words}", "nothing to change", at)
+    yield Said("info", f"prompt tokens of {len(lengths)} problems: {words}", "", at)
     limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import Said, Setup, naming
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.prompts import made_up
@@ -29,7 +29,7 @@ BAD_SHARE = 0.02  # of the golds; below, the rest trains
 def problems(setup: Setup) -> Iterator[Said]:
     """There are problems, held-out ones are as many as asked for, and these are not trained on."""
     rows, held_out = setup.rows, setup.held_out
-    yield Said("info", f"{len(rows)} problems to train on", "nothing to change", {"problems": len(rows)})
+    yield Said("info", f"{len(rows)} problems to train on", "", {"problems": len(rows)})
     seen = {row["problem"] for row in rows}
     if shared := sum(row["problem"] in seen for row in held_out):
         said = f"{shared} of {len(held_out)} held-out problems are also trained on"
@@ -61,7 +61,8 @@ def rewards(setup: Setup) -> Iterator[Said]:
     if weights is not None and len(weights) != len(names):
         reason = f"are {len(weights)} weights for {len(names)} reward functions"
         raise ConfigError("reward_weights", weights, reason, "give one weight for each")
-    functions = [(name, load_reward(name)) for name in names]
+    with naming({"reward_funcs": "rewards"}):
+        functions = [(name, load_reward(name)) for name in names]
     rows, right, wrong = _pairs(setup)
     if not rows:
         return  # golds() has said why

@@ -82,7 +82,7 @@ def _on_the_hub(name: str, revision: str) -> Iterator[Said]:
         if not cached:
             reason = "is no folder here and not in the Hub's cache, and HF_HUB_OFFLINE is set"
             raise ConfigError("model_name_or_path", name, reason, remedy)
-        yield Said("info", "HF_HUB_OFFLINE is set: the model comes from the Hub's cache", "nothing to change")
+        yield Said("info", "HF_HUB_OFFLINE is set: the model comes from the Hub's cache", "")
         return
     try:
         huggingface_hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)

@@ -5,7 +5,8 @@ Does not check anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -25,6 +26,15 @@ class Said(NamedTuple):
     evidence: Mapping[str, Any] = MappingProxyType({})
 
 
+@contextmanager
+def naming(fields: Mapping[str, str]) -> Iterator[None]:
+    """An argument that is refused inside is named as the recipe names it."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, error.remedy) from None
+
+
 @dataclass
 class Setup:
     """``settings`` has every field, ``given`` names those that the user stated; ``tokenizer`` where it is loaded."""
@@ -32,20 +42,22 @@ class Setup:
     settings: Mapping[str, Any]
     given: set[str] = field(default_factory=set)
     processes: int = 1
+    accelerate: Mapping[str, Any] | None = None  # the accelerate config, read
     tokenizer: Any = None
 
     @cached_property
     def rows(self) -> list[Row]:
         """The training problems, or the error that reading them gives."""
         s = self.settings
-        return load_problems(
-            s["dataset"],
-            s["dataset_split"],
-            template=s["template"],
-            limit=s["dataset_limit"],
-            seed=s["seed"],
-            skip_bad_rows=s["skip_bad_rows"],
-        )
+        with naming({"split": "dataset_split", "n": "dataset_limit"}):
+            return load_problems(
+                s["dataset"],
+                s["dataset_split"],
+                template=s["template"],
+                limit=s["dataset_limit"],
+                seed=s["seed"],
+                skip_bad_rows=s["skip_bad_rows"],
+            )
 
     @cached_property
     def held_out(self) -> list[Row]:
@@ -55,9 +67,10 @@ class Setup:
         if not wanted:
             return []
         dataset = s["eval_dataset"] or s["dataset"]
-        rows = load_problems(
-            dataset, s["eval_split"], template=s["template"], limit=wanted, skip_bad_rows=s["skip_bad_rows"]
-        )
+        with naming({"split": "eval_split", "n": "eval_n"}):
+            rows = load_problems(
+                dataset, s["eval_split"], template=s["template"], limit=wanted, skip_bad_rows=s["skip_bad_rows"]
+            )
         if len(rows) < s["eval_n"]:
             reason = f"is more than the {len(rows)} problems of {dataset}, {s['eval_split']}"
             raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less")

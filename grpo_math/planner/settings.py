@@ -84,7 +84,7 @@ def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
     >>> resolve({"optim": "adamw"})
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: optim='adamw' is not known: did you mean 'adamw_8bit'? (adamw_torch, \
+    grpo_math.errors.ConfigError: optim='adamw' is not known: did you mean 'adamw_torch'? (adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd)
     """
     settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
@@ -163,5 +163,5 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     try:
         return json.loads(Path(value).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "is no JSON"
+        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON"
         raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None
