@@ -41,6 +41,7 @@ SOURCES = (
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
 COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
 
+OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
@@ -195,6 +196,8 @@ def check(name: str, value: Any) -> Any:
         near = difflib.get_close_matches(name, fields(), n=1)
         hint = f"did you mean --{near[0]}?" if near else "see the README for those that there are"
         raise UserError(f"--{name} is no setting: {hint}")
+    if name.endswith("_token") and not isinstance(value, str | None):
+        raise ConfigError(name, "***", "is no text", "put it in quotes")
     said, value = value, _typed(field, value)
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
@@ -225,10 +228,10 @@ def _typed(field: Field, value: Any) -> Any:
             return value
         if kinds & {"int", "float"}:
             raise ConfigError(name, value, "is no number", f"the default is {field.default!r}")
-        if field.choices:
+        if name not in OR_BOOL:
             remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
             raise ConfigError(name, value, "is no text", remedy)
-        return str(value).lower()
+        return value
     if "str" in kinds or not kinds & {"int", "float", "bool"}:
         number = isinstance(value, int | float) and kinds & {"int", "float"}
         return value if number else str(value)

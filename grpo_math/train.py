@@ -176,15 +176,15 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
         os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
     check(train_args, config, run_dir)
+    if train_args.needs_pass_rates:
+        measured_how = _measured_how(train_args, config, model_args)
+        rates_file = Path(train_args.difficulty_file or difficulty.default_file(run_dir, measured_how))
+        difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
     read = recipe.read(argv)
     setup = Setup(read.values, read.given, config.world_size)
     ask(setup, CHECKS)
     rewards = [load_reward(name) for name in train_args.rewards]
     rows, held_out = setup.rows, setup.held_out
-    if train_args.needs_pass_rates:
-        measured_how = _measured_how(train_args, config, model_args)
-        rates_file = Path(train_args.difficulty_file or difficulty.default_file(run_dir, measured_how))
-        difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
     setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
     ask(setup, WITH_TOKENIZER)
     trainer = trainer_of(config, model_args, setup, rewards)

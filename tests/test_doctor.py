@@ -1,4 +1,4 @@
-"""`grpo-math doctor`: a line for each bad setting, the same in training, nothing for the shipped recipes, and the model.
+"""`grpo-math doctor`: a line for each bad setting, the same in training; the shipped recipes; the model.
 
 The cases are in tests/cases/bad_configs.yaml.
 """

@@ -12,19 +12,23 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 LAYERS = [
     {"cli"},
+    {"doctor"},
+    {"deep_checks"},
     {"train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
+    {"checks"},
     {"rollout", "models", "reference"},
     {"config", "data", "problems"},
     {"rewards", "advantages", "losses", "arrange", "resample", "attention", "decoding", "rows", "packing"},
     {"grading", "planner"},
-    {"checks"},
-    {"stats", "metrics", "prompts", "batch"},
+    {"stats", "metrics", "prompts", "batch", "recipe"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NO_TORCH = [
     "cli",
+    "doctor",
+    "recipe",
     "arrange",
     "resample",
     "data",
@@ -34,6 +38,7 @@ NO_TORCH = [
     "planner",
     "report",
     "checks",
+    "checks.preflight",
     "stats",
     "metrics",
     "prompts",

@@ -75,18 +75,18 @@ def adapter(setup: Setup) -> Iterator[Said]:
 
 
 Check = Callable[[Setup], Iterator[Said]]
-# In the order in which a reader would put things right.
+# In this order: training ends with the first error. What may ask the network comes late.
 CHECKS: dict[str, Check] = {
     "versions": machine.versions,
     "number_format": machine.number_formats,
-    "model": services.model,
+    "deepspeed": deepspeed_file,
+    "output_dir": machine.output_dir,
     "problems": rewarding.problems,
     "batch": batch_arithmetic,
-    "deepspeed": deepspeed_file,
-    "adapter": adapter,
-    "output_dir": machine.output_dir,
     "golds": rewarding.golds,
     "rewards": rewarding.rewards,
+    "model": services.model,
+    "adapter": adapter,
     "trackers": services.trackers,
     "hub": services.hub,
     "vllm_server": services.vllm_server,
@@ -110,15 +110,16 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
     ``failed``: an error is known already.
     """
     said: set[str] = set()
+    model_failed = False
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
-        if name not in only or (failed and name in COUNTED):
+        if name not in only or (failed and name in COUNTED) or (model_failed and name == "adapter"):
             continue
         try:
             for found in check(setup):
                 failed |= found.level == "error"
                 yield Finding(found.level, name, found.message, found.remedy, dict(found.evidence))
         except UserError as error:
-            failed = True
+            failed, model_failed = True, model_failed or name == "model"
             if str(error) not in said:
                 said.add(str(error))
                 yield finding_of(error, name)

@@ -90,7 +90,7 @@ def rewards(setup: Setup) -> Iterator[Said]:
         remedy = "look at the sign of the rewards and of reward_weights"
         yield Said("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy, paid)
     elif apart <= SURE:
-        said = f"the rewards cannot tell right from wrong: {named} pay both the same, {example}"
+        said = f"the rewards ({named}) cannot tell right from wrong: both are paid the same, {example}"
         yield Said("warning", said, f"rewards: [{', '.join(['accuracy', *names])}]", paid)
 
 
