@@ -41,6 +41,13 @@ SOURCES = (
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
 COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
 
+# Choices that the source does not state as such
+NAMES = {
+    "vllm_mode": ("colocate", "server"),
+    "log_level": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
+    "log_level_replica": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
+    "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
+}
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
@@ -69,7 +76,7 @@ Rule = tuple[Callable[[float], bool], str]
 RULES: list[tuple[Rule, str]] = [
     (
         (lambda x: x > 0, "a number above 0"),
-        "learning_rate temperature repetition_penalty adam_epsilon num_train_epochs save_steps logging_steps "
+        "temperature repetition_penalty adam_epsilon num_train_epochs save_steps logging_steps "
         "eval_steps vllm_server_timeout delta advantage_eps grade_timeout",
     ),
     (
@@ -81,13 +88,14 @@ RULES: list[tuple[Rule, str]] = [
     ((lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"), "num_generations"),
     (
         (lambda x: x >= 0, "0 or more"),
-        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps dataloader_num_workers top_k seed eval_n "
+        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps dataloader_num_workers top_k eval_n "
         "heldout_every prompts_per_step resample_groups update_token_budget reference_refresh_steps entropy_coef",
     ),
-    ((lambda x: 0 < x <= 1, "a number above 0, and 1 at most"), "top_p vllm_gpu_memory_utilization"),
+    ((lambda x: 0 < x <= 1, "a number above 0, and 1 at most"), "learning_rate top_p vllm_gpu_memory_utilization"),
     ((lambda x: 0 <= x <= 1, "a number from 0 to 1"), "min_p top_entropy_quantile ref_model_mixup_alpha"),
     ((lambda x: 0 <= x < 1, "a number from 0, and below 1"), "lora_dropout adam_beta1 adam_beta2"),
     ((lambda x: x >= 1 or x == -1, "1 or more, or -1 for num_train_epochs to decide"), "max_steps"),
+    ((lambda x: 0 <= x < 2**32, "a whole number from 0, and below 2^32"), "seed data_seed"),
     ((lambda x: 1 <= x <= 65535, "a number from 1 to 65535"), "vllm_server_port"),
 ]
 RANGES: dict[str, Rule] = {name: rule for rule, names in RULES for name in names.split()}
@@ -221,8 +229,8 @@ def _typed(field: Field, value: Any) -> Any:
         raise ConfigError(name, value, f"is {kind}, and one value is wanted", f"the default is {field.default!r}")
     if isinstance(value, dict):
         return value
-    if isinstance(value, str) and name.endswith("_kwargs"):
-        return _mapping(name, value)
+    if name.endswith("_kwargs"):
+        return _mapping(name, str(value))
     if isinstance(value, bool):
         if "bool" in kinds:
             return value
@@ -335,7 +343,7 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         base, _, inside = part.partition("[")
         kinds.add("bool" if base == "Literal" else base)
         item = inside.removesuffix("]") if base == "list" else item
-    choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
+    choices = NAMES.get(name) or next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     default: Any = None
     value = line.value
     if isinstance(value, ast.Call):

@@ -123,7 +123,7 @@ class Parser(TrlParser):
         self.given: set[str] = set()  # the settings that the recipe or the command line names
 
     def error(self, message: str) -> Any:
-        raise UserError(message)
+        raise UserError(f"{message}: mend this setting")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
@@ -146,8 +146,8 @@ class Parser(TrlParser):
             train_args, config, model_args = self.parse_args_into_dataclasses(args=[])
         except UserError:
             raise
-        except ValueError as error:
-            raise UserError(" ".join(str(error).split())) from None
+        except (ValueError, TypeError, OSError, KeyError, ImportError, RuntimeError) as error:  # of TRL's own classes
+            raise UserError(f"{' '.join(str(error).split())}: mend this setting") from None
         if train_args.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
                 why = f"contradicts curriculum={train_args.curriculum}"
@@ -290,17 +290,20 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         config.resume_from_checkpoint = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
         if config.resume_from_checkpoint is None:
             raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
+    for name in ("load_best_model_at_end", "save_strategy"):
+        value = getattr(getattr(config, name), "value", getattr(config, name))
+        if value in (True, "best"):
+            raise ConfigError(name, value, "needs transformers' evaluations, and there are none", "leave it out")
+    if config.remove_unused_columns:
+        why = "would take the gold answers away from the rewards"
+        raise ConfigError("remove_unused_columns", True, why, "leave it out")
+    _check_generation(config)
     try:
         MathGRPOTrainer.get_optimizer_cls_and_kwargs(config)
     except (ImportError, ValueError) as error:
-        raise ConfigError(
-            "optim", getattr(config.optim, "value", config.optim), f"cannot be used ({error})", "adamw_torch can"
-        ) from None
-    unknown = (
-        [] if config.use_vllm else [n for n in config.generation_kwargs or () if not hasattr(GenerationConfig(), n)]
-    )
-    if unknown:
-        raise ConfigError("generation_kwargs", unknown[0], "is no setting of transformers' generate", "leave it out")
+        name = "optim_args" if config.optim_args else "optim"
+        value = config.optim_args or getattr(config.optim, "value", config.optim)
+        raise ConfigError(name, value, f"cannot be used ({error})", "leave it out, or use adamw_torch") from None
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     extra: Any = config.lr_scheduler_kwargs
     try:
@@ -309,6 +312,22 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
         reason = f"does not suit lr_scheduler_type={name} ({error})"
         raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
+
+
+def _check_generation(config: MathGRPOConfig) -> None:
+    """Names and numbers of ``generation_kwargs``, which transformers would pass over or find in the first rollout."""
+    stated: Any = config.generation_kwargs or {}
+    for name, value in stated.items():
+        if not config.use_vllm and not hasattr(GenerationConfig(), name):
+            raise ConfigError("generation_kwargs", name, "is no setting of transformers' generate", "leave it out")
+        if name in recipe.RANGES:
+            recipe.check(name, value)
+    if not config.use_vllm:
+        try:
+            GenerationConfig(**{"cache_implementation": config.cache_implementation, **stated}).validate()
+        except (ValueError, TypeError) as error:
+            reason = f"is refused ({' '.join(str(error).split())})"
+            raise ConfigError("generation_kwargs", stated, reason, "see transformers' GenerationConfig") from None
 
 
 def ask(setup: Setup, checks: Collection[str]) -> None:

@@ -14,12 +14,13 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator
 
 from grpo_math import batch
 from grpo_math.checks import Finding, machine, prompting, rewarding, services
 from grpo_math.checks.setup import Said, Setup
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import memory
 from grpo_math.planner.settings import deepspeed_config
 
@@ -62,15 +63,26 @@ def adapter(setup: Setup) -> Iterator[Said]:
     if s["lora_alpha"] > 8 * s["lora_r"]:
         said = f"lora_alpha={s['lora_alpha']} scales the adapter by {s['lora_alpha'] / s['lora_r']:g}"
         yield Said("warning", said, f"lora_alpha: {2 * s['lora_r']}")
-    wanted = s["lora_target_modules"]
-    if wanted and len(wanted) == 1 and wanted[0].isidentifier():
-        reason = "is one name, which TRL takes as an expression for a module's whole path"
-        raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
+    wanted, kept = s["lora_target_modules"], s["lora_modules_to_save"] or []
+    if wanted == []:
+        raise ConfigError("lora_target_modules", wanted, "is empty", "leave it out, or use all-linear")
+    if wanted and len(wanted) == 1:
+        try:
+            re.compile(wanted[0])
+        except re.error as error:
+            reason = f"is no regular expression ({error})"
+            raise ConfigError("lora_target_modules", wanted[0], reason, "use all-linear") from None
     try:
         shape = setup.shape
     except UserError as error:
         yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
         return
+    linears = [linear.name for linear in shape.linears()]
+    if wanted and len(wanted) == 1 and wanted[0] in linears:
+        reason = "is one name, which TRL takes as an expression for a module's whole path"
+        raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
+    for name in kept:
+        one_of("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
     memory.targets(shape, s)
 
 

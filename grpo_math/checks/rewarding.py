@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -63,13 +64,19 @@ def rewards(setup: Setup) -> Iterator[Said]:
         raise ConfigError("reward_weights", weights, reason, "give one weight for each")
     with naming({"reward_funcs": "rewards"}):
         functions = [(name, load_reward(name)) for name in names]
+    if "llm_judge" in names:
+        for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL"):
+            if not os.environ.get(variable):
+                raise ConfigError(
+                    "rewards", "llm_judge", f"needs the variable {variable}", "set it, as the README says"
+                )
     rows, right, wrong = _pairs(setup)
     if not rows:
         return  # golds() has said why
     paid = {}
     for number, (name, function) in enumerate(functions):
         if name == "llm_judge":
-            continue  # asks a model that may cost money; it says itself what is missing
+            continue  # asks a model that may cost money
         values = _run(name, function, setup, rows + rows, right + wrong)
         if values is None:
             yield Said(
