@@ -140,6 +140,10 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     _quiet()
+    if not {"-h", "--help"} & set(argv):
+        from grpo_math.checks.preflight import refuse_early
+
+        refuse_early(argv)
     from grpo_math.train import main as train
 
     return train(argv)

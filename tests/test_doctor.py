@@ -155,6 +155,17 @@ def test_what_needs_no_torch_is_said_without_it(here):
     assert done.stdout.splitlines()[-1] == "1 False"
 
 
+def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
+    program = (
+        "import sys\nfrom grpo_math.cli import main\n"
+        f"code = main(['train', '--config', {recipe(here, {'rewards': ['odd_rewards:raises']})!r}])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "2 False"
+    assert done.stderr == "error: reward function raises raised KeyError: 'x': mend it\n"
+
+
 def test_the_accelerate_config_says_how_many_processes_share_a_step(here, tmp_path):
     config = tmp_path / "accelerate.yaml"
     config.write_text("num_processes: 3\n")

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.training_args import trainer_log_levels
 
 from grpo_math import recipe
 from grpo_math.errors import UserError
@@ -33,6 +34,7 @@ def test_choices_are_those_that_the_real_classes_take():
         kind = type(REAL[name].default) if not isinstance(REAL[name].default, str) else None
         if kind:
             assert recipe.fields()[name].choices == tuple(choice.value for choice in kind), name
+    assert set(recipe.NAMES["log_level"]) == set(trainer_log_levels)
     assert recipe.fields()["dtype"].choices == ("auto", "bfloat16", "float16", "float32")
 
 

@@ -15,9 +15,9 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
-from grpo_math import batch
+from grpo_math import batch, recipe
 from grpo_math.checks import Finding, machine, prompting, rewarding, services
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
@@ -135,6 +135,20 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
             if str(error) not in said:
                 said.add(str(error))
                 yield finding_of(error, name)
+
+
+# What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
+EARLY = ("versions", "number_format", "deepspeed", "output_dir", "problems", "rewards", "trackers")
+
+
+def refuse_early(argv: Sequence[str]) -> None:
+    """Raise what training would end with, where that can be known in a second; training asks for the rest."""
+    read = recipe.read(argv)
+    if read.problems:
+        raise read.problems[0]
+    for finding in preflight(Setup(read.values, read.given), EARLY):
+        if finding.level == "error":
+            raise refusal(finding)
 
 
 def finding_of(error: UserError, check: str) -> Finding:
