@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
         if argv[:1] == ["serve"] and not {"-h", "--help"} & set(argv):
             return _serve(argv[1:])
         args, rest = _parser().parse_known_args(argv)
-        if rest and args.command != "demo":
+        if rest and args.command not in ("demo", "doctor"):
             raise UserError(f"{rest[0]} is no option of grpo-math {args.command}: see grpo-math {args.command} --help")
         return args.run(args, rest)
     except UserError as error:
@@ -66,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--gpus", type=int, help="use the first N GPUs (default: all)")
     serve.add_argument("--host", help="who may reach it (default: 127.0.0.1; 0.0.0.0 needs VLLM_API_KEY)")
     serve.add_argument("--port", type=int, help="default: vllm_server_port, 8000, or any that is free")
+
+    doctor = commands.add_parser("doctor", help="what is wrong with a recipe on this machine", allow_abbrev=False)
+    doctor.add_argument("--config", required=True, help="a recipe, as for train; its settings may follow, as there")
+    doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
+    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
+    _json(doctor).set_defaults(run=_doctor)
 
     evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set, or two results compared")
     evaluate.add_argument("--model", help="a folder, a Hub id, or 'embedded'")
@@ -170,6 +177,10 @@ def _serve(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     _quiet()
+    if not {"-h", "--help"} & set(argv):
+        from grpo_math.checks.preflight import refuse_early
+
+        refuse_early(argv)
     from grpo_math.train import main as train
 
     return train(argv)
@@ -262,6 +273,23 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     )
     _answer(args, answer, planner.picture(answer))
     return 0 if answer["fits"] else 1
+
+
+def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    from grpo_math.doctor import answer, doctor, summary
+
+    findings = []
+    argv = ["--config", args.config, *rest]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+        for finding in doctor(argv, deep=args.deep, accelerate_config=args.accelerate_config):
+            findings.append(finding)
+            if not args.json:
+                print(finding.line(), flush=True)
+    found = answer(findings)
+    _answer(args, found, summary(findings))
+    return 0 if found["ok"] else 1
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -106,12 +108,38 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:
     """The tokenizer with padding on the left, as generation needs; pad falls back to the end-of-text token."""
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", truncation_side="left", revision=revision)
+    try:
+        AutoConfig.from_pretrained(path, revision=revision)  # a family that transformers does not know
+        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", truncation_side="left", revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        reason = f"has no configuration or tokenizer that can be loaded ({_first_line(error)})"
+        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+@contextmanager
+def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
+    """Where weights are loaded: what cannot be loaded is one line. ``own``: the recipe's ``model_init_kwargs``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:  # not transformers' own: a full disk, say
+            raise
+        reason = f"has no weights that can be loaded ({_first_line(error)})"
+        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
+    except TypeError as error:
+        name = next((name for name in own if repr(name) in str(error)), None)
+        if name is None or "unexpected keyword" not in str(error):
+            raise
+        raise ConfigError("model_init_kwargs", name, "is no argument of this model", "leave it out") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def fast_dtype() -> str:

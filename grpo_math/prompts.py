@@ -27,13 +27,15 @@ Prompt = str | list[dict[str, str]]
 class AnswerFormat:
     """What a completion must look like. ``marker`` finds answers (group 1); ``strict`` matches a whole completion.
 
-    ``tags`` are the pieces that partial credit counts, in the order in which they must stand.
+    ``tags`` are the pieces that partial credit counts, in the order in which they must stand; ``example`` is a whole
+    completion in the format, with ANSWER where the answer stands.
     """
 
     name: str
     marker: re.Pattern[str]
     strict: re.Pattern[str]
     tags: tuple[str, ...]
+    example: str
 
 
 # Every pattern is linear: no nested quantifier that could backtrack on a hostile completion. `boxed` only finds where
@@ -44,12 +46,14 @@ FORMATS: dict[str, AnswerFormat] = {
         marker=re.compile(r"####[ \t]*([^\n]*)"),
         strict=re.compile(r"[^#]*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?", re.DOTALL),
         tags=("####",),
+        example="It follows.\n#### ANSWER",
     ),
     "boxed": AnswerFormat(
         "boxed",
         marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
         strict=re.compile(r"(?:(?!\\f?boxed[ \t]*\{).)*\\f?boxed[ \t]*\{.*\}.*", re.DOTALL),
         tags=("\\boxed",),
+        example=r"It follows: \boxed{ANSWER}.",
     ),
     # The prompt has opened <think> already.
     "r1_zero": AnswerFormat(
@@ -59,6 +63,7 @@ FORMATS: dict[str, AnswerFormat] = {
             r"(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?answer>).)+</answer>\s*", re.DOTALL
         ),
         tags=("</think>", "<answer>", "</answer>"),
+        example="It follows. </think> <answer>ANSWER</answer>",
     ),
     "xml": AnswerFormat(
         "xml",
@@ -69,6 +74,7 @@ FORMATS: dict[str, AnswerFormat] = {
             re.DOTALL,
         ),
         tags=("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
+        example="<reasoning>\nIt follows.\n</reasoning>\n<answer>\nANSWER\n</answer>\n",
     ),
 }
 
@@ -132,3 +138,15 @@ def in_format(completion: str, answer_format: str) -> bool:
     """
     one_of("answer_format", answer_format, tuple(FORMATS))
     return FORMATS[answer_format].strict.fullmatch(completion) is not None
+
+
+def made_up(answer: str, answer_format: str) -> str:
+    """A completion that keeps to the format and gives ``answer``.
+
+    >>> made_up("7", "gsm8k")
+    'It follows.\\n#### 7'
+    >>> all(in_format(made_up("7", name), name) for name in FORMATS)
+    True
+    """
+    one_of("answer_format", answer_format, tuple(FORMATS))
+    return FORMATS[answer_format].example.replace("ANSWER", answer)

@@ -394,7 +394,7 @@ def load_reward(name: str) -> Reward:
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"names a module that cannot be imported ({type(error).__name__}: {_one_line(error)})"
         raise ConfigError("reward_funcs", name, reason, "write module:function, module as in an import") from error
     function = getattr(module, function_name, None)

@@ -12,28 +12,33 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+from transformers import GenerationConfig, PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
 from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from grpo_math import contamination, difficulty, metrics, planner
+from grpo_math import difficulty, metrics, planner, recipe
 from grpo_math.batch import Batch, plan
+from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight, refusal
+from grpo_math.checks.setup import Setup
 from grpo_math.config import MathGRPOConfig
-from grpo_math.data import load_problems, to_dataset
+from grpo_math.data import to_dataset
 from grpo_math.difficulty import CURRICULA
 from grpo_math.errors import ConfigError, OutOfMemory, UserError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
 from grpo_math.fingerprint import problems_hash
-from grpo_math.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.models import fast_dtype, load_tokenizer, model_path, weights_of
+from grpo_math.planner.settings import deepspeed_config
 from grpo_math.prompts import TEMPLATES
 from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
-from grpo_math.rewards import load_reward
+from grpo_math.rewards import Reward, load_reward
 from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, Tell, trackers, write_config
 from grpo_math.shipped import find
 from grpo_math.trainer import MathGRPOTrainer
@@ -112,7 +117,7 @@ SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
 
 
 class Parser(TrlParser):
-    """TRL's parser; what it refuses is one line, with the nearest name."""
+    """TRL's parser, fed with settings that recipe.py has read and checked one by one; what is refused is one line."""
 
     def __init__(self) -> None:
         super().__init__(SETTINGS, prog="grpo_math.train", allow_abbrev=False)
@@ -120,36 +125,31 @@ class Parser(TrlParser):
         self.given: set[str] = set()  # the settings that the recipe or the command line names
 
     def error(self, message: str) -> Any:
-        raise UserError(message)
-
-    def set_defaults_with_config(self, **recipe: Any) -> list[str]:
-        self.given |= set(recipe)
-        return super().set_defaults_with_config(**recipe)
+        raise UserError(f"{message}: mend this setting")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
-        self.given |= {word.partition("=")[0].lstrip("-").replace("-", "_") for word in args if word.startswith("--")}
         settings, unknown = super().parse_known_args(args, namespace)
         batch = plan(vars(settings), self.given, int(os.environ.get("WORLD_SIZE", 1)))
         settings.per_device_train_batch_size, settings.gradient_accumulation_steps = batch.rows, batch.steps
         return settings, unknown
 
     def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
-        if "--config" in argv[:-1]:
-            at = argv.index("--config") + 1
-            argv = [*argv[:at], str(find(argv[at])), *argv[at + 1 :]]
+        if {"-h", "--help"} & set(argv):
+            self.parse_args(["--help"])
+        read = recipe.read(argv)
+        if read.problems:
+            raise read.problems[0]
+        deepspeed_config(read.values, None)  # refuses a file that is not there
+        os.environ.update(read.env)
+        self.given = read.given
+        self.set_defaults(**{name: read.values[name] for name in read.given})
         try:
-            train_args, config, model_args, unknown = self.parse_args_and_config(argv, return_remaining_strings=True)
-        except OSError as error:
-            raise UserError(f"--config {error.filename}: {error.strerror}: give the path of a recipe") from None
+            train_args, config, model_args = self.parse_args_into_dataclasses(args=[])
         except UserError:
             raise
-        except ValueError as error:
-            raise UserError(" ".join(str(error).split())) from None
-        if unknown:
-            names = [f.name for kind in SETTINGS for f in fields(kind)]
-            near = get_close_matches(unknown[0].lstrip("-"), names, n=1)
-            raise UserError(f"{unknown[0]} is no setting" + (f": did you mean --{near[0]}?" if near else ""))
+        except (ValueError, TypeError, OSError, KeyError, ImportError, RuntimeError) as error:  # of TRL's own classes
+            raise UserError(f"{' '.join(str(error).split())}: mend this setting") from None
         if train_args.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
                 why = f"contradicts curriculum={train_args.curriculum}"
@@ -184,42 +184,18 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
         os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
     check(train_args, config, run_dir)
-    check_dtype(model_args, config)
-    rewards = [load_reward(name) for name in train_args.rewards]
-    rows = load_problems(
-        train_args.dataset,
-        train_args.dataset_split,
-        template=train_args.template,
-        limit=train_args.dataset_limit,
-        seed=config.seed,
-        skip_bad_rows=train_args.skip_bad_rows,
-    )
-    held_out = _held_out(train_args)
-    overlap = contamination.overlap(held_out, rows) if held_out else None
-    _check_enough(rows, config, "dataset", train_args.dataset)
     if train_args.needs_pass_rates:
         measured_how = _measured_how(train_args, config, model_args)
         rates_file = Path(train_args.difficulty_file or difficulty.default_file(run_dir, measured_how))
         difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
-    path = model_path(model_args.model_name_or_path)
-    if model_args.dtype == "auto":
-        model_args.dtype = fast_dtype()
-    own: Any = config.model_init_kwargs or {}
-    config.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "dtype": model_args.dtype,
-        "attn_implementation": model_args.attn_implementation,
-        **own,
-    }
-    trainer = MathGRPOTrainer(
-        model=path,
-        reward_funcs=rewards,
-        args=config,
-        train_dataset=to_dataset(rows),
-        processing_class=load_tokenizer(path, model_args.model_revision),
-        peft_config=get_peft_config(model_args),
-        quantization_config=get_quantization_config(model_args),
-    )
+    read = recipe.read(argv)
+    setup = Setup(read.values, read.given, config.world_size)
+    ask(setup, CHECKS)
+    rewards = [load_reward(name) for name in train_args.rewards]
+    rows, held_out = setup.rows, setup.held_out
+    setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
+    ask(setup, WITH_TOKENIZER)
+    trainer = trainer_of(config, model_args, setup, rewards)
     history, stop = History(run_dir), StopOnInterrupt()
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
@@ -230,8 +206,6 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     main_process = trainer.accelerator.is_main_process
     if main_process:
         kind = config.device.type
-        if overlap and overlap["overlapping"]:
-            print(f"{'warning' if overlap['equal'] else 'note'}: {contamination.text_of(overlap)}", file=sys.stderr)
         print(_batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
         run_dir.mkdir(parents=True, exist_ok=True)
         state = trainer.accelerator.state
@@ -254,7 +228,7 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
 
     def score(problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
         about = {"data": train_args.eval_dataset or train_args.dataset, "split": train_args.eval_split}
-        return _evaluate(trainer, problems, config, about, overlap, progress)
+        return _evaluate(trainer, problems, config, about, setup.overlap, progress)
 
     if train_args.heldout_every:
         trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history, tell))
@@ -287,12 +261,38 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     return True
 
 
+def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, rewards: list[Reward]) -> MathGRPOTrainer:
+    """The trainer of a recipe, with its weights loaded."""
+    path = model_path(model_args.model_name_or_path)
+    if model_args.dtype == "auto":
+        model_args.dtype = fast_dtype()
+    own: Any = config.model_init_kwargs or {}
+    config.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        **own,
+    }
+    with weights_of(path, own):
+        return MathGRPOTrainer(
+            model=path,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=to_dataset(setup.rows),
+            processing_class=setup.tokenizer,
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+        )
+
+
 def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> None:
     """What cannot work, before data and weights are read."""
     if config.trust_remote_code:
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
     if config.eval_strategy != "no":
-        raise ConfigError("eval_strategy", str(config.eval_strategy), "evaluates nothing here", "use heldout_every")
+        raise ConfigError(
+            "eval_strategy", getattr(config.eval_strategy, "value", "?"), "evaluates nothing here", "use heldout_every"
+        )
     needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
     needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
@@ -305,18 +305,59 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         config.resume_from_checkpoint = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
         if config.resume_from_checkpoint is None:
             raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
-    elif not config.resume_from_checkpoint and (run_dir / "history.jsonl").exists():
-        raise ConfigError(
-            "output_dir", str(run_dir), "holds another run", "name a new folder or add --resume_from_checkpoint true"
-        )
+    for name in ("load_best_model_at_end", "save_strategy"):
+        value = getattr(getattr(config, name), "value", getattr(config, name))
+        if value in (True, "best"):
+            raise ConfigError(name, value, "needs transformers' evaluations, and there are none", "leave it out")
+    if config.remove_unused_columns:
+        why = "would take the gold answers away from the rewards"
+        raise ConfigError("remove_unused_columns", True, why, "leave it out")
+    _check_generation(config)
+    try:
+        MathGRPOTrainer.get_optimizer_cls_and_kwargs(config)
+    except (ImportError, ValueError) as error:
+        name = "optim_args" if config.optim_args else "optim"
+        value = config.optim_args or getattr(config.optim, "value", config.optim)
+        raise ConfigError(name, value, f"cannot be used ({error})", "leave it out, or use adamw_torch") from None
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    extra: Any = config.lr_scheduler_kwargs
+    try:
+        get_scheduler(config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100, extra)
+    except (TypeError, ValueError) as error:
+        name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
+        reason = f"does not suit lr_scheduler_type={name} ({error})"
+        raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
 
 
-def check_dtype(model_args: ModelConfig, config: MathGRPOConfig) -> None:
-    """float16 weights are trained without a loss scaler: worse than fp16, and as much to be asked for."""
-    if model_args.dtype == "float16" and not config.allow_float16:
-        reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
-        remedy = "use auto (bfloat16 where the GPU has it, else float32), or add fp16: true and allow_float16: true"
-        raise ConfigError("dtype", "float16", reason, remedy)
+def _check_generation(config: MathGRPOConfig) -> None:
+    """Names and numbers of ``generation_kwargs``, which transformers would pass over or find in the first rollout."""
+    stated: Any = config.generation_kwargs or {}
+    for name, value in stated.items():
+        if not config.use_vllm and not hasattr(GenerationConfig(), name):
+            raise ConfigError("generation_kwargs", name, "is no setting of transformers' generate", "leave it out")
+        if name in recipe.RANGES:
+            recipe.check(name, value)
+    if not config.use_vllm:
+        try:
+            GenerationConfig(**{"cache_implementation": config.cache_implementation, **stated}).validate()
+        except (ValueError, TypeError) as error:
+            reason = f"is refused ({' '.join(str(error).split())})"
+            raise ConfigError("generation_kwargs", stated, reason, "see transformers' GenerationConfig") from None
+
+
+def ask(setup: Setup, checks: Collection[str]) -> None:
+    """What `grpo-math doctor` finds: warnings are printed once; an error ends the run, on every process alike."""
+    refused: list[str | None] = [None]
+    if PartialState().is_main_process:
+        for finding in preflight(setup, checks):
+            if finding.level == "error":
+                refused = [str(refusal(finding))]
+                break
+            if finding.level == "warning":
+                print(finding.line(), file=sys.stderr)
+    broadcast_object_list(refused)
+    if refused[0]:
+        raise UserError(refused[0])
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:
@@ -372,19 +413,6 @@ def _batch_of(config: MathGRPOConfig) -> Batch:
         rows=settings.per_device_train_batch_size,
         steps=settings.gradient_accumulation_steps,
         rollout=settings.generation_batch_size,
-    )
-
-
-def _held_out(train_args: TrainArguments) -> list[dict[str, Any]]:
-    wanted = max(train_args.eval_n, train_args.heldout_n if train_args.heldout_every else 0)
-    if not wanted:
-        return []
-    return load_problems(
-        train_args.eval_dataset or train_args.dataset,
-        train_args.eval_split,
-        template=train_args.template,
-        limit=wanted,
-        skip_bad_rows=train_args.skip_bad_rows,
     )
 
 

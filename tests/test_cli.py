@@ -78,7 +78,10 @@ BAD = {
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "a setting that is none": (["train", "--output_dir", "x", "--learning_rat", "1"], "did you mean --learning_rate"),
-    "a value that is no number": (["train", "--output_dir", "x", "--learning_rate", "fast"], "--learning_rate"),
+    "a value that is no number": (
+        ["train", "--output_dir", "x", "--learning_rate", "fast"],
+        "learning_rate='fast' is no number",
+    ),
     "an unknown baseline": (["train", "--output_dir", "x", "--baseline", "groupmean"], "did you mean 'group_mean'"),
     "an unknown surrogate": (["train", "--output_dir", "x", "--surrogate", "ppo"], "clip, reinforce"),
     "an unknown template": (["train", "--output_dir", "x", "--template", "gsm8"], "did you mean 'gsm8k'"),
@@ -100,7 +103,7 @@ BAD = {
     "no run to measure": (["bench", "update", "--runs", "0"], "runs=0 measures nothing"),
     "nothing that is measured": (["bench", "grading"], "invalid choice: 'grading'"),
     "a model that is none": (["bench", "update", "--model", "./nowhere"], "--model ./nowhere"),
-    "an unknown dataset": (["train", "--output_dir", "x", "--dataset", "gsm9k"], "gsm8k"),
+    "an unknown dataset": (["train", "--output_dir", "x", "--dataset", "gsm9k"], "did you mean 'gsm8k'"),
 }
 
 
@@ -128,7 +131,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, capsys, monkeypat
 
 def test_help_of_every_command_is_there():
     listed = run("--help").stdout
-    for command in ("demo", "train", "evaluate", "grade", "report", "bench"):
+    for command in ("demo", "train", "doctor", "evaluate", "grade", "report", "bench"):
         assert command in listed
         assert run(command, "--help").returncode == 0
 

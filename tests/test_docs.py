@@ -30,7 +30,9 @@ def test_the_tree_names_every_module_and_no_other():
     assert named == there
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "serve", "evaluate", "grade", "report", "plan", "bench"])
+@pytest.mark.parametrize(
+    "command", ["demo", "train", "serve", "doctor", "evaluate", "grade", "report", "plan", "bench"]
+)
 def test_every_command_is_shown(command):
     assert f"grpo-math {command}" in README
 

@@ -12,8 +12,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 LAYERS = [
     {"cli"},
-    {"launcher", "train", "bench"},
+    {"launcher", "doctor"},
+    {"deep_checks"},
+    {"train", "bench"},
     {"trainer", "run_log", "evaluation", "difficulty", "report"},
+    {"checks"},
     {"backends"},
     {"rollout", "models", "reference", "vllm_sync", "fingerprint"},
     {"contamination", "config", "data", "problems"},
@@ -32,8 +35,8 @@ LAYERS = [
         "adapters",
     },
     {"grading", "planner"},
-    {"checks"},
-    {"stats", "metrics", "prompts", "batch", "redact", "shipped", "vllm_server", "journal"},
+    {"stats", "metrics", "prompts", "batch", "redact", "vllm_server", "journal", "recipe"},
+    {"shipped"},
     {"errors", "keeper", "ranks"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -43,6 +46,8 @@ NO_TORCH = [
     "shipped",
     "keeper",
     "ranks",
+    "doctor",
+    "recipe",
     "arrange",
     "resample",
     "data",
@@ -52,6 +57,7 @@ NO_TORCH = [
     "planner",
     "report",
     "checks",
+    "checks.preflight",
     "stats",
     "metrics",
     "prompts",

@@ -1,4 +1,5 @@
-"""What is wrong with a run and what to do about it, as findings; `diagnosis` finds them in a run's history.
+"""What is wrong with a run and what to do about it, as findings; `preflight` looks before it starts, `diagnosis` at its
+history.
 
 >>> finding = Finding("warning", "truncation", "completions are cut: 31%", "max_completion_length: 512", {})
 >>> finding.line()
@@ -15,7 +16,8 @@ LEVELS = ("error", "warning", "info")  # learns nothing or gets worse; learns le
 
 
 class Finding(NamedTuple):
-    """``message``: symptom, figures and cause. ``remedy`` ends in a line for the recipe. ``evidence``: the figures."""
+    """``message``: symptom, figures and cause. ``remedy`` ends in a line for the recipe, and is empty where there is
+    nothing to change. ``evidence``: the figures."""
 
     level: str
     check: str
@@ -25,4 +27,5 @@ class Finding(NamedTuple):
 
     def line(self) -> str:
         """For a terminal."""
-        return f"{self.level}: {self.message}. Remedy: {self.remedy} ({self.check})"
+        remedy = f". Remedy: {self.remedy}" if self.remedy else ""
+        return f"{self.level}: {self.message}{remedy} ({self.check})"

@@ -252,7 +252,7 @@ class Counted:
         problems = []
         for phase, terms in self.phases.items():
             if (total := sum(terms.values())) > self.limit:
-                usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:g} GB"
+                usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB"
                 problems.append(f"{phase} needs {total / GB:.1f} GB of {where}, which has {usable} to give")
         main, usable_main = sum(self.main.values()), int(MARGIN * machine.cpu_bytes)
         if main > usable_main and not settings["use_cpu"]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.recipe import read_recipe
 from grpo_math.shipped import find
+
+__all__ = ["Zero", "deepspeed_config", "read_recipe", "resolve"]
 
 MODEL = {
     "model_name_or_path": None,
@@ -87,20 +87,6 @@ OPTIMIZERS = (
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
-    try:
-        recipe = yaml.safe_load(find(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "is no text file"
-        raise UserError(f"--config {path}: {said}: give the path of a recipe") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: is no YAML ({' '.join(str(error).split())}): check it") from None
-    if not isinstance(recipe, dict):
-        raise UserError(f"--config {path}: holds no fields: a recipe is a YAML file with a field on each line")
-    return recipe
-
-
 def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe's fields over the defaults, checked as far as the plan reads them.
 
@@ -109,7 +95,7 @@ def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
     >>> resolve({"optim": "adamw"})
     Traceback (most recent call last):
     ...
-    grpo_math.planner.settings.NotPlanned: optim='adamw' is not known: did you mean 'adamw_8bit'? (adamw_torch, \
+    grpo_math.planner.settings.NotPlanned: optim='adamw' is not known: did you mean 'adamw_torch'? (adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd)
     """
     settings = {**DEFAULTS, **{name: recipe[name] for name in DEFAULTS if name in recipe}}
@@ -191,5 +177,5 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     try:
         return json.loads(find(value).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "is no JSON"
+        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON"
         raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None

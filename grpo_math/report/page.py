@@ -89,7 +89,8 @@ def _diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
         for results in (run.before, run.after if paired else None)
     )
     last = int(run.history[-1][metrics.STEP]) if run.history else 1
-    return diagnose([*evaluation_line(0, before), *run.history, *evaluation_line(last, after)], run.config)
+    lines = [*evaluation_line(0, before), *run.history, *evaluation_line(last, after)]
+    return diagnose(lines, run.config, [path.name for path in run.directory.glob("checkpoint-*")])
 
 
 def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding]) -> str:

@@ -1,0 +1,230 @@
+"""Checks of the machine: versions, devices and number formats, memory, disk, the folder that the run writes to.
+
+Does not import torch: GPUs are asked for through nvidia-smi.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+from packaging.requirements import Requirement
+
+from grpo_math import planner
+from grpo_math.checks.setup import Said, Setup
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner import devices, memory
+from grpo_math.planner.settings import resolve
+
+GB = 2**30
+ALWAYS = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
+BFLOAT16_SINCE = 8.0  # compute capability: Ampere
+# What an attention implementation needs; a name with a slash is a kernel that transformers fetches.
+ATTENTION = {
+    "eager": None,
+    "sdpa": None,
+    "flex_attention": None,
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+    "flash_attention_4": "flash_attn",
+}
+
+
+@cache
+def supported() -> dict[str, Requirement]:
+    """The range of each package that pyproject.toml states: the checkout's, or the installed package's metadata."""
+    checkout = Path(__file__).parents[2] / "pyproject.toml"
+    if checkout.exists():
+        project = tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]
+        lines = [*project["dependencies"], *(x for extra in project["optional-dependencies"].values() for x in extra)]
+    else:
+        lines = metadata.requires("grpo_math") or []
+    return {found.name: found for found in map(Requirement, lines) if found.specifier}
+
+
+def versions(setup: Setup) -> Iterator[Said]:
+    """The packages that this run needs are there, in a version of the range that pyproject.toml states."""
+    s = setup.settings
+    needed: dict[str, str] = dict.fromkeys(ALWAYS, "every run")
+    if s["use_vllm"] and s["vllm_mode"] == "colocate":
+        needed["vllm"] = "use_vllm"
+    asked = (setup.accelerate or {}).get("distributed_type") == "DEEPSPEED"
+    if s["deepspeed"] or asked or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        needed["deepspeed"] = "DeepSpeed"
+    bits = [name for name in ("load_in_4bit", "load_in_8bit") if s[name]]
+    if bits or "bnb" in s["optim"] or s["optim"].endswith("_8bit"):
+        needed["bitsandbytes"] = bits[0] if bits else f"optim={s['optim']}"
+    for name, why in needed.items():
+        wanted = supported().get(name)
+        try:
+            there = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Said("error", f"{why} needs {name}, which is not installed", f'pip install "{wanted or name}"')
+            continue
+        if wanted and not wanted.specifier.contains(there, prereleases=True):
+            said = f"{name} {there} is not a version that this works with ({wanted.specifier})"
+            yield Said("error", said, f'pip install "{wanted}"', {"installed": there})
+    if s["use_liger_kernel"] and not importlib.util.find_spec("liger_kernel"):
+        raise ConfigError("use_liger_kernel", True, "needs liger_kernel, which is not installed", "leave it out")
+
+
+@cache
+def capabilities() -> tuple[float, ...]:
+    """The compute capability of each GPU, as nvidia-smi says; empty without one, or with CUDA_VISIBLE_DEVICES empty."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
+        return ()
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+        return tuple(float(line) for line in said.split())
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ()
+
+
+def number_formats(setup: Setup) -> Iterator[Said]:
+    """float16 has to be asked for; bfloat16 needs a device that has it, and quantised weights an adapter."""
+    s = setup.settings
+    gpus = () if s["use_cpu"] else capabilities()
+    for name in ("dtype", "fp16"):
+        if s[name] in ("float16", True) and not s["allow_float16"]:
+            reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
+            remedy = "use bf16, or neither (float32), or add allow_float16: true"
+            if name == "dtype":
+                remedy = "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"
+            raise ConfigError(name, s[name], reason, remedy)
+    for name in ("bf16", "dtype"):
+        if s[name] not in (True, "bfloat16"):
+            continue
+        if gpus and min(gpus) < BFLOAT16_SINCE:
+            reason = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus)}"
+            raise ConfigError(name, s[name], reason, "set dtype to float32 and bf16 to false")
+        if not gpus and not s["use_cpu"] and name == "bf16":
+            yield Said("error", "bf16=True needs a GPU, and there is none", "set bf16 to false, or use_cpu to true")
+    for name in ("load_in_4bit", "load_in_8bit"):
+        if s[name] and not s["use_peft"]:
+            raise ConfigError(name, True, "cannot be trained without an adapter", "set use_peft to true")
+    if not gpus and not s["use_cpu"]:
+        yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
+    kernel = s["attn_implementation"]
+    if kernel and "/" not in kernel and "|" not in kernel:
+        if kernel not in ATTENTION:
+            raise ConfigError("attn_implementation", kernel, "is not known", f"use one of {', '.join(ATTENTION)}")
+        package = ATTENTION[kernel]
+        if package and not importlib.util.find_spec(package):
+            raise ConfigError("attn_implementation", kernel, f"needs the package {package}", "use sdpa, or install it")
+
+
+def memory_plan(setup: Setup) -> Iterator[Said]:
+    """Does it fit, as `grpo-math plan` counts it: where there is a GPU, and on a CPU."""
+    s = setup.settings
+    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
+    if not gpus and not s["use_cpu"]:
+        yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu-memory GB")
+        return
+    try:
+        answer = planner.plan(
+            {name: s[name] for name in setup.given if name in s},
+            gpus=gpus or None,
+            gpu_gb=gpu_gb or None,
+            accelerate={"num_processes": setup.processes, **(setup.accelerate or {})},
+        )
+    except UserError as error:
+        yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
+        return
+    if answer["fits"]:
+        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned", "")
+        return
+    change = "; ".join(line for one in answer["suggestions"] for line in one["set"])
+    yield Said("warning", f"memory: {'; '.join(answer['problems'])}", change or "see grpo-math plan", answer["bytes"])
+
+
+def checkpoint_bytes(setup: Setup) -> tuple[int, int]:
+    """(one checkpoint, all that the run keeps at a time with what it writes last); 0 checkpoints with saving off."""
+    s = setup.settings
+    settings = resolve(s)
+    tensors = memory.trainable(setup.shape, settings)
+    trained = sum(size * count for size, count in tensors)
+    half = s["dtype"] in ("bfloat16", "float16") and not s["use_peft"]
+    written = trained * (2 if half else 4)
+    one = written + (0 if s["save_only_model"] else memory.optimizer_bytes(tensors, s["optim"], 2 if half else 4))
+    count = 0
+    if s["save_strategy"] not in ("no", False):
+        steps, every = s["max_steps"], s["save_steps"]
+        count = int(steps / every) if s["save_strategy"] == "steps" and steps > 0 and every >= 1 else 2
+        count = max(1, min(count, s["save_total_limit"] or count))
+    return one, count * one + written
+
+
+def disk(setup: Setup) -> Iterator[Said]:
+    """The disk has room for the checkpoints that the run keeps."""
+    try:
+        one, kept = checkpoint_bytes(setup)
+    except UserError as error:
+        yield Said("info", f"disk space is not checked: {error}", "see that there is room for the checkpoints")
+        return
+    folder = existing(Path(str(setup.settings["output_dir"])))
+    free = shutil.disk_usage(folder).free
+    if kept > free:
+        level = "error" if one > free else "warning"
+        said = f"checkpoints come to {kept / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
+        yield Said(level, said, "set save_total_limit: 1, or name another output_dir", {"one": one, "kept": kept})
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest of its parents that is there."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def output_dir(setup: Setup) -> Iterator[Said]:
+    """The run's folder can be written, and is not another run's."""
+    s = setup.settings
+    name = s["output_dir"]
+    if not name:
+        raise ConfigError("output_dir", name, "is missing", "name the folder that the run writes to")
+    folder = Path(name)
+    there = existing(folder)
+    if not there.is_dir():
+        raise ConfigError("output_dir", name, f"is no folder: {there} is a file", "name another folder")
+    if not os.access(there, os.W_OK | os.X_OK) or str(there).startswith(("/proc", "/sys")):
+        raise ConfigError("output_dir", name, f"cannot be written: {there} is read-only", "name another folder")
+    resume = s["resume_from_checkpoint"]
+    resumes = resume and str(resume).lower() != "false"
+    if resumes and str(resume).lower() not in ("true", "auto", "force") and not Path(str(resume)).is_dir():
+        raise ConfigError("resume_from_checkpoint", resume, "is no folder", "give a checkpoint's folder, or true")
+    if not resumes:
+        if (folder / "history.jsonl").exists():
+            remedy = "name a new folder or add --resume_from_checkpoint true"
+            raise ConfigError("output_dir", name, "holds another run", remedy)
+        return
+    if changed := _changed(setup, folder / "config.yaml"):
+        yield Said(
+            "warning",
+            f"the run in {name} had other settings: {'; '.join(changed)}",
+            "go on with the same ones, or name a new folder",
+        )
+
+
+def _changed(setup: Setup, config: Path) -> list[str]:
+    """``field: before -> now`` of each stated field that config.yaml has with another value."""
+    try:
+        before: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return []
+    apart = {"output_dir", "resume_from_checkpoint", "max_steps", "num_train_epochs"}
+    names = sorted((setup.given - apart) & set(before if isinstance(before, dict) else ()))
+    now = setup.settings
+    return [f"{name}: {before[name]} -> {now[name]}" for name in names if _plain(before[name]) != _plain(now[name])]
+
+
+def _plain(value: Any) -> str:
+    return str(value[0] if isinstance(value, list) and len(value) == 1 else value)

@@ -1,0 +1,168 @@
+"""What is checked before a run: settings, problems, rewards, machine and services -> findings, in seconds.
+
+`grpo-math doctor` prints them, and training asks for them before weights load. A check is a function of checks/ that
+says what it sees, or raises the `UserError` that training would end with.
+
+>>> from grpo_math.recipe import read
+>>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
+>>> [found] = [f for f in preflight(Setup(settings.values, settings.given), only=("adapter",))]
+>>> found.line()
+"error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
+
+Does not import torch, and does not look at a model's weights: doctor.py does, with --deep.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from grpo_math import batch, recipe
+from grpo_math.checks import Finding, machine, prompting, rewarding, services
+from grpo_math.checks.setup import Said, Setup
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.planner import memory
+from grpo_math.planner.settings import deepspeed_config
+
+SERVED_RANK = 512  # vLLM's largest --max-lora-rank
+
+
+def batch_arithmetic(setup: Setup) -> Iterator[Said]:
+    """Prompts x completions come out even over processes and steps, and there are problems for a step."""
+    found = batch.plan(setup.settings, setup.given, setup.processes)
+    yield Said("info", found.line("process"), "", found._asdict())
+    wanted = found.rollout // found.generations
+    if len(setup.rows) < wanted:
+        reason = f"leaves {len(setup.rows)} problem{'' if len(setup.rows) == 1 else 's'}, and a step takes {wanted}"
+        raise ConfigError("dataset", setup.settings["dataset"], reason, "train on more problems, or on fewer in a step")
+
+
+def deepspeed_file(setup: Setup) -> Iterator[Said]:
+    """DeepSpeed's file is there, and JSON."""
+    deepspeed_config(setup.settings, None)
+    yield from ()
+
+
+def adapter(setup: Setup) -> Iterator[Said]:
+    """The adapter's modules exist, vLLM can serve it, and dropout does not meet a KL term."""
+    s = setup.settings
+    if not s["use_peft"]:
+        return
+    if s["use_vllm"] and s.get("vllm_sync") == "adapter":
+        for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters"):
+            if s[name]:
+                raise ConfigError(name, s[name], "cannot be served by vLLM as an adapter", "set vllm_sync to merged")
+        if s["lora_r"] > SERVED_RANK:
+            raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {SERVED_RANK} or less")
+    if s["lora_task_type"] != "CAUSAL_LM":
+        reason = "is no task of a model that writes"
+        raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")
+    if s["beta"] and s["lora_dropout"]:
+        said = f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL takes in the noise of the dropout"
+        yield Said("warning", said, "lora_dropout: 0.0")
+    if s["lora_alpha"] > 8 * s["lora_r"]:
+        said = f"lora_alpha={s['lora_alpha']} scales the adapter by {s['lora_alpha'] / s['lora_r']:g}"
+        yield Said("warning", said, f"lora_alpha: {2 * s['lora_r']}")
+    wanted, kept = s["lora_target_modules"], s["lora_modules_to_save"] or []
+    if wanted == []:
+        raise ConfigError("lora_target_modules", wanted, "is empty", "leave it out, or use all-linear")
+    if wanted and len(wanted) == 1:
+        try:
+            re.compile(wanted[0])
+        except re.error as error:
+            reason = f"is no regular expression ({error})"
+            raise ConfigError("lora_target_modules", wanted[0], reason, "use all-linear") from None
+    try:
+        shape = setup.shape
+    except UserError as error:
+        yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
+        return
+    linears = [linear.name for linear in shape.linears()]
+    if wanted and len(wanted) == 1 and wanted[0] in linears:
+        reason = "is one name, which TRL takes as an expression for a module's whole path"
+        raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
+    for name in kept:
+        one_of("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
+    memory.targets(shape, s)
+
+
+Check = Callable[[Setup], Iterator[Said]]
+# In this order: training ends with the first error. What may ask the network comes late.
+CHECKS: dict[str, Check] = {
+    "versions": machine.versions,
+    "number_format": machine.number_formats,
+    "deepspeed": deepspeed_file,
+    "output_dir": machine.output_dir,
+    "problems": rewarding.problems,
+    "batch": batch_arithmetic,
+    "golds": rewarding.golds,
+    "rewards": rewarding.rewards,
+    "model": services.model,
+    "adapter": adapter,
+    "trackers": services.trackers,
+    "hub": services.hub,
+    "vllm_server": services.vllm_server,
+    "ports": services.ports,
+    "disk": machine.disk,
+    "memory": machine.memory_plan,
+}
+COUNTED = ("disk", "memory")  # mean nothing for settings that cannot run: left out after an error
+# Those that need the tokenizer, whose package imports torch.
+WITH_TOKENIZER: dict[str, Check] = {
+    "chat_template": prompting.chat_template,
+    "end_of_turn": prompting.end_of_turn,
+    "padding": prompting.padding,
+    "prompt_lengths": prompting.prompt_lengths,
+}
+
+
+def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool = False) -> Iterator[Finding]:
+    """The findings of these checks, each as soon as it is known. An error that two checks meet is said once.
+
+    ``failed``: an error is known already.
+    """
+    said: set[str] = set()
+    model_failed = False
+    for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
+        if name not in only or (failed and name in COUNTED) or (model_failed and name == "adapter"):
+            continue
+        try:
+            for found in check(setup):
+                failed |= found.level == "error"
+                yield Finding(found.level, name, found.message, found.remedy, dict(found.evidence))
+        except UserError as error:
+            failed, model_failed = True, model_failed or name == "model"
+            if str(error) not in said:
+                said.add(str(error))
+                yield finding_of(error, name)
+
+
+# What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
+EARLY = ("versions", "number_format", "deepspeed", "output_dir", "problems", "rewards", "trackers")
+
+
+def refuse_early(argv: Sequence[str]) -> None:
+    """Raise what training would end with, where that can be known in a second; training asks for the rest."""
+    read = recipe.read(argv)
+    if read.problems:
+        raise read.problems[0]
+    for finding in preflight(Setup(read.values, read.given), EARLY):
+        if finding.level == "error":
+            raise refusal(finding)
+
+
+def finding_of(error: UserError, check: str) -> Finding:
+    """An error as a finding: what stands after the last colon is the remedy.
+
+    >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
+    'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
+    """
+    if isinstance(error, ConfigError):
+        return Finding("error", check, f"{error.field}={error.value!r} {error.reason}", error.remedy, {})
+    message, _, remedy = " ".join(str(error).split()).rpartition(": ")
+    return Finding("error", check, message or remedy, remedy if message else "mend it", {})
+
+
+def refusal(finding: Finding) -> UserError:
+    """A finding as the one line that a run ends with."""
+    return UserError(f"{finding.message}: {finding.remedy}")

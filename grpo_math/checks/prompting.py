@@ -1,0 +1,140 @@
+"""Checks of the tokenizer: where a turn ends, padding, the length of the prompts.
+
+The tokenizer is given; no weights are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo_math.checks.setup import Said, Setup
+from grpo_math.errors import ConfigError
+
+PROMPTS = 256  # that are tokenized
+ANSWER = "ANSWER"  # what the assistant says in the rendered turn
+
+
+def chat_template(setup: Setup) -> Iterator[Said]:
+    """A template of messages needs a tokenizer that has a chat template."""
+    tokenizer, s = setup.tokenizer, setup.settings
+    if _is_chat(setup) and not tokenizer.chat_template:
+        reason = "is a chat, and the tokenizer of this model has no chat template"
+        raise ConfigError("template", s["template"], reason, "use r1_zero, or an instruct model")
+    yield from ()
+
+
+def end_of_turn(setup: Setup) -> Iterator[Said]:
+    """The token that ends an assistant's turn in the chat template is one at which generation stops.
+
+    TRL stops at the tokenizer's EOS and at those of the model's generation_config.json; vLLM does the same.
+    """
+    tokenizer = setup.tokenizer
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        yield Said("error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder")
+        return
+    configured = _configured_eos(setup)
+    stops = {eos, *configured}
+    if configured and eos not in configured:
+        yield Said(
+            "warning",
+            f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}: trainers that look at one "
+            "of them alone see no end",
+            f"add {eos} to eos_token_id in generation_config.json",
+        )
+    if not _is_chat(setup) or not tokenizer.chat_template:
+        return
+    end = turn_end(tokenizer)
+    if end is None:
+        yield Said("warning", "the chat template ends a turn with no token", "take a chat template that closes a turn")
+    elif end not in stops:
+        yield Said(
+            "error",
+            f"a turn ends with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), and generation stops at "
+            f"{sorted(stops)}: no completion would end by itself",
+            f"add {end} to eos_token_id in generation_config.json",
+        )
+
+
+def turn_end(tokenizer: Any) -> int | None:
+    """The first special token after what the assistant says, in the rendered chat template."""
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ANSWER}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    rest = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    added = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
+    return next((token for token in rest if token in added), None)
+
+
+def _configured_eos(setup: Setup) -> set[int]:
+    """eos_token_id of generation_config.json, or without one of config.json; empty where neither can be had."""
+    folder = Path(str(setup.tokenizer.name_or_path))
+    found: Any = None
+    for file in ("generation_config.json", "config.json"):
+        try:
+            found = json.loads((folder / file).read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError):
+            continue
+        break
+    return set(found) if isinstance(found, list) else set() if found is None else {found}
+
+
+def padding(setup: Setup) -> Iterator[Said]:
+    """Prompts are padded on the left, with a token that the embedding has."""
+    tokenizer = setup.tokenizer
+    if tokenizer.padding_side != "left":
+        said = "the tokenizer pads on the right: completions would start after padding"
+        yield Said("error", said, "set padding_side='left'")
+    if tokenizer.pad_token_id is None:
+        yield Said(
+            "error", "the tokenizer has no pad token", "set pad_token in its folder, to the EOS token if need be"
+        )
+        return
+    vocabulary = setup.model_config.get("vocab_size")
+    if isinstance(vocabulary, int) and tokenizer.pad_token_id >= vocabulary:
+        said = f"the pad token {tokenizer.pad_token_id} is not in the model's vocabulary of {vocabulary}"
+        yield Said("error", said, "set pad_token in the tokenizer's folder to a token that the model has")
+
+
+def prompt_lengths(setup: Setup) -> Iterator[Said]:
+    """Prompts and completions together fit the context, and vLLM's where it is used."""
+    s = setup.settings
+    lengths = lengths_of(setup)
+    at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
+    words = ", ".join(f"{name} {length}" for name, length in at.items())
+    yield Said("info", f"prompt tokens of {len(lengths)} problems: {words}", "", at)
+    limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
+    if s["use_vllm"]:
+        limits["vllm_max_model_length"] = s["vllm_max_model_length"]
+    for name, limit in limits.items():
+        room = (limit or 0) - (s["max_completion_length"] or 0)
+        if limit is None or lengths[-1] <= room:
+            continue
+        over = sum(length > room for length in lengths)
+        said = (
+            f"{over} of {len(lengths)} prompts and max_completion_length={s['max_completion_length']} come to more "
+            f"than {name}, {limit} (the longest prompt has {lengths[-1]} tokens)"
+        )
+        yield Said("error", said, "shorten max_completion_length, or leave out long problems", at)
+
+
+QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
+
+
+def lengths_of(setup: Setup) -> list[int]:
+    """Tokens of a sample of the prompts as training renders them, in rising order."""
+    tokenizer = setup.tokenizer
+    prompts = [row["prompt"] for row in setup.sample(PROMPTS)]
+    if not isinstance(prompts[0], str):
+        extra = setup.settings["chat_template_kwargs"] or {}
+        prompts = [
+            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **extra)
+            for prompt in prompts
+        ]
+    return sorted(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+
+
+def _is_chat(setup: Setup) -> bool:
+    return not isinstance(setup.rows[0]["prompt"], str)

@@ -1,0 +1,313 @@
+"""The checks before a run, each on what it is for: a machine, a tokenizer or a server that is not this one."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import namedtuple
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from packaging.requirements import Requirement
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from grpo_math.checks import machine, prompting, rewarding, services
+from grpo_math.checks.preflight import CHECKS, preflight
+from grpo_math.checks.setup import Setup
+from grpo_math.recipe import read
+from grpo_math.rollout import token_ids
+
+ARGV = ["--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"]
+
+
+def setup(*words: str, **more) -> Setup:
+    found = read([*ARGV, *words])
+    assert found.problems == []
+    return Setup(found.values, found.given, **more)
+
+
+def found(check: str, *words: str, **more) -> list[tuple[str, str]]:
+    findings = preflight(setup(*words, **more), only=(check,))
+    return [(finding.level, f"{finding.message}: {finding.remedy}") for finding in findings]
+
+
+# The machine
+
+
+def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
+    assert found("versions") == []
+    monkeypatch.setattr(machine.metadata, "version", lambda name: {"trl": "1.17.0"}.get(name, "999"))
+    assert [text for _, text in found("versions")] == [
+        'trl 1.17.0 is not a version that this works with (<1.17,>=1.16): pip install "trl<1.17,>=1.16"'
+    ]
+
+
+def test_the_supported_ranges_are_those_of_pyproject():
+    ranges = machine.supported()
+    assert str(ranges["trl"].specifier) == "<1.17,>=1.16"
+    assert {"vllm", "deepspeed", "bitsandbytes", "peft", "transformers"} <= set(ranges)
+
+
+def test_an_installed_copy_reads_the_ranges_from_its_metadata(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "a/b/c.py"))
+    monkeypatch.setattr(machine.metadata, "requires", lambda name: ["trl>=1.16", 'vllm<0.32; extra == "vllm"', "tqdm"])
+    machine.supported.cache_clear()
+    try:
+        assert {name: str(r.specifier) for name, r in machine.supported().items()} == {"trl": ">=1.16", "vllm": "<0.32"}
+    finally:
+        machine.supported.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "level"),
+    [
+        ((7.5,), ["--bf16", "true"], "error"),
+        ((7.5,), ["--dtype", "bfloat16"], "error"),
+        ((8.0,), ["--bf16", "true"], None),
+        ((9.0, 7.0), ["--dtype", "bfloat16"], "error"),
+        ((), ["--bf16", "true"], "error"),
+        ((), [], "info"),
+        ((8.0,), [], None),
+    ],
+)
+def test_bfloat16_needs_a_gpu_that_has_it(gpus, words, level, monkeypatch):
+    monkeypatch.setattr(machine, "capabilities", lambda: gpus)
+    levels = [level for level, _ in found("number_format", "--use_cpu", "false", *words)]
+    assert levels[:1] == [level] * (level is not None)
+
+
+def test_a_gpu_that_is_hidden_is_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.capabilities.__wrapped__() == ()
+
+
+def usage(free):
+    return lambda folder: namedtuple("usage", "total used free")(0, 0, free)
+
+
+def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
+    """q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters."""
+    words = ["--use_peft", "--save_steps", "10", "--max_steps", "30"]
+    one, kept = machine.checkpoint_bytes(setup(*words))
+    assert 921_600 * 12 <= one <= 921_600 * 12 * 1.01  # float32 weights and Adam's two moments
+    assert kept == 3 * one + 921_600 * 4
+    assert machine.checkpoint_bytes(setup(*words, "--save_total_limit", "1"))[1] == one + 921_600 * 4
+    assert machine.checkpoint_bytes(setup(*words, "--save_strategy", "no"))[1] == 921_600 * 4
+    for free, level in ((2 * kept, []), (kept - 1, ["warning"]), (one - 1, ["error"])):
+        monkeypatch.setattr(machine.shutil, "disk_usage", usage(free))
+        assert [level for level, _ in found("disk", *words)] == level
+
+
+def test_a_plan_that_does_not_fit_is_a_warning_with_what_to_change(monkeypatch):
+    monkeypatch.setattr(machine.devices, "here", lambda: (1, 2.0))
+    [(level, text)] = found("memory", "--use_cpu", "false", "--max_completion_length", "4096")
+    assert level == "warning"
+    assert "of its 2 GB" in text
+
+
+def test_a_family_that_the_planner_does_not_know_is_said_and_no_error(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
+    words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
+    for check in ("memory", "adapter", "disk"):
+        assert [level for level, _ in found(check, *words)] == ["info"]
+
+
+def test_a_resumed_run_with_other_settings_says_which(tmp_path):
+    (tmp_path / "config.yaml").write_text("beta: 0.0\nlearning_rate: 1.0e-05\nrewards: [accuracy]\n")
+    words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", "true", "--rewards", "accuracy"]
+    assert found("output_dir", *words, "--learning_rate", "1e-5") == []
+    [(level, text)] = found("output_dir", *words, "--beta", "0.1")
+    assert (level, text.split(": ", 1)[1].startswith("beta: 0.0 -> 0.1")) == ("warning", True)
+
+
+# Rewards
+
+
+def test_a_reward_that_hangs_is_left_behind(monkeypatch, tmp_path):
+    (tmp_path / "slow_reward.py").write_text(
+        "import time\ndef slow(completions, **columns):\n    time.sleep(30)\n    return [0.0] * len(completions)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(rewarding, "SECONDS", 0.05)
+    [(level, text)] = found("rewards", "--rewards", "slow_reward:slow")
+    assert level == "warning"
+    assert "slow_reward:slow took over" in text
+
+
+def test_every_reward_of_ours_that_looks_at_the_answer_tells_right_from_wrong_in_every_template():
+    for template in ("gsm8k", "boxed", "r1_zero", "xml"):
+        for reward in ("accuracy", "gated", "proximity", "number_match", "shaped"):
+            assert found("rewards", "--template", template, "--rewards", reward) == [], (template, reward)
+
+
+def test_an_async_reward_is_run(monkeypatch, tmp_path):
+    (tmp_path / "later_reward.py").write_text(
+        "async def later(completions, grade, trainer_state, **columns):\n"
+        "    return [float(g.verdict == 'correct') for g in grade]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found("rewards", "--rewards", "later_reward:later") == []
+
+
+# The tokenizer
+
+
+class Other:
+    """The embedded tokenizer with some things changed."""
+
+    def __init__(self, tokenizer, **changed):
+        self.__dict__.update(tokenizer=tokenizer, changed=changed)
+
+    def __getattr__(self, name):
+        return self.changed[name] if name in self.changed else getattr(self.tokenizer, name)
+
+    def __call__(self, *arguments, **named):
+        return self.tokenizer(*arguments, **named)
+
+
+def test_the_embedded_model_ends_its_turn_where_generation_stops(tokenizer):
+    assert prompting.turn_end(tokenizer) == tokenizer.eos_token_id
+    assert found("end_of_turn", tokenizer=tokenizer) == []
+
+
+@pytest.mark.parametrize(
+    ("configured", "eos", "expected"),
+    [
+        (2, 2, []),
+        ([2, 0], 2, []),
+        (0, 0, ["error"]),  # <|endoftext|>, while a turn ends with <|im_end|>
+        (0, 2, ["warning"]),  # the two disagree, and TRL stops at both
+        ([0, 2], 0, []),
+        (2, None, ["error"]),
+    ],
+)
+def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tokenizer, tmp_path):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
+    other = Other(tokenizer, eos_token_id=eos, name_or_path=str(tmp_path))
+    assert [level for level, _ in found("end_of_turn", tokenizer=other)] == expected
+
+
+def test_a_chat_needs_a_chat_template_and_plain_text_does_not(tokenizer):
+    other = Other(tokenizer, chat_template=None)
+    assert [level for level, _ in found("chat_template", tokenizer=other)] == ["error"]
+    assert found("chat_template", "--template", "r1_zero", tokenizer=other) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"padding_side": "right"}, "pads on the right"),
+        ({"pad_token_id": None}, "has no pad token"),
+        ({"pad_token_id": 49152}, "is not in the model's vocabulary of 49152"),
+    ],
+)
+def test_padding_that_cannot_work_is_an_error(changed, words, tokenizer):
+    assert found("padding", tokenizer=tokenizer) == []
+    [(level, text)] = found("padding", tokenizer=Other(tokenizer, **changed))
+    assert level == "error"
+    assert words in text
+
+
+def test_prompt_lengths_are_those_that_training_tokenizes(tokenizer):
+    given = setup("--template", "boxed", tokenizer=tokenizer)
+    prompts = [row["prompt"] for row in given.sample(256)]
+    assert prompting.lengths_of(given) == sorted(map(len, token_ids(tokenizer, prompts)))
+
+
+def test_prompts_that_do_not_fit_the_context_are_an_error(tokenizer):
+    assert [level for level, _ in found("prompt_lengths", tokenizer=tokenizer)] == ["info"]
+    [_, (level, text)] = found("prompt_lengths", "--max_completion_length", "8150", tokenizer=tokenizer)
+    assert level == "error"
+    assert "max_position_embeddings of the model, 8192" in text
+    words = ["--use_vllm", "--vllm_max_model_length", "560"]
+    [_, (level, text)] = found("prompt_lengths", *words, tokenizer=tokenizer)
+    assert "vllm_max_model_length, 560" in text
+
+
+# Services
+
+
+def test_the_trackers_are_those_of_transformers():
+    assert set(services.TRACKERS) == set(INTEGRATION_TO_CALLBACK)
+
+
+@pytest.mark.parametrize(
+    ("environment", "level"),
+    [
+        ({"WANDB_MODE": "offline"}, ["info"]),
+        ({"WANDB_API_KEY": "", "HOME": "/nonexistent"}, ["error"]),
+        ({"WANDB_API_KEY": "secret", "WANDB_BASE_URL": "http://127.0.0.1:9"}, ["warning"]),
+    ],
+)
+def test_wandb_is_offline_or_has_a_key_and_is_there_and_the_key_is_not_printed(environment, level, monkeypatch):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: True)
+    said = found("trackers", "--report_to", "wandb")
+    assert [level for level, _ in said] == level
+    assert "secret" not in str(said)
+
+
+@pytest.fixture
+def server():
+    """url of an HTTP server that answers with ``answers[path]``."""
+    answers: dict[str, str] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            text = answers.get(self.path)
+            self.send_response(404 if text is None else 200)
+            self.end_headers()
+            self.wfile.write((text or "").encode())
+
+        def log_message(self, *arguments):
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}", answers
+    http.shutdown()
+    http.server_close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"/version": '{"version": "0.31.0+cpu"}', "/health": ""}, []),
+        ({"/version": '{"version": "0.10.0"}', "/health": ""}, ["error"]),
+        ({"/health": ""}, []),  # TRL's own server says no version
+        ({}, ["error"]),  # something else has the port
+    ],
+)
+def test_a_vllm_server_is_asked_for_its_version(answers, expected, server, monkeypatch):
+    url, answered = server
+    answered.update(answers)
+    monkeypatch.setattr(services, "supported", lambda: {"vllm": Requirement("vllm>=0.22,<0.32")})
+    words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", url]
+    assert [level for level, _ in found("vllm_server", *words)] == expected
+
+
+def test_a_port_that_is_taken_is_an_error_for_several_processes(server, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", server[0].rpartition(":")[2])
+    monkeypatch.delenv("RANK", raising=False)
+    assert found("ports") == []
+    assert [level for level, _ in found("ports", processes=2)] == ["error"]
+
+
+def test_a_model_that_is_neither_here_nor_on_a_hub_that_can_be_reached_is_an_error(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+    def unreachable(*arguments, **named):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
+    [(level, text)] = found("model", "--model_name_or_path", "somebody/no-such-model")
+    assert level == "error"
+    assert "the Hub cannot be reached (ConnectionError)" in text
+
+
+def test_every_check_says_in_its_docstring_what_holds():
+    assert all(check.__doc__ for check in CHECKS.values())

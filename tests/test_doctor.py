@@ -1,0 +1,220 @@
+"""`grpo-math doctor`: a line for each bad setting, the same in training; the shipped recipes; the model.
+
+The cases are in tests/cases/bad_configs.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_math import train
+from grpo_math.cli import main
+from grpo_math.doctor import doctor
+
+ROOT = Path(__file__).parents[1]
+BASE = yaml.safe_load((ROOT / "launch/configs/demo_cpu.yaml").read_text()) | {"output_dir": "run"}
+CASES = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text())
+RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
+# What a machine without a GPU, a network or an optional package cannot have: no fault of a recipe.
+LACKING = re.compile(r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be had from the Hub")
+
+REWARDS = """
+def raises(completions, **columns):
+    raise KeyError("x")
+
+def one(completions, **columns):
+    return [1.0]
+
+def nan(completions, **columns):
+    return [float("nan")] * len(completions)
+
+def upside_down(completions, grade, **columns):
+    return [float(g.verdict != "correct") for g in grade]
+"""
+FILES = {
+    "file": "x",
+    "folder/x": "",
+    "empty.jsonl": "",
+    "bad.json": "{",
+    "no_gold.jsonl": '{"problem": "1 + 1"}\n',
+    "half_golds.jsonl": "".join(f'{{"problem": "p{i}", "answer": "\\\\frac{{{i}}}{{"}}\n' for i in range(20)),
+    "empty_model/x": "",
+    "broken_model/config.json": "{",
+    "bare_model/config.json": '{"model_type": "llama"}',
+    "odd_model/config.json": '{"model_type": "nosuch"}',
+    "odd_model/model.safetensors": "",
+    "earlier/history.jsonl": "{}\n",
+    "odd_rewards.py": REWARDS,
+    "odd_syntax.py": "def f(:\n",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bad")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch) -> Path:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def recipe(folder: Path, settings: dict) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(BASE | settings))
+    return str(path)
+
+
+def lines(*argv: str) -> list[str]:
+    return [finding.line() for finding in doctor(argv) if finding.level != "info"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["what"])
+def test_a_bad_setting_gives_one_line(case, here):
+    says = case["says"].replace("CWD", str(here))
+    found = lines("--config", recipe(here, case["set"]))
+    assert [line for line in found if "(memory)" not in line] == [says]  # whether a CPU's memory is enough, is its own
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c["says"].startswith("error")], ids=lambda case: case["what"])
+def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, capsys, monkeypatch):
+    def no_weights(*arguments):
+        raise AssertionError("weights were to be loaded")
+
+    monkeypatch.setattr(train, "trainer_of", no_weights)
+    assert train.main(["--config", recipe(here, case["set"])]) == 2
+    refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    message, _, remedy = case["says"].replace("CWD", str(here)).rpartition(". Remedy: ")
+    assert refused == [f"{message}: {remedy.rpartition(' (')[0]}"]
+    assert not (here / "run").exists(), "a refused run leaves nothing behind"
+
+
+def test_there_are_many_cases_and_each_is_there_once():
+    assert len(CASES) >= 30
+    assert len({str(case["set"]) for case in CASES}) == len({case["what"] for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
+    found = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
+    errors = [finding.line() for finding in found if finding.level == "error"]
+    assert not [line for line in errors if not LACKING.search(line)]
+
+
+def command(*argv: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "grpo_math.cli", *map(str, argv)], capture_output=True, text=True)
+
+
+def test_the_command_says_what_is_wrong_on_stdout_and_exits_with_1(here):
+    done = command("doctor", "--config", recipe(here, {"num_generations": 7, "beta": -1}))
+    assert done.returncode == 1
+    out = done.stdout.splitlines()
+    assert out[0] == "error: beta=-1 is out of range. Remedy: give 0 or more (settings)"
+    assert out[-1] == "not ok: 2 errors, no warning"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_without_a_recipe_is_bad_input(tmp_path):
+    for argv in (["doctor"], ["doctor", "--config", tmp_path / "nowhere.yaml"]):
+        done = command(*argv)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_json_is_one_object_of_the_documented_form(here, capsys):
+    assert main(["doctor", "--config", recipe(here, {}), "--json", "--beta", "0.04", "--lora_dropout=0.1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    answer = json.loads(out)
+    assert answer["ok"] is True
+    assert all(set(finding) == {"level", "check", "message", "remedy"} for finding in answer["findings"])
+    assert "adapter" in [finding["check"] for finding in answer["findings"] if finding["level"] == "warning"]
+
+
+def test_what_needs_no_torch_is_said_without_it(here):
+    program = (
+        "import sys\nfrom grpo_math.cli import main\n"
+        f"code = main(['doctor', '--config', {recipe(here, {'num_generations': 7})!r}])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "1 False"
+
+
+def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
+    program = (
+        "import sys\nfrom grpo_math.cli import main\n"
+        f"code = main(['train', '--config', {recipe(here, {'rewards': ['odd_rewards:raises']})!r}])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "2 False"
+    assert done.stderr == "error: reward function raises raised KeyError: 'x': mend it\n"
+
+
+def test_the_accelerate_config_says_how_many_processes_share_a_step(here, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("num_processes: 3\n")
+    found = list(doctor(["--config", recipe(here, {"prompts_per_step": 8})], accelerate_config=str(config)))
+    assert any("which 3 processes cannot share evenly: use 9" in f"{f.message}: {f.remedy}" for f in found)
+
+
+def deep(here, **settings) -> dict[str, tuple[str, str]]:
+    found = doctor(["--config", recipe(here, settings)], deep=True)
+    return {finding.check: (finding.level, finding.message) for finding in found}
+
+
+def test_the_model_is_asked_too(here, smollm):
+    found = deep(here, max_completion_length=24)
+    assert "error" not in [level for level, _ in found.values()]
+    assert re.match(r"8 completions of the untrained model: \d \w+", found["completions"][1])
+    assert found["kl_not_zero_at_start"] == ("info", "the KL to the reference is 0 nats a token before the first step")
+    assert found["sampler_apart"][0] == "info"
+
+
+def test_a_limit_that_cuts_and_a_scorer_that_is_wrong_are_found(here, tiny, monkeypatch):
+    from grpo_math.trainer import MathGRPOTrainer
+
+    score = MathGRPOTrainer._get_per_token_logps_and_entropies
+
+    def wrong(*arguments, **named):
+        logps, *rest = score(*arguments, **named)
+        return (logps - 1, *rest)
+
+    settings = {"model_name_or_path": tiny(), "dtype": "float32", "max_completion_length": 2}
+    found = deep(here, **settings)
+    assert found["completions"][0] == "warning"
+    assert "cut at 2" in found["completions"][1]
+    assert found["sampler_apart"][0] == "info"
+    monkeypatch.setattr(MathGRPOTrainer, "_get_per_token_logps_and_entropies", wrong)
+    assert deep(here, **settings)["sampler_apart"][0] == "error"
+
+
+def test_a_reference_that_is_not_the_model_is_found(here, tiny, monkeypatch):
+    from peft.tuners.lora import LoraLayer
+    from torch import nn
+
+    reset = LoraLayer.reset_lora_parameters
+
+    def not_zero(layer, adapter, *arguments, **named):
+        reset(layer, adapter, *arguments, **named)
+        if adapter in layer.lora_B:
+            nn.init.normal_(layer.lora_B[adapter].weight)
+
+    monkeypatch.setattr(LoraLayer, "reset_lora_parameters", not_zero)
+    found = deep(here, model_name_or_path=tiny(), dtype="float32", max_completion_length=8, lora_alpha=64)
+    assert found["kl_not_zero_at_start"][0] == "error"
