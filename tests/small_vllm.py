@@ -30,6 +30,7 @@ class SmallVLLM:
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
         self.before: Any = lambda path: None  # called with each path
         self.lock = threading.Lock()
+        self.generator = torch.Generator().manual_seed(0)
         self.port = 0
         self.start()
 
@@ -107,7 +108,7 @@ class SmallVLLM:
                 for _ in range(body["max_tokens"]):
                     row = model(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
                     greedy = body["temperature"] == 0
-                    token = int(row.argmax() if greedy else torch.multinomial(row.exp(), 1))
+                    token = int(row.argmax() if greedy else torch.multinomial(row.exp(), 1, generator=self.generator))
                     ids.append(token)
                     logprobs.append(row[token].item())
                 made = {"token_ids": ids[len(prompt) :], "logprobs": {"token_logprobs": logprobs}}
