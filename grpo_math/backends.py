@@ -176,6 +176,8 @@ def _generation_config(path: str) -> Any:
 def _from_pretrained(model: str, load: Callable[[str], Any]) -> Any:
     try:
         return load(model_path(model))
+    except ConfigError as error:  # models.py names the recipe's field
+        raise ConfigError("model", error.value, error.reason, error.remedy) from None
     except UserError:
         raise
     except Exception as error:  # transformers, safetensors and the Hub each have their own

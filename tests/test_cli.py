@@ -57,7 +57,10 @@ BAD = {
         ["evaluate", "--model", "embedded", "--data", "generated", "--server", "http://127.0.0.1:1"],
         "server='http://127.0.0.1:1' would be ignored by backend=hf",
     ),
-    "a model that is not there": (["evaluate", "--model", "./nowhere", "--data", "generated"], "model='./nowhere'"),
+    "a model that is not there": (
+        ["evaluate", "--model", "./nowhere", "--data", "generated"],
+        "model='./nowhere' has no",
+    ),
     "an adapter that is none": (
         ["evaluate", "--model", "embedded", "--adapter", "nowhere", "--data", "generated"],
         "adapter='nowhere' holds no adapter_config.json",
