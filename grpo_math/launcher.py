@@ -5,8 +5,8 @@ on its GPUs first and stopped last. Server and training run under a keeper each 
 this process. The first Ctrl-C goes to the training processes alone, which finish their step and save; the server ends
 when they have. One process without a server, and all that runs on a CPU without one, trains in this process.
 
-Does not span several machines: launch/slurm/ does. Does not look into a recipe beyond what the layout needs: the
-training program checks it.
+Does not span several machines: launch/slurm/ does. Does not check what two settings mean together: the training program
+does.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from grpo_math import batch, planner, vllm_server
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.keeper import Kept
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
+from grpo_math.recipe import read
 from grpo_math.shipped import find
 
 TRAINING = "grpo_math.train"
@@ -130,40 +129,12 @@ def _options(argv: Sequence[str], *names: str) -> tuple[argparse.Namespace, list
     return parser.parse_known_args(list(argv))
 
 
-def overrides(argv: Sequence[str]) -> dict[str, Any]:
-    """The fields that a command line gives, as a recipe would hold them.
-
-    >>> overrides(["--use_vllm", "--vllm-mode=server", "--difficulty_band", "0.1", "0.9", "--no_use_peft"])
-    {'use_vllm': True, 'vllm_mode': 'server', 'difficulty_band': [0.1, 0.9], 'use_peft': False}
-    """
-    words: dict[str, list[str]] = {}
-    name = ""
-    for word in argv:
-        if word.startswith("--"):
-            name, given, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            words[name] = [value] if given else []
-        elif name:
-            words[name].append(word)
-    fields: dict[str, Any] = {}
-    for name, values in words.items():
-        if not values and name.startswith("no_"):
-            fields[name[3:]] = False
-        else:
-            fields[name] = [_value(word) for word in values] if len(values) > 1 else _value(*values or ["true"])
-    return fields
-
-
-def _value(word: str) -> Any:
-    try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
-        return word
-
-
 def _recipe(argv: Sequence[str]) -> dict[str, Any]:
-    fields = overrides(argv)
-    return {**(planner.read_recipe(fields["config"]) if "config" in fields else {}), **fields}
+    """The fields that the recipe and the command line state; a `UserError` for one that cannot be."""
+    found = read(argv)
+    if found.problems:
+        raise found.problems[0]
+    return {name: found.values[name] for name in found.given}
 
 
 def _starts_server(recipe: Mapping[str, Any]) -> bool:

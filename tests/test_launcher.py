@@ -311,6 +311,10 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
     assert launcher.port_of({"vllm_server_port": port}, 0) == port
 
 
+def test_a_misspelt_field_is_refused_before_a_server_starts(machine):
+    assert "did you mean --learning_rate?" in machine.refused("--learning_rat", "1e-4")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
