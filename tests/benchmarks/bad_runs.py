@@ -173,9 +173,10 @@ RUNS: dict[str, BadRun] = {
         learning_rate=2e-4,
         seed=4,
     ),
-    "healthy_two_sets": _bad(
-        "nothing: differences as well as sums, learning_rate: 3e-4, seed 5",
-        "",
+    "healthy_seed_5": _bad("nothing: seed 5", "", learning_rate=2e-4, seed=5),
+    "two_sets": _bad(
+        "differences as well as sums, learning_rate: 3e-4, seed 5 (meant to be healthy: it did not learn)",
+        "flat_reward entropy_collapse",
         dataset="generated:sums,differences",
         learning_rate=3e-4,
         seed=5,
