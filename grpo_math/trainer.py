@@ -475,7 +475,7 @@ class MathGRPOTrainer(GRPOTrainer):
         """The token ids of the prompt with the most characters, of the first 100,000."""
         rows: Any = self.train_dataset
         prompts = rows[:100_000]["prompt"] if hasattr(rows, "__len__") else [next(iter(rows))["prompt"]]
-        return self._tokenize_prompts([max(prompts, key=lambda prompt: len(text_of(prompt)))])[0][0]
+        return self._tokenize_prompts([max(prompts, key=lambda prompt: len(str(prompt)))])[0][0]  # text or messages
 
     def _cut(self, part: Part, budget: int) -> list[Part]:
         rows, weight = part

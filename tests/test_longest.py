@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from datasets import Dataset
 from test_equivalence import SMALL, letters, make, weights
 
 from grpo_math.config import MathGRPOConfig
@@ -60,6 +61,15 @@ def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, 
     assert seen[0] >= max(without)
     assert torch.equal(own_weights, plain_weights)
     assert logs == plain_logs
+
+
+def test_the_longest_prompt_is_found_among_messages_too(tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path)
+    words = ["one", "one two three four five six seven", "one two"]
+    prompts = [[{"role": "user", "content": text}] for text in words]
+    trainer.train_dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    ids = [trainer._tokenize_prompts([prompt])[0][0] for prompt in prompts]
+    assert trainer._longest_prompt() == ids[1] != ids[0]
 
 
 def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):
