@@ -182,11 +182,17 @@ RUNS: dict[str, BadRun] = {
         seed=5,
     ),
     "rate_too_low": _bad(
-        "learning_rate: 1e-7, beta: 0.04", "learning_rate_too_low", **ONE_PROMPT, learning_rate=1e-7, beta=0.04
+        "learning_rate: 1e-7, beta: 0.04",
+        "flat_reward",
+        "learning_rate_too_low truncation",
+        **ONE_PROMPT,
+        learning_rate=1e-7,
+        beta=0.04,
     ),
     "format_alone": _bad(
         "rewards: [format_soft], quotients",
         "format_without_accuracy",
+        "reward_stuck_high groups_too_hard truncation",
         **ONE_PROMPT,
         dataset="{folder}/inputs/quotients.jsonl",
         max_completion_length=24,
