@@ -22,6 +22,7 @@ def said(tmp_path):
 
     def call(script, *arguments, code=0):
         environment = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+        environment.pop("GRPO_MATH_VLLM", None)  # the stand-in serves
         command = [str(ROOT / "launch" / script), *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
         assert done.returncode == code, done.stderr

@@ -63,6 +63,7 @@ def cluster(tmp_path):
     return variables(
         PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]),
+        GRPO_MATH_VLLM="vllm",
         CALLS=str(tmp_path / "calls"),
         WEIGHTS_FOLDER=str(tmp_path / "weights"),
         SLURM_SUBMIT_DIR=str(tmp_path),
