@@ -50,7 +50,7 @@ def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, 
         trainer = trainer_of(tiny, tokenizer, tmp_path / str(first), longest_first=first, **{**SHORT, **settings})
         seen = passes(trainer.model)
         trainer.train()
-        timed = ("time", "per_second", "runtime", "seconds")
+        timed = ("time", "per_second", "runtime", "seconds", "memory")
         logs = [
             {name: value for name, value in line.items() if not any(word in name for word in timed)}
             for line in trainer.state.log_history

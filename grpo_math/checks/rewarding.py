@@ -73,7 +73,7 @@ def rewards(setup: Setup) -> Iterator[Said]:
     rows, right, wrong = _pairs(setup)
     if not rows:
         return  # golds() has said why
-    paid = {}
+    paid, totals = {}, [0.0] * (2 * len(rows))
     for number, (name, function) in enumerate(functions):
         if name == "llm_judge":
             continue  # asks a model that may cost money
@@ -84,20 +84,20 @@ def rewards(setup: Setup) -> Iterator[Said]:
             )
             return
         weight = weights[number] if weights else 1.0
-        found = [
-            weight * sum(v or 0.0 for v in half) / len(rows) for half in (values[: len(rows)], values[len(rows) :])
-        ]
-        paid[name] = found
+        weighted = [weight * (value or 0.0) for value in values]
+        totals = [total + value for total, value in zip(totals, weighted, strict=True)]
+        paid[name] = [sum(half) / len(rows) for half in (weighted[: len(rows)], weighted[len(rows) :])]
     if len(paid) < len(functions):
         return
     apart = sum(r for r, _ in paid.values()) - sum(w for _, w in paid.values())
     named = ", ".join(paid)
     example = f"such as {made_up(rows[0]['answer'], s['template'])!r} and {wrong[0]!r}"
-    if apart < -SURE:
+    if all(r < w - SURE for r, w in zip(totals[: len(rows)], totals[len(rows) :], strict=True)):
         remedy = "look at the sign of the rewards and of reward_weights"
         yield Said("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy, paid)
     elif apart <= SURE:
-        said = f"the rewards ({named}) cannot tell right from wrong: both are paid the same, {example}"
+        how = "both are paid the same" if apart >= -SURE else "a wrong answer is paid as well on average"
+        said = f"the rewards ({named}) cannot tell right from wrong: {how}, {example}"
         yield Said("warning", said, f"rewards: [{', '.join(['accuracy', *names])}]", paid)
 
 

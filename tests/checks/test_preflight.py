@@ -311,3 +311,12 @@ def test_a_model_that_is_neither_here_nor_on_a_hub_that_can_be_reached_is_an_err
 
 def test_every_check_says_in_its_docstring_what_holds():
     assert all(check.__doc__ for check in CHECKS.values())
+
+
+def test_a_reward_that_pays_at_random_is_a_warning_and_no_error(tmp_path, monkeypatch):
+    """A few made-up completions prove a sign only where every wrong one is paid more."""
+    (tmp_path / "by_letters.py").write_text(
+        "def letters(completions, **columns):\n    return [float(sum(map(ord, str(c))) % 7) for c in completions]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "error" not in [level for level, _ in found("rewards", "--rewards", "by_letters:letters")]
