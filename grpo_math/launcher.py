@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math import batch, planner, vllm_server
+from grpo_math.checks.services import is_free
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.keeper import Kept
 from grpo_math.planner import devices
@@ -388,11 +389,9 @@ def _executable() -> str:
     if python.exists():  # asking vllm itself takes ten seconds
         program = "from importlib.metadata import version; print(version('vllm'))"
         said = subprocess.run([str(python), "-c", program], capture_output=True, text=True).stdout.strip()
-        minor = tuple(int(part) for part in said.split("+")[0].split(".")[:2] if part.isdigit())
-        first, last = vllm_server.SUPPORTED
+        minor, (first, last) = vllm_server.minor_of(said), vllm_server.SUPPORTED
         if minor and not first <= minor <= last:
-            span = f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
-            raise UserError(f"{found} is vLLM {said}, and TRL 1.16 works with {span}: {remedy}")
+            raise UserError(f"{found} is vLLM {said}, and TRL 1.16 works with {vllm_server.SPAN}: {remedy}")
     return found
 
 
@@ -404,30 +403,20 @@ def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
     """
     if stated := recipe.get("vllm_server_port"):
         return _own_port("vllm_server_port", stated)
-    return preferred if preferred and _free(preferred) else free_port()
+    return preferred if preferred and is_free(preferred) else free_port()
 
 
 def _own_port(name: str, port: int) -> int:
-    if not _free(port):
+    if not is_free(port):
         raise ConfigError(name, port, "is in use by another program", "choose another, or leave it out for a free one")
     return port
 
 
 def _group_port(recipe: Mapping[str, Any]) -> list[str]:
     """TRL's weight transfer meets at a second port, 51216 unless it is taken."""
-    if recipe.get("vllm_group_port") or devices.sends_adapter({**DEFAULTS, **recipe}) or _free(51216):
+    if recipe.get("vllm_group_port") or devices.sends_adapter({**DEFAULTS, **recipe}) or is_free(51216):
         return []
     return ["--vllm_group_port", str(free_port())]
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def free_port() -> int:

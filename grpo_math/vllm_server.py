@@ -28,6 +28,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from grpo_math.errors import ConfigError, UserError
 
 SUPPORTED = ((0, 22), (0, 31))  # the first and the last minor version that TRL 1.16 works with
+SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 LOCAL = ("127.0.0.1", "localhost", "::1")
 BUSY = (502, 503, 504)  # the server is there, and asks for patience
@@ -109,6 +110,16 @@ def served_rank(rank: int) -> int:
     raise ConfigError("lora_r", rank, f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
 
 
+def minor_of(version: str) -> tuple[int, int] | None:
+    """The minor version, to be held against `SUPPORTED`; None for what names none.
+
+    >>> minor_of("0.31.0+cpu"), minor_of("dev")
+    ((0, 31), None)
+    """
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def environment() -> dict[str, str]:
     """What the server's environment holds beside the caller's own: runtime adapters, the development paths, the key.
 
@@ -149,13 +160,13 @@ class Server:
     def check_version(self) -> str:
         """The version; raises `ServerError` for one that TRL does not support."""
         version = self.version()
-        found = re.match(r"(\d+)\.(\d+)", version)
-        if found and SUPPORTED[0] <= (int(found[1]), int(found[2])) <= SUPPORTED[1]:
+        minor = minor_of(version)
+        if minor and SUPPORTED[0] <= minor <= SUPPORTED[1]:
             return version
-        first, last = ("{}.{}".format(*minor) for minor in SUPPORTED)
+        (_, first), (_, last) = SUPPORTED
         raise ServerError(
-            f"{self.url} runs vLLM {version}, and TRL 1.16 works with {first} to {last}: serve with "
-            f"pip install 'vllm>={first},<{SUPPORTED[1][0]}.{SUPPORTED[1][1] + 1}'"
+            f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: serve with "
+            f"pip install 'vllm>=0.{first},<0.{last + 1}'"
         )
 
     def healthy(self) -> bool:

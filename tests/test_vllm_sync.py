@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -25,18 +24,13 @@ from transformers import AutoModelForCausalLM
 
 from grpo_math.adapters import logps, save_adapter, scaled
 from grpo_math.errors import UserError
+from grpo_math.launcher import free_port
 from grpo_math.vllm_server import Server, command, environment
 from grpo_math.vllm_sync import AdapterGeneration
 
 PROGRAM = Path(__file__).parent / "processes" / "train_with_vllm.py"
 VLLM = os.environ.get("GRPO_MATH_VLLM")
 pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class Process:

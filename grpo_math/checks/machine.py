@@ -82,11 +82,9 @@ def capabilities() -> tuple[float, ...]:
     """The compute capability of each GPU, as nvidia-smi says; empty without one, or with CUDA_VISIBLE_DEVICES empty."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
         return ()
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
-        return tuple(float(line) for line in said.split())
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return tuple(float(capability) for _, capability in devices.ask("gpu=index,compute_cap"))
+    except (OSError, ValueError, subprocess.SubprocessError):
         return ()
 
 

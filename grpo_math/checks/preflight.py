@@ -23,8 +23,7 @@ from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import memory
 from grpo_math.planner.settings import deepspeed_config
-
-SERVED_RANK = 512  # vLLM's largest --max-lora-rank
+from grpo_math.vllm_server import RANKS
 
 
 def batch_arithmetic(setup: Setup) -> Iterator[Said]:
@@ -52,8 +51,8 @@ def adapter(setup: Setup) -> Iterator[Said]:
         for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters"):
             if s[name]:
                 raise ConfigError(name, s[name], "cannot be served by vLLM as an adapter", "set vllm_sync to merged")
-        if s["lora_r"] > SERVED_RANK:
-            raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {SERVED_RANK} or less")
+        if s["lora_r"] > RANKS[-1]:
+            raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {RANKS[-1]} or less")
     if s["lora_task_type"] != "CAUSAL_LM":
         reason = "is no task of a model that writes"
         raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")

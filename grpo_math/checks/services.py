@@ -211,9 +211,16 @@ def ports(setup: Setup) -> Iterator[Said]:
     if setup.processes < 2 or os.environ.get("RANK"):
         return
     port = int(os.environ.get("MASTER_PORT", 29500))
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not is_free(port):
+        yield Said("error", f"port {port} is taken", "accelerate launch --main_process_port 0")
+
+
+def is_free(port: int) -> bool:
+    """Nobody listens at this port of the machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("", port))
+            probe.bind(("", port))
         except OSError:
-            yield Said("error", f"port {port} is taken", "accelerate launch --main_process_port 0")
+            return False
+    return True

@@ -213,8 +213,8 @@ def visible() -> list[Gpu]:
     it, or, as in a container that hides them, where more than a tenth of its memory is taken.
     """
     try:
-        rows = _ask("gpu=index,uuid,memory.total,memory.used")
-        processes = _ask("compute-apps=gpu_uuid,pid")
+        rows = ask("gpu=index,uuid,memory.total,memory.used")
+        processes = ask("compute-apps=gpu_uuid,pid")
         gpus = {}
         for index, uuid, total, used in rows:
             pids = ", ".join(pid for where, pid in processes if where == uuid)
@@ -235,7 +235,8 @@ def visible() -> list[Gpu]:
     return chosen
 
 
-def _ask(query: str) -> list[list[str]]:
+def ask(query: str) -> list[list[str]]:
+    """Rows of two columns or more that nvidia-smi answers with. Raises OSError or SubprocessError without it."""
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     return [[word.strip() for word in line.split(",")] for line in said.splitlines() if "," in line]
