@@ -173,11 +173,16 @@ def reachable(url: str) -> bool:
 
 
 def vllm_server(setup: Setup) -> Iterator[Said]:
-    """In server mode a vLLM server answers, in a version of the supported range."""
+    """In server mode every vLLM server answers, in a version of the supported range."""
     s = setup.settings
     if not s["use_vllm"] or s["vllm_mode"] != "server":
         return
-    url = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
+    urls = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
+    for url in urls.split(","):
+        yield from _vllm_server(url.strip())
+
+
+def _vllm_server(url: str) -> Iterator[Said]:
     if not reachable(url):
         yield Said("warning", f"no vLLM server answers at {url}", "start it before the run")
         return

@@ -290,6 +290,15 @@ def test_a_vllm_server_is_asked_for_its_version(answers, expected, server, monke
     assert [level for level, _ in found("vllm_server", *words)] == expected
 
 
+def test_each_of_several_vllm_servers_is_asked(server):
+    url, answered = server
+    answered.update({"/version": '{"version": "0.31.0"}', "/health": ""})
+    words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url"]
+    assert found("vllm_server", *words, f"{url},{url}/") == []
+    [(level, text)] = found("vllm_server", *words, f"{url}, http://127.0.0.1:1")
+    assert (level, text) == ("warning", "no vLLM server answers at http://127.0.0.1:1: start it before the run")
+
+
 def test_a_port_that_is_taken_is_an_error_for_several_processes(server, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", server[0].rpartition(":")[2])
     monkeypatch.delenv("RANK", raising=False)
