@@ -151,7 +151,7 @@ def _weights(model: str, adapter: str | None) -> Any:
     from transformers import AutoModelForCausalLM
 
     def load(path: str) -> Any:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype())
+        return AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
 
     weights = _from_pretrained(model, load)
     if adapter is not None:

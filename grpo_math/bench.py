@@ -279,7 +279,7 @@ def _loader(name: str, dtype: torch.dtype) -> Callable[[], Any]:
 
     def load() -> Any:
         try:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
         except (OSError, ValueError) as error:
             raise UserError(f"--model {name}: {' '.join(str(error).split())}") from None
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math import __version__
-from grpo_math.errors import UserError
+from grpo_math.errors import PushError, UserError
 from grpo_math.shipped import find
+from grpo_math.signals import Stop
 
 SHOWN = (  # of an evaluation's results
     *("n", "accuracy", "ci95", "mean@n", "answer_accuracy", "pass@k", "maj@k", "categories", "by_subject", "by_level"),
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         return args.run(args, rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, PushError) else 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -69,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--port", type=int, help="default: vllm_server_port, 8000, or any that is free")
 
     doctor = commands.add_parser("doctor", help="what is wrong with a recipe on this machine", allow_abbrev=False)
-    doctor.add_argument("--config", required=True, help="a recipe, as for train; its settings may follow, as there")
+    asked = doctor.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
+    asked.add_argument("--table", action="store_true", help="the README's tables: checks, findings, remedies")
     doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
     doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
     _json(doctor).set_defaults(run=_doctor)
@@ -109,6 +112,17 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run_dir")
     _json(report).set_defaults(run=_report)
 
+    push = commands.add_parser("push", help="a finished run -> a repository on the Hub", allow_abbrev=False)
+    push.add_argument("run_dir")
+    push.add_argument("--repo_id", help="user/name (default: the run directory's name, under your own)")
+    push.add_argument("--private", action="store_true", help="make a private repository")
+    push.add_argument(
+        "--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it"
+    )
+    push.add_argument("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
+    push.add_argument("--revision", help="push to this branch (default: main)")
+    _json(push).set_defaults(run=_push)
+
     plan = commands.add_parser("plan", help="does a recipe fit these GPUs, without loading weights, and what to change")
     asked = plan.add_mutually_exclusive_group(required=True)
     asked.add_argument("--config", help="a recipe, as for train")
@@ -147,11 +161,6 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
         number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
-    elif any(run_dir.glob("checkpoint-*")):
-        print(f"Going on with the interrupted run in {run_dir}.", file=sys.stderr)
-        arguments += ["--resume_from_checkpoint", "true"]
-    elif (run_dir / "history.jsonl").exists():  # it ended before its first checkpoint: nothing to go on from
-        (run_dir / "history.jsonl").unlink()
     code = _train(arguments)
     if code == 0:
         print(
@@ -177,13 +186,14 @@ def _serve(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     _quiet()
-    if not {"-h", "--help"} & set(argv):
-        from grpo_math.checks.preflight import refuse_early
+    with Stop(at_once=True):  # torch takes seconds to import
+        if not {"-h", "--help"} & set(argv):
+            from grpo_math.checks.preflight import refuse_early
 
-        refuse_early(argv)
-    from grpo_math.train import main as train
+            refuse_early(argv)
+        from grpo_math.train import main as train
 
-    return train(argv)
+        return train(argv)
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
@@ -257,6 +267,21 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
 
 
+def _push(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    from grpo_math.hub import push
+
+    pushed = push(
+        args.run_dir,
+        args.repo_id,
+        private=args.private or None,
+        merge=args.merge,
+        base_model=args.base_model,
+        revision=args.revision,
+    )
+    return _answer(args, pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
+
+
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
 
@@ -276,6 +301,8 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
+    if args.table:
+        return _tables(args, rest)
     _quiet()
     from grpo_math.doctor import answer, doctor, summary
 
@@ -290,6 +317,16 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
     found = answer(findings)
     _answer(args, found, summary(findings))
     return 0 if found["ok"] else 1
+
+
+def _tables(args: argparse.Namespace, rest: list[str]) -> int:
+    from grpo_math.checks import table
+
+    given = rest or [f"--{name}" for name in ("deep", "accelerate-config") if getattr(args, name.replace("-", "_"))]
+    if given:
+        raise UserError(f"{given[0]} would be ignored by --table: leave it out")
+    before, during = table.before(), table.during()
+    return _answer(args, {"before": before, "during": during}, "\n\n".join(map(table.markdown, (before, during))))
 
 
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:
@@ -323,6 +360,7 @@ def recipe(name: str) -> Path:
 def _quiet() -> None:
     """Leave the terminal to the progress bar and to what matters."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of its own renamings
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

@@ -199,6 +199,8 @@ class MathGRPOConfig(GRPOConfig):
             raise ConfigError("max_nonfinite_steps", self.max_nonfinite_steps, "ends every run", "give 1 or more")
         if not self.max_seq_length_train:
             self._refuse("long_sequences", "max_seq_length_train=0 takes every length")
+        if not self.gradient_checkpointing:
+            self._refuse("gradient_checkpointing_kwargs", "gradient_checkpointing=False")
         if self.activation_offloading and not self.gradient_checkpointing:
             reason = "without gradient_checkpointing would copy all that every layer saves"
             raise ConfigError("activation_offloading", True, reason, "set gradient_checkpointing to true")
@@ -229,6 +231,11 @@ class MathGRPOConfig(GRPOConfig):
         elif self.loss_type == "luspo" and self.importance_sampling_level == "token":
             reason = "is defined for the ratio of a sequence, not for importance_sampling_level='token'"
             raise ConfigError("loss_type", "luspo", reason, "set importance_sampling_level to sequence")
+        clip = "epsilon" if self.epsilon_high is None else "epsilon_high"
+        upper = 1 + getattr(self, clip)
+        if self.delta is not None and self.delta <= upper:
+            reason = f"caps the ratio below the {upper:g} that {clip}={getattr(self, clip):g} lets through"
+            raise ConfigError("delta", self.delta, reason, f"give a number above {upper:g}, or leave it out")
         if self.loss_type not in CLIPPED:
             self._refuse("delta", f"loss_type={self.loss_type!r} does not clip")
         if self.loss_type in ("sapo", "vespo"):

@@ -1,7 +1,7 @@
 """The user's errors: each names the field, the value, the reason and the remedy, on one line.
 
-`cli.py` prints them after ``error:`` and exits with 2; no traceback is shown. Each is also the built-in
-exception that a Python caller would expect.
+`cli.py` prints them after ``error:`` and exits with 2 (with 1 for a `PushError`); no traceback is shown. Each is also
+the built-in exception that a Python caller would expect.
 
 Does not hold internal errors: a bug in this package shows its traceback.
 """
@@ -43,6 +43,14 @@ class RewardError(UserError, RuntimeError):
 
 class OutOfMemory(UserError):
     """An update that does not fit in memory, however it is cut."""
+
+
+class WriteError(UserError):
+    """A file of the run that could not be written, on whatever rank."""
+
+
+class PushError(UserError):
+    """A push to the Hub that the Hub or the network ended. Nothing is lost, and the same push can be tried again."""
 
 
 def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -41,6 +41,11 @@ def problems_hash(rows: Sequence[Row]) -> str:
     return _short([[row["id"], row["problem"], row["answer"]] for row in rows])
 
 
+def problem_hash(row: Row) -> str:
+    """Of one problem and its gold."""
+    return _short([row["id"], row["problem"], row["answer"]])
+
+
 @cache
 def grader_hash() -> str:
     """Of the grading code, the answer formats and Math-Verify's version: what turns a completion into a verdict."""

@@ -1,8 +1,8 @@
 """A command whose whole tree of processes ends with its owner, however either of them ends. Linux only.
 
 `Kept` starts this file as a process of its own, the keeper, and the keeper starts the command in a new session, out of
-reach of the terminal's Ctrl-C. Between owner and keeper is a pipe whose writing end only the owner has: a byte asks
-the keeper to pass an interrupt on, and its end, also when the owner was killed, to end everything. The keeper is a
+reach of the terminal's Ctrl-C. Between owner and keeper is a pipe whose writing end only the owner has: a byte is the
+number of a signal to pass on, and its end, also when the owner was killed, asks to end everything. The keeper is a
 subreaper (prctl(2)): what the command leaves behind, in whatever session, becomes a child of the keeper's, so that
 nothing escapes it. Whatever remains of the tree once the command has ended is ended too.
 
@@ -22,7 +22,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-INTERRUPT = b"i"
 PR_SET_CHILD_SUBREAPER = 36
 KILLED = 10.0  # seconds in which what got SIGKILL should be gone
 
@@ -30,7 +29,7 @@ KILLED = 10.0  # seconds in which what got SIGKILL should be gone
 class Kept:
     """A command that runs until it ends, until `stop`, or until this process is gone.
 
-    ``interruptible``: the Python module whose processes get the SIGINT of `interrupt`; ``grace``: seconds that the
+    ``module``: the Python module whose processes get the signals of `send`; ``grace``: seconds that the
     command has after SIGTERM. What it leaves has two more, and then SIGKILL.
 
     >>> kept = Kept([sys.executable, "-c", "raise SystemExit(3)"])
@@ -44,11 +43,11 @@ class Kept:
         *,
         environment: Mapping[str, str] | None = None,
         output: IO[Any] | None = None,
-        interruptible: str = "",
+        module: str = "",
         grace: float = 10.0,
     ) -> None:
         theirs, self._pipe = os.pipe()
-        keeper = [sys.executable, __file__, str(theirs), str(grace), interruptible, *command]
+        keeper = [sys.executable, __file__, str(theirs), str(grace), module, *command]
         try:
             self.process = subprocess.Popen(
                 keeper,
@@ -66,10 +65,10 @@ class Kept:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def interrupt(self) -> None:
-        """SIGINT to the processes that run the ``interruptible`` module, and to no other; without any, `stop`."""
+    def send(self, number: int) -> None:
+        """The signal to the processes that run ``module``, and to no other; without any, `stop`."""
         with contextlib.suppress(OSError):  # it has ended
-            os.write(self._pipe, INTERRUPT)
+            os.write(self._pipe, bytes([number]))
 
     def wait(self, timeout: float | None = None) -> int:
         """The command's exit code, 128 + n if signal n ended it; `subprocess.TimeoutExpired` after ``timeout``."""
@@ -88,8 +87,9 @@ class Kept:
 
 
 def main(argv: list[str]) -> int:
-    pipe, grace, interruptible, command = int(argv[0]), float(argv[1]), argv[2], argv[3:]
-    signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the command would inherit
+    pipe, grace, module, command = int(argv[0]), float(argv[1]), argv[2], argv[3:]
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the command would inherit
     signal.signal(signal.SIGTERM, _raise)
     os.set_inheritable(pipe, False)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -102,12 +102,8 @@ def main(argv: list[str]) -> int:
     with contextlib.suppress(_Terminated):
         ended = os.pidfd_open(child)
         while not select.select([pipe, ended], [], [])[0].count(ended):
-            if os.read(pipe, 1) != INTERRUPT:
-                break
-            if not (programs := _running(interruptible)):
-                break  # not started yet, or gone: there is nothing to finish
-            for pid in programs:
-                _kill(pid, signal.SIGINT)
+            if not (asked := os.read(pipe, 1)) or not send(module, asked[0]):
+                break  # without such a process, not started yet or gone, there is nothing to finish
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _reap(codes)
     for number, whole, seconds in (
@@ -165,11 +161,15 @@ def _tree() -> dict[int, int]:
     return {pid: parent for pid, parent in parents.items() if pid != os.getpid() and below(parent)}
 
 
-def _running(module: str) -> list[int]:
-    """The processes of the tree whose command is ``python -m module``; not those that they forked."""
+def send(module: str, number: int) -> bool:
+    """The signal to the processes below this one whose command is ``python -m module``, not to those that they forked;
+    False where there is none."""
     tree = _tree()
     found = {pid for pid in tree if _module(pid) == module}
-    return [pid for pid in found if tree[pid] not in found]
+    for pid in found:
+        if tree[pid] not in found:
+            _kill(pid, number)
+    return bool(found)
 
 
 def _module(pid: int) -> str:

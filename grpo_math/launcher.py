@@ -2,8 +2,9 @@
 
 The planner lays the GPUs out and says which accelerate config fits. Where the layout has a vLLM server, it is started
 on its GPUs first and stopped last. Server and training run under a keeper each (keeper.py), so that nothing outlives
-this process. The first Ctrl-C goes to the training processes alone, which finish their step and save; the server ends
-when they have. One process without a server, and all that runs on a CPU without one, trains in this process.
+this process. Ctrl-C, SIGTERM and SIGUSR1 go to the training processes alone, which finish their step and save; the
+server ends when they have. One process without a server, and all that runs on a CPU without one, trains in this
+process.
 
 Does not span several machines: launch/slurm/ does. Does not check what two settings mean together: the training program
 does.
@@ -34,6 +35,7 @@ from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.recipe import read
 from grpo_math.shipped import find
+from grpo_math.signals import AGAIN, INTERRUPTED, STOPPING
 
 TRAINING = "grpo_math.train"
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")  # tried in this order where plain data parallelism is short
@@ -72,7 +74,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(used)
         return in_process(rest)
-    with _ended_by_signals(), contextlib.ExitStack() as stack:
+    with _ended_by_signals({**dict.fromkeys(STOPPING, AGAIN), signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = None
         if serves:
             log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
@@ -82,9 +84,12 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             rest = [*rest, "--vllm_server_base_url", server.url, *_group_port(recipe)]
         command = _training(rest, config, layout.policy)
-        training = Kept(command, environment=_environment(_numbers(used[layout.server :])), interruptible=TRAINING)
+        training = Kept(command, environment=_environment(_numbers(used[layout.server :])), module=TRAINING)
         stack.callback(training.stop)
-        return _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
+        code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
+        if config is None and code == 128 + signal.SIGKILL:  # ranks.py says it of several
+            print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)
+        return code
 
 
 def serve(argv: Sequence[str]) -> int:
@@ -102,7 +107,7 @@ def serve(argv: Sequence[str]) -> int:
             layout = Layout("server", 0, tp, tp, "")
         print(_roles(layout, gpus), file=sys.stderr)
     port = _own_port("port", options.port) if options.port else port_of(recipe, PORT)
-    with _ended_by_signals(), contextlib.ExitStack() as stack:
+    with _ended_by_signals({signal.SIGTERM: 143, signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = Supervised(
             _server(recipe, layout, _numbers(gpus[: layout.server]), port, options.host or "127.0.0.1"), None
         )
@@ -444,22 +449,22 @@ def _environment(gpus: str) -> dict[str, str]:
 
 
 def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
-    """Until training ends. The first Ctrl-C is passed on, the second raises KeyboardInterrupt."""
-    interrupted = False
+    """Until training ends. Signals are passed on to it; a second Ctrl-C also raises KeyboardInterrupt."""
+    asked = 0
 
-    def interrupt(*_: Any) -> None:
-        nonlocal interrupted
-        if interrupted:
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        training.send(number)
+        if number == signal.SIGINT and asked == INTERRUPTED:
             raise KeyboardInterrupt
-        interrupted = True
-        training.interrupt()
+        asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, *STOPPING)}
     try:
         while True:
             try:
                 code = training.wait(0.2)
-                return 130 if interrupted and code else code
+                return asked if asked and code else code
             except subprocess.TimeoutExpired:
                 pass
             if server is None or server.running:
@@ -474,23 +479,24 @@ def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
                 server.restart()
                 _say("server", f"{line.partition(':')[0]}; started again ({server.restarts} of {RESTARTS})")
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Ended(SystemExit):
-    """SIGTERM or SIGHUP has come; its code is 128 + the signal's number."""
+    """A signal has come that ends this process."""
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave through the same doors as any error, so that what was started is stopped."""
+def _ended_by_signals(codes: Mapping[signal.Signals, int]) -> Iterator[None]:
+    """These signals leave through the same doors as any error, so that what was started is stopped; with exit codes."""
 
     def leave(number: int, frame: Any) -> None:
         for each in caught:
             signal.signal(each, signal.SIG_IGN)
-        raise _Ended(128 + number)
+        raise _Ended(codes[signal.Signals(number)])
 
-    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    caught = [number for number in codes if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, leave) for number in caught}  # nohup stays nohup
     try:
         yield

@@ -31,6 +31,7 @@ REWARD = "reward"
 REWARD_STD = "reward_std"
 REWARD_MIN = "reward_min"
 REWARD_MAX = "reward_max"
+REWARD_RETRIES = "reward_retries"
 ACCURACY = "accuracy"
 HELDOUT_ACCURACY = "heldout/accuracy"
 HELDOUT_N = "heldout/n"
@@ -90,6 +91,7 @@ METRICS: dict[str, Metric] = {
     REWARD_STD: Metric("reward", "standard deviation of the reward over the step's completions", "rollout"),
     REWARD_MIN: Metric("reward", "smallest reward of the step", "rollout"),
     REWARD_MAX: Metric("reward", "largest reward of the step", "rollout"),
+    REWARD_RETRIES: Metric("calls", "calls of reward functions that raised and were made once more", "rollout"),
     ACCURACY: Metric("share", "completions of the step whose verdict is correct", "graded"),
     HELDOUT_ACCURACY: Metric("share", "held-out problems answered rightly and in the format, greedy", "heldout"),
     HELDOUT_N: Metric("problems", "held-out problems that this accuracy is over", "heldout"),

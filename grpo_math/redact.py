@@ -1,12 +1,16 @@
-"""Which settings are secrets, by their names, and settings without them: a run directory gets shared.
+"""Which settings are secrets, by their names, and settings and texts without them: a run directory gets shared.
 
-Does not look at values: a token under another name, or inside a text, is not seen.
+Does not guess from values: a token that stands under another name, and in no variable of the environment, is not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler
 
 ENDINGS = ("token", "key", "secret", "password", "passwd", "credentials")
 # Settings of a tokenizer, and of transformers, that only sound like it.
@@ -35,7 +39,67 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _inside(value) for name, value in settings.items() if not is_secret(str(name))}
 
 
+def secret_values(environment: Mapping[str, str]) -> set[str]:
+    """What the variables with a secret's name hold, where it is long enough to be one; without white space around it.
+
+    >>> secret_values({"HF_TOKEN": "hf_abcdefghijkl", "HOME": "/tmp", "SORT_KEY": "name"})
+    {'hf_abcdefghijkl'}
+    """
+    return {value.strip() for name, value in environment.items() if is_secret(name) and len(value.strip()) >= 12}
+
+
+def is_address(url: str) -> bool:
+    """Is this http or https and a host? One with a user or password in it would be written down with them.
+
+    >>> [is_address(url) for url in ("http://127.0.0.1:8000/v1", "http://ada:secret@host", "file:///x", "http://[::1")]
+    [True, False, False, False]
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # half of an IPv6 address
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
+
+
+def hidden(word: str) -> str:
+    """A word of a command line without the secrets of a mapping in JSON; any other word as it is.
+
+    >>> hidden('{"token": "hf_x", "dtype": "auto"}'), hidden("0.1")
+    ('{"dtype": "auto"}', '0.1')
+    """
+    try:
+        found = json.loads(word)
+    except ValueError:
+        return word
+    if not isinstance(found, dict) or (clean := without_secrets(found)) == found:
+        return word
+    return json.dumps(clean)
+
+
+def one_line(text: object, secrets: Iterable[str] = ()) -> str:
+    """A foreign text as one line of at most 300 characters, without these secrets and without the query of a URL,
+    which may be a signature.
+
+    >>> one_line("PUT https://x.y/z?sig=1 failed\\nfor hf_x", {"hf_x"})
+    'PUT https://x.y/z failed for ***'
+    """
+    line = " ".join(str(text).split())
+    for secret in secrets:
+        line = line.replace(secret, "***")
+    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)[:300]
+
+
 def _inside(value: Any) -> Any:
     if isinstance(value, Mapping):
         return without_secrets(value)
     return [_inside(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+class NoRedirects(HTTPRedirectHandler):
+    """For `urllib.request.build_opener`: a request stays with the address that it was made for, and so does its key.
+
+    urllib would follow a redirect to another host, with the Authorization header.
+    """
+
+    def redirect_request(self, *arguments: Any) -> None:
+        return None  # the redirect is raised as an HTTPError

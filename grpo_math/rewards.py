@@ -26,16 +26,20 @@ import numbers
 import os
 import sys
 import time
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
-from grpo_math.errors import ConfigError, RewardError, one_of
+from grpo_math.errors import ConfigError, RewardError, UserError, one_of
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.compare import value
 from grpo_math.prompts import FORMATS, in_format
+from grpo_math.redact import NoRedirects, is_address
 
 Completion = str | list[dict[str, Any]]
 Reward = Callable[..., list[float | None]]
@@ -304,6 +308,11 @@ def make_llm_judge(
         name = model or os.environ.get("GRPO_MATH_JUDGE_MODEL")
         if not url:
             raise ConfigError("OPENAI_BASE_URL", url, "is not set", "set it to the judge's endpoint, ending in /v1")
+        if not is_address(url):
+            reason = "is no address, or holds a user or password"
+            raise ConfigError(
+                "OPENAI_BASE_URL", "***", reason, "give http://HOST:PORT/v1; a key goes into OPENAI_API_KEY"
+            )
         if not name:
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
         golds = _golds("llm_judge", columns)
@@ -314,7 +323,8 @@ def make_llm_judge(
             else None
             for prompt, gold, g in zip(prompts, golds, grades, strict=True)
         ]
-        ask = functools.partial(_ask, url, name, api_key or os.environ.get("OPENAI_API_KEY"), timeout, retries)
+        key = (api_key or os.environ.get("OPENAI_API_KEY", "")).strip()
+        ask = functools.partial(_ask, url, name, key, timeout, retries)
         distinct = sorted({q for q in questions if q is not None})
         with ThreadPoolExecutor(max_workers=concurrency) as threads:
             said = dict(zip(distinct, threads.map(ask, distinct), strict=True))
@@ -334,9 +344,9 @@ def _ask(url: str, model: str, key: str | None, timeout: float, retries: int, qu
         if attempt:
             time.sleep(min(2.0, 0.25 * 2**attempt))
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as response:
+            with urllib.request.build_opener(NoRedirects).open(request, timeout=timeout) as response:
                 reply = json.load(response)["choices"][0]["message"]["content"]
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError):
             continue
         words = str(reply or "").lower().replace("*", " ").replace(".", " ").split()
         if words and words[0].strip("\"',!") in ("yes", "no"):
@@ -405,8 +415,31 @@ def load_reward(name: str) -> Reward:
     return function
 
 
-def checked(reward: Reward) -> Reward:
+@dataclass
+class Mishaps:
+    """What befell this rank's reward functions in a rollout: calls that were made again, and what ends the run."""
+
+    retries: int = 0
+    error: UserError | None = None
+
+    def again(self, name: str, error: Exception) -> None:
+        from tqdm import tqdm
+
+        self.retries += 1
+        said = f"reward function {name} raised {_raised(error)} at {_place(error)}: it is called once more"
+        tqdm.write(f"warning: {said}", file=sys.stderr)
+
+    def ended(self, error: UserError, count: int) -> list[float | None]:
+        """Numbers that nobody reads, so that this rank meets the others in the gather of rewards before all end."""
+        self.error = self.error or error
+        return [0.0] * count
+
+
+def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
     """The same reward, whose failures are one clear `RewardError` that names it: never an invented zero.
+
+    With ``mishaps``, as in training, a function that raises is called once more with the same arguments, and what would
+    be raised then is noted there.
 
     >>> def broken(prompts, completions, **columns): return [float("nan")]
     >>> checked(broken)([""], [""])
@@ -430,39 +463,93 @@ def checked(reward: Reward) -> Reward:
             )
         return [_finite(name, row, item) for row, item in enumerate(items)]
 
-    def failed(error: Exception) -> RewardError:
-        return RewardError(
-            f"reward function {name} raised {type(error).__name__}: {_one_line(error)}: "
-            "training stops, since a zero here would be invented"
-        )
+    def verified(values: Any, count: int) -> list[float | None]:
+        try:
+            return verify(values, count)
+        except RewardError as error:
+            return ended(error, count)
+
+    def failed(error: Exception, count: int) -> list[float | None]:
+        if isinstance(error, UserError):
+            return ended(error, count)
+        twice = "" if mishaps is None else f" twice in a row at {_place(error)}"
+        said = f"reward function {name} raised {_raised(error)}{twice}"
+        ending = RewardError(f"{said}: training stops, since a zero here would be invented")
+        ending.__cause__ = error
+        return ended(ending, count)
+
+    def ended(error: UserError, count: int) -> list[float | None]:
+        if mishaps is None:
+            raise error
+        return mishaps.ended(error, count)
 
     if inspect.iscoroutinefunction(reward):
 
         @functools.wraps(reward)
         async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-            try:
-                values = await reward(prompts=prompts, completions=completions, **columns)
-            except (RewardError, ConfigError):
-                raise
-            except Exception as error:
-                raise failed(error) from error
-            return verify(values, len(completions))
+            last = False
+            while True:
+                own, log = _own({"prompts": prompts, "completions": completions, **columns})
+                try:
+                    values = await reward(**own)
+                except Exception as error:
+                    if last or mishaps is None or isinstance(error, UserError):
+                        return failed(error, len(completions))
+                    mishaps.again(name, error)
+                    last = True
+                else:
+                    log()
+                    return verified(values, len(completions))
 
         later.__name__ = name
         return later  # type: ignore
 
-    def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        try:
-            values = reward(prompts=prompts, completions=completions, **columns)
-        except (RewardError, ConfigError):
-            raise
-        except Exception as error:
-            raise failed(error) from error
-        return verify(values, len(completions))
+    def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+        last = False
+        while True:
+            own, log = _own({"prompts": prompts, "completions": completions, **columns})
+            try:
+                values = reward(**own)
+            except Exception as error:
+                if last or mishaps is None or isinstance(error, UserError):
+                    return failed(error, len(completions))
+                mishaps.again(name, error)
+                last = True
+            else:
+                log()
+                return verified(values, len(completions))
 
     now.__name__ = now.__qualname__ = name
     now.__doc__ = reward.__doc__
     return now
+
+
+def _own(arguments: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Arguments for one call, which a call that raises leaves as they were, and what hands on all that it logged."""
+    own = {name: [*value] if isinstance(value, list) else value for name, value in arguments.items()}
+    logged: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def held(log: Any) -> Any:
+        return lambda *said, **named: logged.append((log, said, named))
+
+    own.update({name: held(own[name]) for name in ("log_extra", "log_metric") if name in own})
+
+    def log() -> None:
+        for call, said, named in logged:
+            call(*said, **named)
+
+    return own, log
+
+
+def _raised(error: Exception) -> str:
+    return f"{type(error).__name__}: {_one_line(error)}"
+
+
+def _place(error: Exception) -> str:
+    """file:line of what raised, where possible in the file of the reward function itself."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
+    place = next((f for f in reversed(frames) if frames and f.filename == frames[0].filename), None)
+    return f"{place.filename}:{place.lineno}" if place else "its call"
 
 
 def _finite(name: str, row: int, item: Any) -> float | None:

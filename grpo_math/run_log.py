@@ -11,10 +11,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,16 @@ import yaml
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 
-from grpo_math import metrics
+from grpo_math import metrics, resume
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose, evaluation_line
 from grpo_math.checks.lines import number
+from grpo_math.disk import naming
 from grpo_math.evaluation import write_json
 from grpo_math.planner.plan import main_memory
-from grpo_math.redact import is_secret, without_secrets
+from grpo_math.redact import hidden, is_secret, without_secrets
+from grpo_math.signals import Stop
+from grpo_math.watchdog import Watchdog
 
 PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
@@ -46,7 +48,7 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
         "command": command_line(argv),
     }
     plain = json.loads(json.dumps(content, default=str))
-    path.write_text(yaml.safe_dump(plain, sort_keys=True, allow_unicode=True), encoding="utf-8")
+    resume.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
 
 def versions() -> dict[str, str]:
@@ -75,18 +77,17 @@ def command_line(argv: list[str]) -> str:
 
     >>> command_line(["train.py", "--hub_token", "hf_x", "--seed=1", "--api-key=x"])
     'train.py --hub_token *** --seed=1 --api-key=***'
+    >>> command_line(["train.py", "--model_init_kwargs", '{"token": "hf_x"}'])
+    "train.py --model_init_kwargs '{}'"
     """
     words, hide = [], False
     for word in argv:
-        name, equals, _ = word.partition("=")
-        if hide:
-            words.append("***")
-            hide = False
-        elif name.startswith("--") and is_secret(name):
-            words.append(f"{name}=***" if equals else name)
-            hide = not equals
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            hide = is_secret(name)
+            words.append(f"{name}=***" if hide and equals else shlex.quote(f"{name}{equals}{hidden(value)}"))
         else:
-            words.append(shlex.quote(word))
+            words.append("***" if hide else shlex.quote(hidden(word)))
     return " ".join(words)
 
 
@@ -98,9 +99,9 @@ class History(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A resumed run writes again what came after its checkpoint."""
-        if state.is_world_process_zero and self.path.exists():
-            kept = [line for line in self.lines() if line[metrics.STEP] <= state.global_step]
-            self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        if state.is_world_process_zero:
+            with naming(self.path):
+                resume.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs and metrics.LOSS in logs:
@@ -109,11 +110,16 @@ class History(TrainerCallback):
     def append(self, step: int, values: dict[str, Any]) -> None:
         numbers = {name: number(value) for name, value in values.items()}
         line = {metrics.STEP: step, **{name: value for name, value in numbers.items() if value is not None}}
-        with open(self.path, "a", encoding="utf-8") as file:
+        with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        """Of each line that was written to its end; the last may have been cut by a full disk, or by the run's end."""
+        *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
+        with suppress(ValueError):
+            json.loads(rest)
+            whole.append(rest)
+        return [json.loads(line) for line in whole if line.strip()]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
@@ -157,6 +163,9 @@ class Progress(TrainerCallback):
             self.bar.update(state.global_step - self.bar.n)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -198,32 +207,49 @@ class Diagnosis(TrainerCallback):
         return new
 
 
-class StopOnInterrupt(TrainerCallback):
-    """Ctrl-C ends the run after the current step, with a checkpoint. A second Ctrl-C ends it at once.
+class Beat(TrainerCallback):
+    """Tells the watchdog of each step."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.watchdog = watchdog
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watchdog.step(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watchdog.step(state.global_step)
+
+
+class StopOnSignal(TrainerCallback):
+    """Once a signal has asked for it (signals.py), the run ends after the current step, with a checkpoint.
 
     With several processes it is enough that one gets the signal; all end after the same step.
     """
 
-    interrupted = False
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._on_signal)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self.interrupted = True
-        signal.signal(signal.SIGINT, self.before)
-        if int(os.environ.get("RANK", 0)) == 0:
-            print("\nStopping after this step, with a checkpoint; Ctrl-C again stops at once.", file=sys.stderr)
+        self.stop.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.world_size > 1:  # the signal may come to one just before this line, and to another just after
-            flag = torch.tensor(float(self.interrupted), device=args.device)
-            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            self.interrupted = bool(flag)
-        if self.interrupted:
+        if self._agreed(args):
             control.should_save = control.should_training_stop = True
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A signal that came while a checkpoint was written needs no further step."""
+        if self._agreed(args):
+            control.should_training_stop = True
+
+    def _agreed(self, args: Any) -> bool:
+        code = self.stop.code
+        if args.world_size > 1:  # the signal may come to one just before this line, and to another just after
+            largest = torch.tensor(float(code), device=args.device)
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+            code = int(largest)
+        if code:
+            self.stop.code, self.stop.heeded = code, True
+        return bool(code)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if threading.current_thread() is threading.main_thread() and not self.interrupted:
-            signal.signal(signal.SIGINT, self.before)
+        self.stop.end()

@@ -10,38 +10,59 @@ Does not override anything of TRL: trainer.py does.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import traceback
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_math.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
+
+if __name__ == "__main__":
+    Stop(at_once=True).__enter__()  # torch and the rest take seconds to import
+
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import DynamoBackend, broadcast_object_list, gather_object
+from safetensors import SafetensorError
 from transformers import GenerationConfig, PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
-from transformers.trainer_utils import get_last_checkpoint
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-from grpo_math import difficulty, metrics, planner, recipe
+from grpo_math import difficulty, hub, lock, metrics, planner, recipe, resume
 from grpo_math.batch import Batch, plan
+from grpo_math.checks.machine import existing
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight, refusal
 from grpo_math.checks.setup import Setup
 from grpo_math.config import MathGRPOConfig
 from grpo_math.data import to_dataset
 from grpo_math.difficulty import CURRICULA
-from grpo_math.errors import ConfigError, OutOfMemory, UserError, one_of
+from grpo_math.disk import failed_write
+from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
-from grpo_math.fingerprint import problems_hash
+from grpo_math.fingerprint import problem_hash, problems_hash
 from grpo_math.models import fast_dtype, load_tokenizer, model_path, weights_of
+from grpo_math.peers import Peers
 from grpo_math.planner.settings import deepspeed_config
 from grpo_math.prompts import TEMPLATES
-from grpo_math.report import changed, compare, read_results, report, terminal_changes, terminal_table
+from grpo_math.redact import without_secrets
+from grpo_math.report import (
+    ReportFiles,
+    changed,
+    compare,
+    read_results,
+    report,
+    terminal_changes,
+    terminal_table,
+)
 from grpo_math.rewards import Reward, load_reward
-from grpo_math.run_log import Diagnosis, History, Progress, StopOnInterrupt, Tell, trackers, write_config
+from grpo_math.run_log import Beat, Diagnosis, History, Progress, StopOnSignal, Tell, trackers, write_config
 from grpo_math.shipped import find
+from grpo_math.trackers import Trackers
 from grpo_math.trainer import MathGRPOTrainer
+from grpo_math.watchdog import Watchdog
 
 
 @dataclass
@@ -63,11 +84,26 @@ class TrainArguments:
     eval_n: int = field(default=0, metadata={"help": "Evaluate so many problems before and after; 0: none."})
     heldout_every: int = field(default=0, metadata={"help": "Evaluate heldout_n problems every so many steps."})
     heldout_n: int = field(default=64, metadata={"help": "Held-out problems of the evaluations during training."})
+    watchdog_minutes: float = field(
+        default=20.0,
+        metadata={
+            "help": "No step for so many minutes: every rank prints where it waits, with its stacks; nothing is ended. "
+            "0: off."
+        },
+    )
     prompts_per_step: int = field(
         default=0,
         metadata={
             "help": "Prompts of an optimizer step, over all processes. The rows at a time and the accumulation follow "
             "from it; per_device_train_batch_size is then the most rows at a time. 0: TRL's fields say it all."
+        },
+    )
+
+    resume: str = field(
+        default="auto",
+        metadata={
+            "help": "A run that output_dir holds is gone on with if its settings are these (auto), or in spite of "
+            "others (force)."
         },
     )
 
@@ -94,7 +130,8 @@ class TrainArguments:
     def __post_init__(self) -> None:
         one_of("template", self.template, tuple(TEMPLATES))
         one_of("curriculum", self.curriculum, CURRICULA)
-        for name in ("eval_n", "heldout_every", "heldout_n"):
+        one_of("resume", self.resume, resume.MODES)
+        for name in ("eval_n", "heldout_every", "heldout_n", "watchdog_minutes"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
         if self.difficulty_samples < 1:
@@ -112,6 +149,23 @@ class TrainArguments:
     def needs_pass_rates(self) -> bool:
         return self.difficulty_band is not None or self.curriculum != "none"
 
+
+# What generation_kwargs and model_init_kwargs would set behind the back of a field that is checked
+FIELDS_OF_GENERATION = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")},
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "num_return_sequences": "num_generations",
+    "n": "num_generations",
+}
+FIELDS_OF_MODEL = {
+    **{name: name for name in ("dtype", "attn_implementation", "trust_remote_code")},
+    "torch_dtype": "dtype",
+    "revision": "model_revision",
+    "quantization_config": "load_in_4bit",
+}
+# of torch.utils.checkpoint.checkpoint
+CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn", "early_stop")
 
 SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
 
@@ -149,6 +203,10 @@ class Parser(TrlParser):
         except UserError:
             raise
         except (ValueError, TypeError, OSError, KeyError, ImportError, RuntimeError) as error:  # of TRL's own classes
+            file = error.filename if isinstance(error, OSError) else None
+            if name := next((name for name in self.given if file and read.values[name] == file), None):
+                reason = f"cannot be read ({str(error).partition('] ')[2].partition(':')[0]})"
+                raise ConfigError(name, file, reason, "give the path of a JSON file, or a mapping") from None
             raise UserError(f"{' '.join(str(error).split())}: mend this setting") from None
         if train_args.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
@@ -159,30 +217,80 @@ class Parser(TrlParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, train, and turn a user's error into one line and exit code 2."""
+    """Parse, train, and say how it ended: one line where there is something to mend, and an exit code.
+
+    2: the user's to mend; 1: only the push has failed, or a bug; the others are those of signals.py.
+    """
     argv = sys.argv[1:] if argv is None else argv
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
-            finished = train(*Parser().parse(argv), argv)
-    except UserError as error:
-        if int(os.environ.get("RANK", 0)) == 0 or isinstance(error, OutOfMemory):
-            print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # before training, or a second one
-        if int(os.environ.get("RANK", 0)) == 0:
-            print("interrupted", file=sys.stderr)
-        return 130
-    return 0 if finished else 130
+    peers = Peers()
+    with Stop(too_late=peers.broken) as stop:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+                settings = Parser().parse(argv)
+                run_dir = Path(str(settings[1].output_dir))
+                peers.watch(lambda: resume.goes_on(run_dir))
+                train(*settings, argv, stop)
+                code = stop.code
+        except UserError as error:
+            code = stop.code or (1 if isinstance(error, PushError) else 2)
+            _say(f"error: {error}", everywhere=isinstance(error, OutOfMemory | WriteError))
+            if isinstance(error, RewardError):  # on every rank alike, and torch's agent ends the others with the first
+                PartialState().wait_for_everyone()
+        except KeyboardInterrupt:  # before training, or a second one
+            code = INTERRUPTED
+            _say("interrupted")
+        except Stopped:  # before training, or after it
+            code = AGAIN
+            _say("stopped: the same command starts again, and goes on from its last checkpoint")
+        except BaseException:
+            if peers.broken(seconds=1.0):
+                code = GONE  # what was raised is that another rank does not answer
+            elif stop.code:
+                traceback.print_exc()
+                code = stop.code
+            else:
+                peers.leave(1)
+                raise
+        peers.leave(code)
+    return code
 
 
-def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig, argv: list[str]) -> bool:
-    """One run, from problems to report. False if it was interrupted, with a checkpoint to go on from."""
+def _say(line: str, everywhere: bool = False) -> None:
+    if everywhere or int(os.environ.get("RANK", 0)) == 0:
+        print(line, file=sys.stderr)
+
+
+def train(
+    train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig, argv: list[str], stop: Stop
+) -> None:
+    """One run, from problems to report. Where ``stop`` is heeded it ends before that, with a checkpoint."""
     run_dir = Path(str(config.output_dir))
+    try:
+        with Watchdog(run_dir, train_args.watchdog_minutes) as watchdog:
+            _train(train_args, config, model_args, argv, run_dir, watchdog, stop)
+    except UserError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if failed := failed_write(error, run_dir):
+            raise failed from error
+        raise
+
+
+def _train(
+    train_args: TrainArguments,
+    config: MathGRPOConfig,
+    model_args: ModelConfig,
+    argv: list[str],
+    run_dir: Path,
+    watchdog: Watchdog,
+    stop: Stop,
+) -> None:
     if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
         os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
+    alike(lambda: lock.hold(run_dir, make=False))  # before anything of a run that is under way is looked at
     check(train_args, config, run_dir)
     if train_args.needs_pass_rates:
         measured_how = _measured_how(train_args, config, model_args)
@@ -191,27 +299,41 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
     read = recipe.read(argv)
     setup = Setup(read.values, read.given, config.world_size)
     ask(setup, CHECKS)
+    pushes, config.push_to_hub = config.push_to_hub, False  # transformers' own push is off: hub.py's comes once, last
+    target = run_dir / ("adapter" if model_args.use_peft else "model")
     rewards = [load_reward(name) for name in train_args.rewards]
     rows, held_out = setup.rows, setup.held_out
     setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
     ask(setup, WITH_TOKENIZER)
+    alike(lambda: lock.hold(run_dir))  # a run that is refused leaves nothing behind
+    ask(setup, ["output_dir"])  # once more: another run may have come and gone since
+    if go_on(setup, config, run_dir):
+        if config.process_index == 0:
+            print(f"The run in {run_dir} is finished; name a new output_dir for another.", file=sys.stderr)
+            conclude(config, target, pushes)
+        return
     trainer = trainer_of(config, model_args, setup, rewards)
-    history, stop = History(run_dir), StopOnInterrupt()
+    history, progress = History(run_dir), Progress()
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    settings = {**asdict(train_args), **asdict(model_args), **config.to_dict()}
+    settings = {**asdict(train_args), **asdict(model_args), **config.to_dict(), "push_to_hub": pushes}
     tell = trackers(trainer)
-    for callback in (history, Progress(), stop, Diagnosis(history, settings, tell=tell)):
+    for callback in (history, progress, Beat(watchdog), Diagnosis(history, settings, tell=tell)):
         trainer.add_callback(callback)
     main_process = trainer.accelerator.is_main_process
     if main_process:
         kind = config.device.type
         print(_batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
         run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / resume.FINISHED).unlink(missing_ok=True)  # first: the settings may be those of a longer run
         state = trainer.accelerator.state
-        write_config(
-            run_dir / "config.yaml", settings, ["grpo_math.train", *argv], state.distributed_type, state.num_processes
-        )
+        launch = (state.distributed_type, state.num_processes)
+        stated = resume.stated(read.values, read.given)
+        write_config(run_dir / "config.yaml", {**settings, "stated": stated}, ["grpo_math.train", *argv], *launch)
+        hashes = "".join(problem_hash(row) + "\n" for row in rows)
+        resume.replace_text(run_dir / resume.PROBLEMS, hashes)
+        told = Trackers(config.report_to, run_dir, settings)
+        trainer.add_callback(told)
 
     if train_args.needs_pass_rates:
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
@@ -237,28 +359,95 @@ def train(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelC
         results = score(held_out[: train_args.eval_n], True)
         if main_process:
             write_json(before, results)
+    trainer.add_callback(StopOnSignal(stop))  # the last: what other callbacks do in a step is part of it
     try:
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}{_advice(settings, config.world_size)}") from None
-    if stop.interrupted:
+    finally:
+        progress.close()  # the line of an error is then one of its own
+    if stop.heeded:
         if main_process:
-            print(
-                f"Interrupted after step {trainer.state.global_step} of {trainer.state.max_steps}; the run goes on "
-                "with the same command and --resume_from_checkpoint true.",
-                file=sys.stderr,
-            )
+            what = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
+            steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
+            print(f"{what} after {steps}; {resume.goes_on(run_dir)}.", file=sys.stderr)
         trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
-        return False
-    target = run_dir / ("adapter" if model_args.use_peft else "model")
-    trainer.save_model(str(target))
+        return
+    with resume.written_aside(target, trainer.accelerator) as folder:
+        if main_process:
+            shutil.rmtree(target, ignore_errors=True)  # of a run that was made longer
+        trainer.save_model(str(folder))
     if train_args.eval_n:
         results = score(held_out[: train_args.eval_n], True)
         if main_process:
             write_json(after, {**results, "adapter": str(target) if model_args.use_peft else None})
     if main_process:
-        print_verdict(run_dir, target)
-    return True
+        write_json(run_dir / resume.FINISHED, {"step": trainer.state.global_step, "weights": target.name})
+        conclude(config, target, pushes, told)
+
+
+def conclude(config: MathGRPOConfig, target: Path, pushes: bool, told: Trackers | None = None) -> None:
+    """The report of a run that is whole, also for its trackers, and its push to the Hub."""
+    run_dir = Path(str(config.output_dir))
+    files = print_verdict(run_dir, target)
+    if told is not None:
+        told.end(files.plots, files.findings)
+    if pushes:
+        pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
+        print(f"pushed   {pushed['url']}")
+
+
+def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
+    """Decide what the run goes on from: ``config.resume_from_checkpoint`` becomes a folder, or None for the start.
+
+    True if there is nothing left to do: the folder holds the finished run of these settings. Raises `UserError`, on
+    every process alike, for the run of other settings, problems or processes, and for a damaged checkpoint.
+    """
+    decided: list[Any] = [None, None, False]
+    if config.process_index == 0:
+        try:
+            decided = [None, *_decide(setup, config, run_dir)]
+        except UserError as error:
+            decided = [str(error), None, False]
+    broadcast_object_list(decided)
+    refused, config.resume_from_checkpoint, finished = decided
+    if refused:
+        raise UserError(refused)
+    return finished
+
+
+def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | None, bool]:
+    """(the checkpoint to go on from, whether the run is finished), with a line on stderr about each that is damaged."""
+    asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
+    named, held_in = resume.source(run_dir, asked)
+    held = resume.config_of(held_in)
+    if held is not None:
+        lines = resume.changed_problems(held_in, setup.rows)
+        if (before := held.get("num_processes", config.world_size)) != config.world_size:
+            lines.append(f"num_processes: {before} -> {config.world_size}")
+        of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
+        if of_checkpoints != (now := _of_checkpoints(config)):  # each reads its own kind alone
+            lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
+        resume.refuse_changed(held_in, lines, mode)
+        if named is None and mode == "auto" and (run_dir / resume.FINISHED).exists():
+            return None, True
+    if named:
+        if (named / resume.SUMS).exists() and (reason := resume.damage(named)):
+            raise ConfigError("resume_from_checkpoint", asked, f"is damaged ({reason})", "give another checkpoint")
+        checkpoint: Path | None = named
+    else:
+        checkpoint, damaged = resume.newest_whole(run_dir)
+        for line in damaged:
+            print(f"warning: {line}: going on from {checkpoint}", file=sys.stderr)
+        if checkpoint is None and asked:
+            raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
+    step = resume.step_of(checkpoint) if checkpoint else 0
+    resume.set_aside_after(run_dir, step)
+    resume.keep_lines(run_dir / "ungradable.jsonl", lambda line: line[metrics.STEP] < step)
+    shutil.rmtree(run_dir / resume.WRITING, ignore_errors=True)
+    if checkpoint:
+        print(f"Going on from {checkpoint}.", file=sys.stderr)
+    return str(checkpoint) if checkpoint else None, False
 
 
 def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, rewards: list[Reward]) -> MathGRPOTrainer:
@@ -274,7 +463,7 @@ def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, re
         **own,
     }
     with weights_of(path, own):
-        return MathGRPOTrainer(
+        trainer = MathGRPOTrainer(
             model=path,
             reward_funcs=rewards,
             args=config,
@@ -283,11 +472,14 @@ def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, re
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
         )
+    config.model_init_kwargs = without_secrets(config.model_init_kwargs)  # transformers tells trackers its arguments
+    return trainer
 
 
 def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> None:
     """What cannot work, before data and weights are read."""
-    if config.trust_remote_code:
+    own: Any = config.model_init_kwargs or {}
+    if config.trust_remote_code or own.get("trust_remote_code"):
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
     if config.eval_strategy != "no":
         raise ConfigError(
@@ -295,24 +487,39 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         )
     needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
     needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
-    sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
-    sharded = sharded or config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if needs_whole and sharded:
+    whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
+    if needs_whole and (not whole or "FSDP" in _of_checkpoints(config)):
         name = needs_whole[0]
         why = "needs the whole model on each process"
         raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
-    if str(config.resume_from_checkpoint).lower() == "true":
-        config.resume_from_checkpoint = get_last_checkpoint(str(run_dir)) if run_dir.is_dir() else None
-        if config.resume_from_checkpoint is None:
-            raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
+    if str(config.resume_from_checkpoint).lower() == "true" and not resume.checkpoints(run_dir):
+        raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
     for name in ("load_best_model_at_end", "save_strategy"):
         value = getattr(getattr(config, name), "value", getattr(config, name))
         if value in (True, "best"):
             raise ConfigError(name, value, "needs transformers' evaluations, and there are none", "leave it out")
+    if config.enable_jit_checkpoint:
+        why = "would take SIGTERM for itself"
+        raise ConfigError("enable_jit_checkpoint", True, why, "leave it out: the step is finished and saved anyway")
     if config.remove_unused_columns:
         why = "would take the gold answers away from the rewards"
         raise ConfigError("remove_unused_columns", True, why, "leave it out")
+    if getattr(config.logging_strategy, "value", config.logging_strategy) == "no":
+        why = "would leave the run without its history"
+        raise ConfigError("logging_strategy", "no", why, "leave it out, or set logging_steps")
+    if config.ignore_data_skip:
+        why = "would go on with other problems than the run has left off at"
+        raise ConfigError("ignore_data_skip", True, why, "leave it out")
+    for name in config.model_init_kwargs or {}:
+        if own := FIELDS_OF_MODEL.get(name):
+            raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {own}")
+    if train_args.difficulty_file:
+        there = existing(Path(train_args.difficulty_file).parent)
+        if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir() or str(there).startswith(("/proc", "/sys")):
+            reason = f"cannot be written: {there} is read-only, or no folder"
+            raise ConfigError("difficulty_file", train_args.difficulty_file, reason, "name another file")
     _check_generation(config)
+    _check_compute(config)
     try:
         MathGRPOTrainer.get_optimizer_cls_and_kwargs(config)
     except (ImportError, ValueError) as error:
@@ -329,6 +536,24 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
 
 
+def _of_checkpoints(config: MathGRPOConfig) -> set[str]:
+    """Who writes the optimizer's state in a way of its own: DEEPSPEED, FSDP, or nobody."""
+    fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    return {"DEEPSPEED"} if config.deepspeed_plugin is not None else {"FSDP"} if fsdp else set()
+
+
+def _check_compute(config: MathGRPOConfig) -> None:
+    """What torch would refuse in the first forward pass."""
+    backends = [backend.value.lower() for backend in DynamoBackend]
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    for name, known in (("torch_compile_backend", backends), ("torch_compile_mode", modes)):
+        if value := getattr(config, name):
+            one_of(name, value, tuple(known))
+    arguments: Any = config.gradient_checkpointing_kwargs or {}
+    for name in arguments:
+        one_of("gradient_checkpointing_kwargs", name, CHECKPOINT_ARGUMENTS)
+
+
 def _check_generation(config: MathGRPOConfig) -> None:
     """Names and numbers of ``generation_kwargs``, which transformers would pass over or find in the first rollout."""
     stated: Any = config.generation_kwargs or {}
@@ -343,18 +568,51 @@ def _check_generation(config: MathGRPOConfig) -> None:
         except (ValueError, TypeError) as error:
             reason = f"is refused ({' '.join(str(error).split())})"
             raise ConfigError("generation_kwargs", stated, reason, "see transformers' GenerationConfig") from None
+    for name, value in stated.items():
+        if own := FIELDS_OF_GENERATION.get(name):
+            reason = "would sample in another way than the loss takes it for"
+            raise ConfigError("generation_kwargs", {name: value}, reason, f"set {own}")
+    if not config.use_vllm:
+        _check_what_trl_hands_on(stated)
+
+
+def _check_what_trl_hands_on(stated: Mapping[str, Any]) -> None:
+    """What transformers' ``generate`` would take, but not from TRL, or not for groups."""
+    ids = stated.get("eos_token_id")
+    if not isinstance(ids, int | None) and not (isinstance(ids, list) and all(isinstance(n, int) for n in ids)):
+        raise ConfigError(
+            "generation_kwargs", {"eos_token_id": ids}, "is no token id", "give a number, or a list of them"
+        )
+    if stated.get("stop_strings"):
+        reason = "needs the tokenizer, which TRL does not hand to generate"
+        raise ConfigError("generation_kwargs", {"stop_strings": stated["stop_strings"]}, reason, "use vLLM's stop")
+    for name, bad in (("do_sample", stated.get("do_sample") is False), ("num_beams", stated.get("num_beams", 1) != 1)):
+        if bad:
+            reason = "would not sample: the completions of a group would be alike"
+            raise ConfigError("generation_kwargs", {name: stated[name]}, reason, "leave it out")
 
 
 def ask(setup: Setup, checks: Collection[str]) -> None:
     """What `grpo-math doctor` finds: warnings are printed once; an error ends the run, on every process alike."""
-    refused: list[str | None] = [None]
-    if PartialState().is_main_process:
+
+    def look() -> None:
         for finding in preflight(setup, checks):
             if finding.level == "error":
-                refused = [str(refusal(finding))]
-                break
+                raise refusal(finding)
             if finding.level == "warning":
                 print(finding.line(), file=sys.stderr)
+
+    alike(look)
+
+
+def alike(call: Callable[[], None]) -> None:
+    """What the main process alone does, whose `UserError` ends every process."""
+    refused: list[str | None] = [None]
+    if PartialState().is_main_process:
+        try:
+            call()
+        except UserError as error:
+            refused = [str(error)]
     broadcast_object_list(refused)
     if refused[0]:
         raise UserError(refused[0])
@@ -460,7 +718,7 @@ class HeldOut(TrainerCallback):
             self.tell(args, state, control, values)
 
 
-def print_verdict(run_dir: Path, target: Path) -> None:
+def print_verdict(run_dir: Path, target: Path) -> ReportFiles:
     """The report, and on the terminal what it comes to."""
     files = report(run_dir)
     if (run_dir / "before.json").exists() and (run_dir / "after.json").exists():
@@ -471,6 +729,7 @@ def print_verdict(run_dir: Path, target: Path) -> None:
         if finding.level != "info":
             print(finding.line())
     print(f"report   {files.html}\n{target.name:<8} {target}")
+    return files
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ This is the only file that overrides private methods of TRL; `tests/test_trl_con
 it differs from TRL:
 
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
+- a reward function that raises is called once more, and one that fails ends the run on every rank, with a checkpoint
+  (`rewards.py`);
 - advantages are those of `advantages.py` (TRL's own with ``baseline=group_mean, advantage_eps=1e-4``);
 - ``surrogate=reinforce`` drops the old log-probs, and ``kl_estimator=k1`` or ``k2`` takes the place of TRL's k3
   (`losses.py`); ``policy_loss``, which TRL logs beside an entropy bonus, is then without the KL term;
@@ -12,7 +14,8 @@ it differs from TRL:
   completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
   TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
 - ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
-- ``reference_refresh_steps`` makes the reference the policy, and checkpoints hold it (`reference.py`);
+- ``reference_refresh_steps`` makes the reference the policy (`reference.py`);
+- checkpoints are written aside and renamed, and a run goes on from one as if it had not stopped (`resume.py`);
 - ``max_seq_length_train`` bounds what is trained on, not what is sampled and graded;
 - before the first step the largest micro-batch is tried (`longest.py`), and activations can go to main memory;
 - a step whose gradient is not finite moves no weight (`nonfinite.py`);
@@ -38,15 +41,18 @@ import torch
 from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from torch import Tensor
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import get_act_offloading_ctx_manager
+from trl.trainer.utils import RepeatSampler
 
-from grpo_math import attention, metrics
+from grpo_math import attention, metrics, resume
 from grpo_math.advantages import advantages
 from grpo_math.arrange import arrange, over_steps, packed_tokens
 from grpo_math.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.decoding import lean_generation
-from grpo_math.errors import ConfigError, OutOfMemory, UserError
+from grpo_math.errors import ConfigError, OutOfMemory, RewardError, UserError
 from grpo_math.grading import Verdict, grade_batch, offending
 from grpo_math.longest import longest_rows
 from grpo_math.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
@@ -55,7 +61,7 @@ from grpo_math.packing import layout, pack, unpack
 from grpo_math.planner.memory import fill
 from grpo_math.reference import Reference, refuse_lost_reference
 from grpo_math.resample import Reserve, dull_groups, replacing
-from grpo_math.rewards import REWARDS, checked, text_of
+from grpo_math.rewards import REWARDS, Mishaps, checked, text_of
 from grpo_math.rows import (
     Rows,
     filled,
@@ -74,7 +80,6 @@ from grpo_math.vllm_sync import ServerAway, adapter_sync
 logger = get_logger(__name__)
 
 WORTH_PACKING = 0.97  # a packed row with more of the padded tokens than this is scored as TRL does
-RESERVE_FILE = "reserve.json"  # in a checkpoint: how far dynamic sampling has come
 Part = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 
 
@@ -95,14 +100,20 @@ class MathGRPOTrainer(GRPOTrainer):
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
         self._math = {name: getattr(args, name, value) for name, value in TRL_EQUAL.items()}
         self._grades: list[Any] | None = None
+        self._mishaps, self._retries = Mishaps(), 0  # of this rank in these rewards; of all ranks in this rollout
         self._running: dict[str, Any] | None = None  # the parts of the training step that is under way
         self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
         self._logps: Tensor | None = None  # what was scored last
         self._rollout_tokens: list[int] = []  # of the rollouts since the last line of the log
         self._tokens_per_step = 0.0
         self._nonfinite = NonFiniteSteps(self._math["max_nonfinite_steps"])
+        self._aside: Path | None = None  # where a checkpoint is being written
+        self._held: dict[str, Any] | None = None  # of the checkpoint that this run goes on from
+        self._last_step: dict[str, Any] | None = None  # the moment after it, for a run that fails in the next one
+        self._sampler: Any = None
+        self._halved_to: int | None = None  # the token budget, where memory ran out
         with adapter_sync(self._math["vllm_sync"], args):
-            super().__init__(model, _resolve(reward_funcs), args, *rest, **kwargs)
+            super().__init__(model, _resolve(reward_funcs, self._mishaps), args, *rest, **kwargs)
         self._packs = self._math["pack_updates"] and self._set_up_packing()
         self._offload: Any = nullcontext()
         if self._math["activation_offloading"]:
@@ -191,10 +202,17 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _saved_before(self, error: Exception) -> str:
         """A checkpoint of the steps that are done, for a run that cannot go on; the error with where it is."""
+        self._save_last_step()
         if not self.state.global_step:
             return str(error)
-        self._save_checkpoint(self.model, trial=None)
-        return f"{error} (checkpoint-{self.state.global_step} is saved: go on with --resume_from_checkpoint true)"
+        return f"{error} (checkpoint-{self.state.global_step} is saved: the same command goes on from it)"
+
+    def _save_last_step(self) -> None:
+        """A checkpoint as it would have been before the step that is under way, which has drawn random numbers."""
+        if self._last_step is not None:  # else none was done since the run started, or went on from a checkpoint
+            resume.put_back(self, self._last_step)
+            self._save_checkpoint(self.model, trial=None)
+        self.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
 
     # Verdicts, rewards, advantages
 
@@ -206,8 +224,18 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._grades is not None:
             inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._end_alike()
         self._metrics[self._mode][metrics.SECONDS_GRADE].append(time.perf_counter() - started)
         return self._rewards_per_func
+
+    def _end_alike(self) -> None:
+        """A reward function that failed on one rank ends the run on every rank, after the gather that all wait in."""
+        own = self._mishaps.error
+        of_ranks = gather_object([(self._mishaps.retries, own and str(own))])
+        self._retries += sum(retries for retries, _ in of_ranks)
+        self._mishaps.retries, self._mishaps.error = 0, None
+        if failed := next((line for _, line in of_ranks if line), None):
+            raise RewardError(self._saved_before(RewardError(failed))) from own
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
         """The grades of this rank's completions; None where the rows have no gold answer."""
@@ -250,6 +278,8 @@ class MathGRPOTrainer(GRPOTrainer):
         else:
             every = self.accelerator.gather(output["advantages"])
         self._log_rewards(rewards, every)
+        self._metrics[self._mode][metrics.REWARD_RETRIES].append(self._retries)
+        self._retries = 0
         others = self._in_phases() - before
         self._metrics[self._mode][metrics.SECONDS_SCORE].append(time.perf_counter() - started - others)
         return output
@@ -432,7 +462,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 f"out of memory in an update of one completion, {largest} tokens with its prompt: turn "
                 f"gradient_checkpointing on, or lower max_completion_length or max_seq_length_train ({reason})"
             )
-        self._math["update_token_budget"] = several // 2
+        self._math["update_token_budget"] = self._halved_to = several // 2
         logger.warning(f"Out of memory in an update of {several} tokens: update_token_budget is now {several // 2}.")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -504,8 +534,9 @@ class MathGRPOTrainer(GRPOTrainer):
             for parameter in model.parameters():
                 parameter.grad = None
         if self._nonfinite.too_many:
-            self._save_checkpoint(model, trial=None)
-            raise self._nonfinite.error(self.state.global_step)
+            error = self._nonfinite.error(self.state.global_step)
+            self._save_last_step()
+            raise error
         return norm
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -748,16 +779,48 @@ class MathGRPOTrainer(GRPOTrainer):
 
     # Checkpoints
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Transformers', which would train one more step than ``max_steps`` after a checkpoint of the last one."""
+        self._take_up(kwargs["steps_trained_in_current_epoch"])
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         with self._reference.left_out() if self._reference is not None else nullcontext():
             super()._save(output_dir, state_dict)
+        if self.args.should_save:  # a pickle that nothing reads, with whatever token stands among the arguments
+            Path(str(output_dir or self.args.output_dir), TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _take_up(self, position: int = 0) -> None:
+        if self._held is not None:
+            resume.go_on(self, self._held, position)
+            self._held = None
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._last_step = resume.moment(self)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        run_dir, args = Path(super()._get_output_dir(trial)), self.args
+        with resume.written_aside(run_dir / f"checkpoint-{self.state.global_step}", self.accelerator) as folder:
+            self._aside = folder.parent
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._aside = None
+        if args.should_save:  # by number, and not by time as transformers: clocks jump
+            rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, use_mtime=False)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._aside or super()._get_output_dir(trial))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self._reference is not None:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
-        if self._reserve is not None and self.args.should_save:
-            (Path(output_dir) / RESERVE_FILE).write_text(json.dumps({"position": self._reserve.position}))
+        torch.save(resume.state_of(self), Path(output_dir) / resume.STATE.format(self.accelerator.process_index))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -767,9 +830,18 @@ class MathGRPOTrainer(GRPOTrainer):
             self._reference.load(Path(checkpoint))
         elif self.beta != 0.0:
             refuse_lost_reference(Path(checkpoint))
-        held = Path(checkpoint) / RESERVE_FILE
-        if self._reserve is not None and held.exists():
-            self._reserve.position = json.loads(held.read_text())["position"]
+        held = Path(checkpoint) / resume.STATE.format(self.accelerator.process_index)
+        if held.exists():
+            device = self.accelerator.device  # torch.load knows no cpu:0, which DeepSpeed says
+            device = torch.device("cpu") if device.type == "cpu" else device
+            self._held = torch.load(held, map_location=device, weights_only=True)
+        if isinstance(self._sampler, RepeatSampler) and self._sampler.shuffle:
+            for _ in range(int(self.state.epoch or 0)):  # the orders of the epochs that are done
+                torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
 
     # Logging
 
@@ -778,6 +850,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return "train" if self.model is not None and self.model.training else "eval"
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self._take_up()  # where no epoch is left to run
         if self._mode == "train" and self._metrics["train"].get(metrics.SECONDS_STEP):
             self._log_step()
         super().log(logs, start_time)
@@ -804,11 +877,11 @@ class MathGRPOTrainer(GRPOTrainer):
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def _resolve(reward_funcs: Any) -> Any:
+def _resolve(reward_funcs: Any, mishaps: Mishaps) -> Any:
     """Keys of `REWARDS` become their functions, and plain functions are checked; anything else is TRL's to read."""
     if isinstance(reward_funcs, list):
-        return [_resolve(func) for func in reward_funcs]
+        return [_resolve(func, mishaps) for func in reward_funcs]
     if isinstance(reward_funcs, str):
         reward_funcs = REWARDS.get(reward_funcs, reward_funcs)
     is_model = isinstance(reward_funcs, torch.nn.Module)
-    return checked(reward_funcs) if callable(reward_funcs) and not is_model else reward_funcs
+    return checked(reward_funcs, mishaps) if callable(reward_funcs) and not is_model else reward_funcs

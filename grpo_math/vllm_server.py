@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.redact import NoRedirects, is_address
 
 SUPPORTED = ((0, 22), (0, 31))  # the first and the last minor version that TRL 1.16 works with
 SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
@@ -78,7 +78,7 @@ def command(
     Raises `ConfigError` for a host that others can reach while VLLM_API_KEY is not set, and for a rank that vLLM does
     not take.
     """
-    if host not in LOCAL and not os.environ.get("VLLM_API_KEY"):
+    if host not in LOCAL and not _key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
     line = [executable, "serve", model, "--host", host, "--port", str(port), "--dtype", dtype, "--seed", str(seed)]
@@ -126,9 +126,18 @@ def environment() -> dict[str, str]:
     >>> environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]
     'True'
     """
-    key = os.environ.get("VLLM_API_KEY")
+    key = _key()
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
     return {**variables, "VLLM_API_KEY": key} if key else variables
+
+
+def _key() -> str | None:
+    """Without the line end that a key read from a file may have. `ConfigError` for one that no header can carry, which
+    Python's own error would show."""
+    key = os.environ.get("VLLM_API_KEY", "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError("VLLM_API_KEY", "***", "holds more than printable ASCII", "set it again")
+    return key or None
 
 
 class Server:
@@ -141,13 +150,14 @@ class Server:
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, *, patience: float = 4.0) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError("vllm_server_base_url", url, "is no address", "give one such as http://127.0.0.1:8000")
+        if not is_address(url):
+            shown = "***" if "@" in url else url
+            reason = "is no address, or holds a user or password" if "@" in url else "is no address"
+            raise ConfigError("vllm_server_base_url", shown, reason, "give one such as http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self.timeout, self.patience = timeout, patience
-        self._api_key = api_key or os.environ.get("VLLM_API_KEY")
-        self._open = build_opener(ProxyHandler({})).open
+        self._api_key = api_key or _key()
+        self._open = build_opener(ProxyHandler({}), NoRedirects).open
 
     def __repr__(self) -> str:
         return f"Server({self.url!r})"

@@ -47,6 +47,7 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.adapters import ADAPTER, adapter_tensors, logps, refuse_unserved, save_adapter, scaled
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.rollout import batch_seed
 from grpo_math.vllm_server import LOCAL, Sampled, Server, ServerError, served_rank
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 RESTARTS = 3  # so often one request outlives its server
 CANARY_TOKENS = 16
 LARGEST_SCALE = 2.0**24
+AT_ONCE = 256  # requests to one server
 
 
 class ServerAway(UserError):
@@ -98,6 +100,7 @@ class AdapterGeneration(VLLMGeneration):
         self.canaries = 0  # 1: agreed; 2: agreed with an adapter that had moved, and nothing is left to show
         self.unchecked = False
         self.float32 = False  # on either side
+        self.seed, self.rollouts = args.seed, 0  # how many were sampled by servers: the seeds follow from both
         super().__init__(**kwargs)
 
     @property
@@ -147,6 +150,7 @@ class AdapterGeneration(VLLMGeneration):
             self._check_canary(everyones)
         with profiler or nullcontext():
             sampled = self._on_main(partial(self._sample, everyones[::num_generations], num_generations))
+        self.rollouts += 1
         first = self.accelerator.process_index * len(prompts)
         token_ids, logprobs = (values[first : first + len(prompts)] for values in sampled)
         return (
@@ -185,11 +189,16 @@ class AdapterGeneration(VLLMGeneration):
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}
 
     def _sample(self, prompts: list[list[int]], n: int) -> Sampled:
-        """Each server takes every k-th prompt; in the order of prompts."""
+        """Each server takes every k-th prompt; in the order of prompts.
+
+        A prompt is a request of its own, since vLLM gives all prompts of a request its one seed. The seeds follow from
+        the run's seed, so that neither another server nor a restart in between changes what is sampled.
+        """
         extra = dict(self.generation_kwargs)
         if self.structured_outputs_regex is not None:
             extra["structured_outputs"] = {"regex": self.structured_outputs_regex}
         settings: Any = {
+            "n": n,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
@@ -198,16 +207,27 @@ class AdapterGeneration(VLLMGeneration):
             "max_tokens": self.max_completion_length,
             "extra": extra,
         }
-        k = len(self.servers)
+        k, own = len(self.servers), batch_seed(self.seed, self.rollouts)
+        requests = [(prompt, batch_seed(own, number)) for number, prompt in enumerate(prompts)]
 
-        def share(i: int) -> Sampled:
-            ask = partial(self.servers[i].generate, prompts[i::k], n=n, **settings)
-            return self._outliving_restarts(self.servers[i], partial(ask, model=self.name))
+        def share(i: int) -> list[Sampled]:
+            server = self.servers[i]
+
+            def ask(request: tuple[list[int], int]) -> Sampled:
+                return server.generate([request[0]], model=self.name, seed=request[1], **settings)
+
+            def asked() -> list[Sampled]:
+                with ThreadPoolExecutor(AT_ONCE) as requesting:
+                    return list(requesting.map(ask, requests[i::k]))
+
+            return self._outliving_restarts(server, asked)
 
         with ThreadPoolExecutor(k) as pool:
             shares = list(pool.map(share, range(k)))
-        rows = [(i // k * n + j, shares[i % k]) for i in range(len(prompts)) for j in range(n)]
-        return Sampled([of.token_ids[at] for at, of in rows], [(of.logprobs or [])[at] for at, of in rows])
+        found = [shares[i % k][i // k] for i in range(len(prompts))]
+        return Sampled(
+            [ids for one in found for ids in one.token_ids], [row for one in found for row in one.logprobs or []]
+        )
 
     def _outliving_restarts(self, server: Server, call: Callable[[], Any]) -> Any:
         """What ``call`` returns; where the server was lost, again once it is back and has the adapter."""

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Trains a recipe under an accelerate config, in the environment that is active.
+# Trains a recipe under an accelerate config, in the environment that is active: accelerate launch, but that signals
+# reach training, and that its exit code comes back (75: start the same again).
 #   ./launch/train.sh RECIPE.yaml ACCELERATE.yaml [options of accelerate launch --] [settings of the recipe]
 #   ./launch/train.sh launch/configs/gsm8k_8gb.yaml accelerate_configs/zero2_offload.yaml --num_processes 2 -- --seed 1
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -ge 2 ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
 recipe=$1 config=$2
 shift 2
 
@@ -16,4 +17,4 @@ for word in "$@"; do
         break
     fi
 done
-exec accelerate launch --config_file "$config" "${options[@]}" -m grpo_math.train --config "$recipe" "$@"
+exec python -m grpo_math.ranks --config_file "$config" "${options[@]}" -m grpo_math.train --config "$recipe" "$@"

@@ -16,9 +16,11 @@ import pytest
 
 collect_ignore = ["processes"]  # programs that tests start
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, and so would what they start.
+# A shell that runs the tests in the background has them ignore Ctrl-C, nohup a hangup, and so would what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -87,8 +87,9 @@ class SmallVLLM:
         if path == "/v1/models":
             return 200, json.dumps({"data": [{"id": name} for name in ["base", *self.adapters]]})
         if path == "/v1/load_lora_adapter":
-            base = AutoModelForCausalLM.from_pretrained(self.model)
-            self.adapters[body["lora_name"]] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+            with torch.random.fork_rng():  # a real server draws from no generator of the trainer's
+                base = AutoModelForCausalLM.from_pretrained(self.model)
+                self.adapters[body["lora_name"]] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
             return 200, "Success"
         if path == "/v1/unload_lora_adapter":
             known = self.adapters.pop(body["lora_name"], None)
@@ -103,7 +104,9 @@ class SmallVLLM:
     def complete(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         model, choices = self.adapters[body["model"]], []
         for prompt in body["prompt"]:
-            for _ in range(body["n"]):
+            for sample in range(body["n"]):
+                if "seed" in body:
+                    self.generator.manual_seed(body["seed"] + sample)
                 ids, logprobs = list(prompt), []
                 for _ in range(body["max_tokens"]):
                     row = model(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)

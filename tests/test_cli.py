@@ -79,6 +79,7 @@ BAD = {
         "--n would be ignored by --compare",
     ),
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
+    "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a folder"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "a setting that is none": (["train", "--output_dir", "x", "--learning_rat", "1"], "did you mean --learning_rate"),
     "a value that is no number": (
@@ -134,7 +135,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, capsys, monkeypat
 
 def test_help_of_every_command_is_there():
     listed = run("--help").stdout
-    for command in ("demo", "train", "doctor", "evaluate", "grade", "report", "bench"):
+    for command in ("demo", "train", "doctor", "evaluate", "grade", "report", "push", "bench"):
         assert command in listed
         assert run(command, "--help").returncode == 0
 
@@ -144,11 +145,12 @@ def test_the_shipped_recipe_is_found_from_any_folder(tmp_path, monkeypatch):
     assert recipe("demo_cpu.yaml").exists()
 
 
-def test_a_second_run_in_one_directory_is_refused(tmp_path, capsys):
+def test_another_run_in_one_directory_is_refused(tmp_path, capsys):
     (tmp_path / "history.jsonl").write_text('{"step": 1, "loss": 0.0}\n')
+    (tmp_path / "config.yaml").write_text("stated: {seed: 7}\n")
     arguments = ["train", "--config", str(recipe("demo_cpu.yaml")), "--output_dir", str(tmp_path)]
     assert main(arguments) == 2
-    assert "holds another run" in capsys.readouterr().err
+    assert "holds a run whose checkpoints do not fit these settings" in capsys.readouterr().err
 
 
 def test_a_resume_without_a_checkpoint_is_refused(tmp_path, capsys):

@@ -9,8 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
-from grpo_math.checks.diagnosis import CHECKS
+from grpo_math.checks import table
 from grpo_math.config import TRL_EQUAL
 from grpo_math.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
@@ -31,7 +32,7 @@ def test_the_tree_names_every_module_and_no_other():
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "train", "serve", "doctor", "evaluate", "grade", "report", "plan", "bench"]
+    "command", ["demo", "train", "serve", "doctor", "evaluate", "grade", "report", "push", "plan", "bench"]
 )
 def test_every_command_is_shown(command):
     assert f"grpo-math {command}" in README
@@ -47,11 +48,19 @@ def test_every_reward_and_template_is_named(name):
     assert f"`{name}`" in README
 
 
-def test_the_troubleshooting_table_says_what_the_checks_say():
-    rows = [f"| `{name}` | {c.symptom} | {c.cause} | {c.remedy} |" for name, c in CHECKS.items()]
-    table = re.search(r"\| finding \|.*\n\|---.*\n((?:\|.*\n)+)", README)
-    assert table, "the README has no troubleshooting table"
-    assert table[1].splitlines() == rows
+def test_the_troubleshooting_tables_are_what_the_command_prints():
+    for part in (table.before(), table.during()):
+        assert f"\n\n{table.markdown(part)}\n\n" in README, "run grpo-math doctor --table"
+
+
+def test_what_doctor_is_said_to_say_it_says():
+    """tests/test_doctor.py holds that it gives these lines for these settings."""
+    cases = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text(encoding="utf-8"))
+    lines = [re.fullmatch(r"\w+: (.*)\. Remedy: (.*) \((\w+)\)", case["says"]) for case in cases]
+    rows = re.search(r"\| doctor says \|.*\n\| ---.*\n((?:\|.*\n)+)", README)
+    assert rows, "the README has no such table"
+    for row in rows[1].splitlines():
+        assert any(row == f"| `{line[1]}` | {line[2]} | `{line[3]}` |" for line in lines if line), row
 
 
 def test_the_table_of_what_fits_8_gb_is_what_the_plan_says():
@@ -61,9 +70,9 @@ def test_the_table_of_what_fits_8_gb_is_what_the_plan_says():
 
 
 def test_the_table_of_layouts_is_what_the_command_prints():
-    from grpo_math.planner import table
+    from grpo_math.planner import table as layouts
 
-    assert f"\n\n{table()}\n\n" in README, "run grpo-math plan --table"
+    assert f"\n\n{layouts()}\n\n" in README, "run grpo-math plan --table"
 
 
 def test_every_script_that_is_named_can_be_run():

@@ -35,9 +35,13 @@ def one(completions, **columns):
 def nan(completions, **columns):
     return [float("nan")] * len(completions)
 
+def exits(completions, **columns):
+    raise SystemExit(3)
+
 def upside_down(completions, grade, **columns):
     return [float(g.verdict != "correct") for g in grade]
 """
+NO_WEIGHTS = "\2\0\0\0\0\0\0\0{}"  # of safetensors: the length of a header, and an empty one
 FILES = {
     "file": "x",
     "folder/x": "",
@@ -45,11 +49,19 @@ FILES = {
     "bad.json": "{",
     "no_gold.jsonl": '{"problem": "1 + 1"}\n',
     "half_golds.jsonl": "".join(f'{{"problem": "p{i}", "answer": "\\\\frac{{{i}}}{{"}}\n' for i in range(20)),
+    "rows.jsonl": "".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(20)),
+    "list.json": "[]",
+    "sharded_model/config.json": '{"model_type": "llama"}',
+    "sharded_model/model.safetensors.index.json": '{"weight_map": {"x": "model-00001-of-00002.safetensors"}}',
+    "bert_model/config.json": '{"model_type": "bert", "architectures": ["BertModel"]}',
+    "bert_model/model.safetensors": NO_WEIGHTS,
     "empty_model/x": "",
     "broken_model/config.json": "{",
     "bare_model/config.json": '{"model_type": "llama"}',
     "odd_model/config.json": '{"model_type": "nosuch"}',
-    "odd_model/model.safetensors": "",
+    "odd_model/model.safetensors": NO_WEIGHTS,
+    "cut_model/config.json": '{"model_type": "llama"}',
+    "cut_model/model.safetensors": "version https://git-lfs.github.com/spec/v1\n",
     "earlier/history.jsonl": "{}\n",
     "odd_rewards.py": REWARDS,
     "odd_syntax.py": "def f(:\n",

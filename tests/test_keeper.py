@@ -133,13 +133,13 @@ def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypa
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     ranks = [str(tmp_path / f"rank{i}") for i in (0, 1)]
-    kept = Kept([sys.executable, "-c", agent, *ranks], interruptible="ranked")
+    kept = Kept([sys.executable, "-c", agent, *ranks], module="ranked")
     until(lambda: all(Path(rank).exists() for rank in ranks))
-    kept.interrupt()
+    kept.send(signal.SIGINT)
     assert kept.wait() == 0, "the agent was not interrupted, and the ranks ended well"
     assert all(Path(f"{rank}.saved").exists() for rank in ranks)
     assert not alive(ranks[0])
-    kept.interrupt()  # nothing is there any more: no error
+    kept.send(signal.SIGINT)  # nothing is there any more: no error
     kept.stop()
 
 

@@ -16,7 +16,7 @@ def said(tmp_path):
     """A function: run a script, and get the commands that it called, one a line."""
     commands = tmp_path / "commands"
     commands.mkdir()
-    for name in ("accelerate", "vllm", "grpo-math"):
+    for name in ("python", "vllm", "grpo-math"):
         (commands / name).write_text(f'#!/usr/bin/env bash\necho "{name} $*"\n')
         (commands / name).chmod(0o755)
 
@@ -33,7 +33,7 @@ def said(tmp_path):
 
 def test_train_gives_accelerate_what_stands_before_the_dashes_and_the_recipe_the_rest(said):
     before, after = ["--num_processes", "4"], ["--seed", "1"]
-    expected = "accelerate launch --config_file a.yaml {}-m grpo_math.train --config r.yaml --seed 1"
+    expected = "python -m grpo_math.ranks --config_file a.yaml {}-m grpo_math.train --config r.yaml --seed 1"
     assert said("train.sh", "r.yaml", "a.yaml", *before, "--", *after) == [expected.format("--num_processes 4 ")]
     assert said("train.sh", "r.yaml", "a.yaml", *after) == [expected.format("")]
 
@@ -52,6 +52,20 @@ def test_the_server_takes_adapters_for_a_lora_and_whole_weights_otherwise(said, 
     assert line.endswith(" --enable-lora --max-lora-rank 32 --port 8001")
     (line,) = said("serve_vllm.sh", tmp_path / "full.yaml")
     assert line.endswith('--weight-transfer-config {"backend": "nccl"}')
+
+
+@pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--host=10.0.0.1"]])
+def test_a_server_that_others_can_reach_needs_a_key(words, said, tmp_path, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    (tmp_path / "lora.yaml").write_text("model_name_or_path: some/model\nuse_peft: true\n")
+    (tmp_path / "full.yaml").write_text("model_name_or_path: some/model\n")
+    assert "set VLLM_API_KEY" in said("serve_vllm.sh", tmp_path / "lora.yaml", *words, code=2)[0]
+    assert said("serve_vllm.sh", tmp_path / "full.yaml", *words)[0].startswith("vllm serve")  # TRL's sync knows no key
+    assert said("serve_vllm.sh", tmp_path / "lora.yaml", "--host", "127.0.0.1")[0].startswith("vllm serve")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    (line,) = said("serve_vllm.sh", tmp_path / "lora.yaml", *words)
+    assert line.endswith(" ".join(words))
+    assert "secret" not in line
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])

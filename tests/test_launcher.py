@@ -53,9 +53,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-# Training: it saves on SIGINT, as StopOnInterrupt does, and says what it was started with.
+# Training: it saves when it is asked to, and says what it was started with.
 TRAINING = """
-import json, os, pathlib, sys, time
+import json, os, pathlib, signal, sys, time
+code = 130
+def stop(number, frame):
+    global code
+    code = 75
+    raise KeyboardInterrupt
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, stop)
 said = json.load(open(os.environ["STAND_IN"]))
 names = ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")
 line = {"argv": sys.argv[1:], "pid": os.getpid(), **{name: os.environ.get(name) for name in names}}
@@ -72,7 +79,7 @@ except KeyboardInterrupt:
     time.sleep(1)  # the rest of its step
     server = json.loads(open(said["starts"]).readlines()[0])["pid"]
     (folder / f"checkpoint.{rank}").write_text(str(os.path.exists(f"/proc/{server}")))
-    sys.exit(130)
+    sys.exit(code)
 """
 DRIVER = (
     "import sys\nfrom grpo_math import launcher\nfrom grpo_math.cli import main\n"
@@ -331,14 +338,15 @@ def test_an_accelerate_config_that_cannot_be_used_is_refused(name, text, message
 # How it ends
 
 
-def test_ctrl_c_lets_training_save_before_the_server_ends(machine):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_a_signal_lets_training_save_before_the_server_ends(number, code, machine):
     machine.says(trains=600)
     machine.gpus(3)
     process = machine.start()
     until(lambda: all((machine.folder / f"training.{rank}.json").exists() for rank in (0, 1)))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     for rank in (0, 1):
         assert (machine.folder / f"checkpoint.{rank}").read_text() == "True", "the server was there while it saved"
     assert machine.left() == []
@@ -356,15 +364,18 @@ def test_a_second_ctrl_c_ends_a_training_that_does_not_stop(machine):
     assert machine.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGHUP, 129), (signal.SIGKILL, -signal.SIGKILL)],
+)
 @pytest.mark.parametrize("when", ["starting", "training"])
-def test_nothing_is_left_when_the_launcher_is_ended(number, when, machine):
+def test_nothing_is_left_when_the_launcher_is_ended(number, code, when, machine):
     machine.says(trains=600, unhealthy=when == "starting")
     process = machine.start()
     until((machine.folder / "training.0.json").exists if when == "training" else machine.starts.exists)
     process.send_signal(number)
     process.communicate(timeout=120)
-    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert process.returncode == code
     until(lambda: not machine.left())
 
 
@@ -390,6 +401,17 @@ def test_a_server_that_is_killed_while_an_adapter_is_trained_is_started_again(ma
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert "the vLLM server ended with exit code 137; started again (1 of 3)" in err
+    assert machine.left() == []
+
+
+def test_training_that_is_killed_is_said_in_a_line(machine):
+    machine.says(trains=600)
+    process = machine.start()
+    until((machine.folder / "training.0.json").exists)
+    os.kill(machine.training()["pid"], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 137
+    assert err.endswith("error: training was ended by SIGKILL: the same command starts it again\n")
     assert machine.left() == []
 
 
@@ -442,7 +464,7 @@ def test_ctrl_c_on_two_real_processes_saves_after_the_same_step_and_the_run_goes
     assert (run_dir / f"checkpoint-{stopped}").is_dir()
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["num_processes"] == 2
     assert not [pid for pid in alive(str(recipe)) if not ended(pid)]
-    more = [*command, "--max_steps", str(stopped + 1), "--resume_from_checkpoint", "true"]
+    more = [*command, "--max_steps", str(stopped + 1), "--resume", "force"]
     done = subprocess.run(more, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in history(run_dir)] == list(range(1, stopped + 2))

@@ -15,9 +15,11 @@ LAYERS = [
     {"launcher", "doctor"},
     {"deep_checks"},
     {"train", "bench"},
-    {"trainer", "run_log", "evaluation", "difficulty", "report"},
+    {"hub"},
+    {"model_card"},
+    {"trainer", "run_log", "trackers", "evaluation", "difficulty", "report", "peers"},
     {"checks"},
-    {"backends"},
+    {"backends", "resume", "disk"},
     {"rollout", "models", "reference", "vllm_sync", "fingerprint"},
     {"contamination", "config", "data", "problems"},
     {
@@ -35,9 +37,10 @@ LAYERS = [
         "adapters",
     },
     {"grading", "planner"},
-    {"stats", "metrics", "prompts", "batch", "redact", "vllm_server", "journal", "recipe"},
+    {"stats", "metrics", "prompts", "batch", "redact", "vllm_server", "journal", "recipe", "lock"},
     {"shipped"},
-    {"errors", "keeper", "ranks"},
+    {"ranks"},
+    {"errors", "keeper", "signals", "watchdog"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NO_TORCH = [
@@ -46,6 +49,7 @@ NO_TORCH = [
     "shipped",
     "keeper",
     "ranks",
+    "signals",
     "doctor",
     "recipe",
     "arrange",
@@ -56,6 +60,8 @@ NO_TORCH = [
     "grading",
     "planner",
     "report",
+    "hub",
+    "model_card",
     "checks",
     "checks.preflight",
     "stats",
@@ -66,8 +72,12 @@ NO_TORCH = [
     "shipped",
     "vllm_server",
     "journal",
+    "disk",
+    "lock",
+    "watchdog",
     "contamination",
     "fingerprint",
+    "resume",
     "errors",
 ]
 NO_TRL = [

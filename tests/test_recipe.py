@@ -126,6 +126,9 @@ def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
         ("\0", "is no YAML"),
         ("a: !!python/object/apply:os.getcwd []\n", "is no YAML"),
         ("env: [A]\n", "env is no mapping"),
+        ("? [a, b]\n: 3\n", "a name is a list or a mapping, in line 1"),
+        ("env: {'A=B': 1}\n", "env: A=B is no variable with a value"),
+        ("env: {A: [1]}\n", "env: A is no variable with a value"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -150,7 +149,8 @@ def test_a_resumed_run_draws_the_prompts_that_come_next(tiny, tokenizer, tmp_pat
     whole.train()
     resumed = make(tiny, tokenizer, tmp_path / "resumed", kinds, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert json.loads((tmp_path / "whole" / "checkpoint-2" / "reserve.json").read_text())["position"] > 0
+    held = torch.load(tmp_path / "whole" / "checkpoint-2" / "state_0.pt", weights_only=True)
+    assert held["reserve"] > 0
     assert [texts for _, texts in resumed.rollouts] == [texts for _, texts in whole.rollouts[2:]]
     assert torch.equal(weights(resumed.model), weights(whole.model))
 

@@ -1,12 +1,16 @@
-"""The settings that a run writes down: all of them but secrets, with what the run had and ran on."""
+"""What a run writes down: its settings without secrets, and a history that may be cut anywhere."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+from types import SimpleNamespace
 
+import pytest
 import yaml
 
-from grpo_math.run_log import write_config
+from grpo_math.run_log import History, write_config
 
 
 def test_no_secret_is_written_at_any_depth_and_all_else_is(tmp_path):
@@ -28,3 +32,35 @@ def test_no_secret_is_written_at_any_depth_and_all_else_is(tmp_path):
     assert written["command"] == "train.py --hub_token *** --judge-key=***"
     assert written["hardware"]["cpus"] == os.cpu_count()
     assert written["hardware"]["memory_gb"] > 0
+
+
+def made(folder) -> History:
+    history = History(folder)
+    for step in (1, 2, 3):
+        history.append(step, {"loss": 0.5, "reward": step / 8})
+    return history
+
+
+def test_a_history_that_was_cut_at_any_byte_has_its_whole_lines_and_goes_on(tmp_path):
+    history = made(tmp_path)
+    whole, lines = history.path.read_bytes(), history.lines()
+    for cut in range(len(whole) + 1):
+        history.path.write_bytes(whole[:cut])
+        kept = history.lines()
+        assert kept == lines[: len(kept)]
+        assert len(kept) == (whole[:cut] + b"\n").count(b"}\n")
+        history.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=3), None)
+        for line in lines[len(kept) :]:
+            history.append(line.pop("step"), line)
+        lines = [json.loads(line) for line in whole.splitlines()]
+        assert history.path.read_bytes() == whole
+
+
+def test_a_full_disk_leaves_the_history_as_it_was(tmp_path):
+    history = made(tmp_path)
+    before = history.path.read_bytes()
+    (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as failed:
+        history.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=2), None)
+    assert failed.value.errno == errno.ENOSPC
+    assert history.path.read_bytes() == before

@@ -19,11 +19,15 @@ from safetensors.torch import load_file
 SRUN = """#!/usr/bin/env bash
 # As many tasks as --ntasks says, one a node, with the variables that SLURM gives each.
 echo "srun $*" >>"$CALLS"
-trap 'kill $(jobs -p)' TERM
+trap 'kill -KILL $(jobs -p)' TERM # as srun's own: "forcing job termination"
+trap 'kill -USR1 $(jobs -p)' USR1
 while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${1#*=}; shift; done
 for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i SLURM_NODEID=$i "$@" & done
 code=0
-for task in $(jobs -p); do wait "$task" || code=$?; done
+for task in $(jobs -p); do
+    while kill -0 "$task" 2>/dev/null; do wait "$task" || true; done
+    wait "$task" || code=$?
+done
 exit "$code"
 """
 SCONTROL = """#!/usr/bin/env bash
@@ -52,8 +56,8 @@ def cluster(tmp_path):
     """The variables of a job whose two nodes, with a GPU each, are this machine; its commands are stand-ins."""
     commands = tmp_path / "commands"
     commands.mkdir()
-    accelerate = f'#!/usr/bin/env bash\nexec {sys.executable} -m accelerate.commands.accelerate_cli "$@"\n'
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "vllm": SERVER, "accelerate": accelerate}.items():
+    python = f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n'
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "vllm": SERVER, "python": python}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
     (tmp_path / "weights").mkdir()
@@ -141,7 +145,7 @@ def test_two_ranks_train_to_the_same_weights(script, config, distributed_type, v
 
 def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nuse_peft: true\nvllm_mode: server\n")
-    (tmp_path / "commands/accelerate").write_text('#!/usr/bin/env bash\necho "accelerate $*" >>"$CALLS"\nsleep 2\n')
+    (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\nsleep 2\n')
     job, log = submit("multi_node", {**cluster, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "a,b,c"}, "recipe.yaml", "x")
     assert job.wait(60) == 0, log.read_text()
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
@@ -151,7 +155,7 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
     assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c ./launch/serve_vllm.sh") for line in said)
     assert any(line.startswith("vllm serve someone/model ") and f"--port {port + 1}" in line for line in said)
     assert "key 32" in said
-    train = sorted(line for line in said if line.startswith("accelerate launch --config_file x"))
+    train = sorted(line for line in said if line.startswith("python -m grpo_math.ranks --config_file x"))
     assert len(train) == 2
     for rank, line in enumerate(train):
         assert f"--machine_rank {rank} --num_machines 2 --num_processes 2" in line
@@ -161,7 +165,7 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
 
 def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nvllm_mode: server\n")
-    for name in ("accelerate", "vllm"):
+    for name in ("python", "vllm"):
         (tmp_path / "commands" / name).write_text(
             f'#!/usr/bin/env bash\necho "{name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\nsleep 1\n'
         )
@@ -171,23 +175,65 @@ def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_p
     train, serve = sorted(calls(cluster))
     assert serve.startswith("vllm on 4,5: ")
     assert "--tensor-parallel-size 2" in serve
-    assert train.startswith("accelerate on 6,7: ")
+    assert train.startswith("python on 6,7: ")
     assert "--num_processes 2 " in train
 
 
-def test_a_job_that_is_preempted_goes_back_into_the_queue_and_on_from_its_checkpoint(cluster, tmp_path):
+# Training that saves when it is asked to, a second after it was asked; and one that takes too long for that.
+SAVES = """#!/usr/bin/env bash
+echo "python $*" >>"$CALLS"
+trap 'sleep 1; mkdir -p "$RUN/checkpoint-2"; exit 75' USR1
+trap 'exit 143' TERM
+sleep 60 & wait
+"""
+
+
+@pytest.mark.parametrize("script", ["one_node", "multi_node"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_job_that_is_preempted_saves_goes_back_into_the_queue_and_on_from_its_checkpoint(
+    script, number, cluster, tmp_path
+):
     (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\n")
-    accelerate = tmp_path / "commands/accelerate"
-    accelerate.write_text('#!/usr/bin/env bash\necho "accelerate $*" >>"$CALLS"\nexec sleep 30\n')
-    job, _ = submit("multi_node", cluster, "recipe.yaml", "x")
-    until(lambda: sum(line.startswith("accelerate") for line in calls(cluster)) == 2)
-    job.send_signal(signal.SIGTERM)
-    job.wait(60)
-    os.killpg(job.pid, signal.SIGKILL)  # as SLURM ends the job that it requeues
-    assert f"scontrol requeue {cluster['SLURM_JOB_ID']}" in calls(cluster)
-    assert not any("--resume_from_checkpoint" in line for line in calls(cluster))
-    (tmp_path / f"runs/test-{cluster['SLURM_JOB_ID']}/checkpoint-2").mkdir(parents=True)
-    accelerate.write_text('#!/usr/bin/env bash\necho "accelerate $*" >>"$CALLS"\n')
-    job, log = submit("multi_node", cluster, "recipe.yaml", "x")
+    run, training = tmp_path / f"runs/test-{cluster['SLURM_JOB_ID']}", tmp_path / "commands/python"
+    training.write_text(SAVES)
+    nodes = 1 if script == "one_node" else 2
+    job, log = submit(script, {**cluster, "RUN": str(run), "SLURM_NNODES": str(nodes)}, "recipe.yaml", "x")
+    until(lambda: sum(line.startswith("python") for line in calls(cluster)) == nodes)
+    time.sleep(0.5)
+    job.send_signal(number)
+    time.sleep(0.3)
+    assert not any(line.startswith("scontrol requeue") for line in calls(cluster)), "not before it has saved"
+    job.send_signal(number)  # more of them change nothing
+    assert job.wait(60) == 75, log.read_text()
+    assert calls(cluster).count(f"scontrol requeue {cluster['SLURM_JOB_ID']}") == 1
+    assert (run / "checkpoint-2").is_dir()
+    training.write_text('#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n')
+    job, log = submit(script, {**cluster, "SLURM_NNODES": str(nodes)}, "recipe.yaml", "x")
     assert job.wait(60) == 0, log.read_text()
-    assert sum("--resume_from_checkpoint true" in line for line in calls(cluster)) == 3  # of srun and both its tasks
+    started = [line for line in calls(cluster) if line.startswith("python")]
+    assert sorted(started[nodes:]) == sorted(started[:nodes]), "the same command goes on"
+    assert calls(cluster).count(f"scontrol requeue {cluster['SLURM_JOB_ID']}") == 1
+
+
+def test_a_step_that_takes_too_long_goes_back_into_the_queue_before_the_time_is_up(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\n")
+    (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\ntrap "" USR1\necho python >>"$CALLS"\nsleep 60\n')
+    (tmp_path / "commands/sleep").write_text(
+        '#!/usr/bin/env bash\necho "sleep $*" >>"$CALLS"\n[ "$1" = 570 ] || exec /bin/sleep "$@"\n'
+    )
+    (tmp_path / "commands/sleep").chmod(0o755)
+    job, _ = submit("one_node", cluster, "recipe.yaml", "x")
+    until(lambda: "python" in calls(cluster))
+    job.send_signal(signal.SIGUSR1)
+    until(lambda: f"scontrol requeue {cluster['SLURM_JOB_ID']}" in calls(cluster))
+    assert "sleep 570" in calls(cluster)
+    os.killpg(job.pid, signal.SIGKILL)  # as SLURM ends the job that it requeues
+    job.wait()
+
+
+def test_training_that_fails_is_not_tried_again(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\n")
+    (tmp_path / "commands/python").write_text("#!/usr/bin/env bash\nexit 2\n")
+    job, log = submit("one_node", cluster, "recipe.yaml", "x")
+    assert job.wait(60) == 2, log.read_text()
+    assert not any(line.startswith("scontrol requeue") for line in calls(cluster))

@@ -226,10 +226,10 @@ def test_ctrl_c_leaves_a_run_that_goes_on_where_it_stopped(tmp_path, tiny):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Interrupted after step" in err
-    assert "--resume_from_checkpoint true" in err
+    assert "the same command goes on from checkpoint-" in err
     stopped = history(run_dir)[-1]["step"]
     assert (run_dir / f"checkpoint-{stopped}").is_dir()
-    more = ["--max_steps", str(stopped + 2), "--resume_from_checkpoint", "true"]
+    more = ["--max_steps", str(stopped + 2), "--resume", "force"]
     done = subprocess.run([*command[: -len(TINY) - 2], *TINY, *more], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in history(run_dir)] == list(range(1, stopped + 3))

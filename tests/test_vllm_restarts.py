@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 from peft import LoraConfig
 from small_vllm import SETTINGS, SmallVLLM
+from test_signals import ends, settings, start, two
+from test_train import history
 from trl.trainer import grpo_trainer
 
 from grpo_math.config import MathGRPOConfig
@@ -95,7 +99,7 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(s
             small.stop()
 
     trainer.vllm_generation.sync_weights = last_sync
-    with pytest.raises(UserError, match=r"checkpoint-2 is saved: go on with --resume_from_checkpoint") as error:
+    with pytest.raises(UserError, match=r"checkpoint-2 is saved: the same command goes on from it") as error:
         trainer.train()
     assert "\n" not in str(error.value)
     state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
@@ -105,6 +109,51 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(s
     again = trainer_of(small.url, tiny, tokenizer, tmp_path)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert again.state.global_step == 4
+
+
+def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_adapter_again(
+    small, tiny, tokenizer, tmp_path
+):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, vllm_server_timeout=120.0)
+    sync, seconds = trainer.vllm_generation.sync_weights, 20
+
+    def sync_and_lose_it():
+        sync()
+        if trainer.state.global_step == 2:
+            small.stop()
+            threading.Timer(seconds, small.start).start()
+
+    trainer.vllm_generation.sync_weights = sync_and_lose_it
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert lines[2]["step_time"] > seconds
+    assert len(small.adapters) == 1
+    for line in lines:
+        assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
+
+
+def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(small, tiny, tmp_path):
+    """The training program, started as it is on a cluster; the server is lost in the third rollout."""
+    asked = []
+
+    def lose_it(path):
+        asked.append(path)
+        if asked.count("/v1/load_lora_adapter") == 3:
+            small.before = lambda path: None
+            small.stop()
+
+    small.before = lose_it
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
+    lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]
+    process = start([*two(tmp_path, "grpo_math.ranks"), *settings(tiny, run_dir, *server, *lora)], log)
+    said = ends(process, log, 2)
+    (line,) = [line for line in said.splitlines() if line.startswith("error:")]
+    assert f"no vLLM server answers at {small.url} after 2 seconds" in line
+    assert "(checkpoint-2 is saved: the same command goes on from it)" in line
+    assert json.loads((run_dir / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2
+    assert [line["step"] for line in history(run_dir)] == [1, 2]
 
 
 def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
@@ -185,3 +234,18 @@ def test_the_sync_needs_no_vllm_package():
     indented = [line for line in text.splitlines() if line.lstrip().startswith(("from vllm", "import vllm"))]
     assert indented
     assert all(line.startswith("    ") for line in indented)  # where vLLM is in the process: colocated
+
+
+def test_a_run_that_goes_on_with_another_server_samples_what_it_would_have_sampled(small, tiny, tokenizer, tmp_path):
+    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", save_strategy="steps", save_steps=1)
+    whole.train()
+    small.stop()
+    other = SmallVLLM(tiny())
+    try:
+        again = trainer_of(other.url, tiny, tokenizer, tmp_path / "again")
+        again.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
+    finally:
+        other.stop()
+    assert again.state.global_step == 4
+    for (name, ours), theirs in zip(again.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name

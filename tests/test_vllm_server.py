@@ -63,10 +63,21 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
     assert environment()["VLLM_SERVER_DEV_MODE"] == "1"
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match="is no address") as error:
         Server(url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_key_from_a_file_loses_its_line_end_and_one_that_no_header_carries_is_not_shown(small, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret\r\n")
+    Server(small.url).version()
+    assert small.headers[-1]["Authorization"] == "Bearer secret"
+    assert environment()["VLLM_API_KEY"] == "secret"
+    monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
+    with pytest.raises(ConfigError, match=r"VLLM_API_KEY='\*\*\*' holds more than printable ASCII"):
+        Server(small.url)
 
 
 @pytest.mark.parametrize("version", ["0.22.0", "0.27.1", "0.31.0", "0.31.4+cpu", "0.31.0rc1"])

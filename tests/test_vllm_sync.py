@@ -36,6 +36,8 @@ pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm t
 class Process:
     """A vLLM server of SmolLM2 in a session of its own, which is killed whole."""
 
+    extra: tuple[str, ...] = ("--enforce-eager", "--max-num-seqs", "16")
+
     def __init__(self, model: str, folder: Path) -> None:
         self.model, self.folder, self.port = model, folder, free_port()
         self.server = Server(f"http://127.0.0.1:{self.port}")
@@ -43,8 +45,7 @@ class Process:
         self.server.wait(300, alive=self.alive)
 
     def start(self) -> None:
-        extra = ["--enforce-eager", "--max-num-seqs", "16"]
-        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": extra}
+        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": self.extra}
         line = command(self.model, port=self.port, executable=str(VLLM), **options)
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **environment(), **cpu}
@@ -178,7 +179,7 @@ def policy(smollm):
 def syncs(kind, model, tokenizer, url, tmp_path):
     """Two syncs with a small update between them, and a rollout after each."""
     generation = kind(
-        SimpleNamespace(output_dir=tmp_path),
+        SimpleNamespace(output_dir=tmp_path, seed=0),
         model=model,
         accelerator=Accelerator(cpu=True),
         processing_class=None,

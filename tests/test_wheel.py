@@ -73,6 +73,17 @@ def test_the_recipes_and_the_page_travel_in_it(installed, tmp_path):
     assert done.stdout.split() == ["True", "True", "True"], done.stderr
 
 
+def test_every_file_of_the_package_and_every_config_is_in_it(installed):
+    folders = {"": "grpo_math", "launch_configs": "launch/configs"}
+    folders |= {"accelerate_configs": "accelerate_configs", "deepspeed_configs": "deepspeed"}
+    (package,) = installed.parents[1].glob("lib/python*/site-packages/grpo_math")
+    for there, here in folders.items():
+        files = {path.relative_to(ROOT / here) for path in (ROOT / here).rglob("*") if path.is_file()}
+        files = {path for path in files if "__pycache__" not in path.parts}
+        assert files
+        assert not {path for path in files if not (package / there / path).is_file()}
+
+
 def test_plan_finds_its_shapes_there(installed, tmp_path):
     (tmp_path / "recipe.yaml").write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\n")
     options = ("--gpus", 1, "--gpu-memory", 80, "--cpu-memory", 64, "--json")

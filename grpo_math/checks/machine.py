@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import yaml
 from packaging.requirements import Requirement
 
-from grpo_math import planner
+from grpo_math import lock, planner, recipe, resume
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices, memory
@@ -110,6 +108,9 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     for name in ("load_in_4bit", "load_in_8bit"):
         if s[name] and not s["use_peft"]:
             raise ConfigError(name, True, "cannot be trained without an adapter", "set use_peft to true")
+    for name in sorted(setup.given):
+        if name.startswith(("bnb_4bit_", "use_bnb_")) and not s["load_in_4bit"]:
+            raise ConfigError(name, s[name], "would be ignored without load_in_4bit", "leave it out")
     if not gpus and not s["use_cpu"]:
         yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
     kernel = s["attn_implementation"]
@@ -183,8 +184,16 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
+def in_use(setup: Setup) -> Iterator[Said]:
+    """No other process trains in the run's folder."""
+    name = setup.settings["output_dir"]
+    if name and (owner := lock.owner(Path(name))):
+        raise lock.in_use(Path(name), owner)
+    yield from ()
+
+
 def output_dir(setup: Setup) -> Iterator[Said]:
-    """The run's folder can be written, and is not another run's."""
+    """The run's folder can be written, and holds no run of other settings."""
     s = setup.settings
     name = s["output_dir"]
     if not name:
@@ -195,34 +204,26 @@ def output_dir(setup: Setup) -> Iterator[Said]:
         raise ConfigError("output_dir", name, f"is no folder: {there} is a file", "name another folder")
     if not os.access(there, os.W_OK | os.X_OK) or str(there).startswith(("/proc", "/sys")):
         raise ConfigError("output_dir", name, f"cannot be written: {there} is read-only", "name another folder")
-    resume = s["resume_from_checkpoint"]
-    resumes = resume and str(resume).lower() != "false"
-    if resumes and str(resume).lower() not in ("true", "auto", "force") and not Path(str(resume)).is_dir():
-        raise ConfigError("resume_from_checkpoint", resume, "is no folder", "give a checkpoint's folder, or true")
-    if not resumes:
-        if (folder / "history.jsonl").exists():
-            remedy = "name a new folder or add --resume_from_checkpoint true"
-            raise ConfigError("output_dir", name, "holds another run", remedy)
-        return
-    if changed := _changed(setup, folder / "config.yaml"):
-        yield Said(
-            "warning",
-            f"the run in {name} had other settings: {'; '.join(changed)}",
-            "go on with the same ones, or name a new folder",
+    if folder.is_symlink() and not folder.exists():
+        raise ConfigError(
+            "output_dir", name, "is a link to a folder that is not there", "make that folder, or name another one"
         )
-
-
-def _changed(setup: Setup, config: Path) -> list[str]:
-    """``field: before -> now`` of each stated field that config.yaml has with another value."""
-    try:
-        before: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return []
-    apart = {"output_dir", "resume_from_checkpoint", "max_steps", "num_train_epochs"}
-    names = sorted((setup.given - apart) & set(before if isinstance(before, dict) else ()))
-    now = setup.settings
-    return [f"{name}: {before[name]} -> {now[name]}" for name in names if _plain(before[name]) != _plain(now[name])]
-
-
-def _plain(value: Any) -> str:
-    return str(value[0] if isinstance(value, list) and len(value) == 1 else value)
+    if str(s["model_name_or_path"]) and folder.resolve() == Path(str(s["model_name_or_path"])).expanduser().resolve():
+        raise ConfigError("output_dir", name, "is the folder of the model", "name a folder of the run's own")
+    asked = s["resume_from_checkpoint"]
+    named, held_in = resume.source(folder, asked)
+    if named and not named.is_dir():
+        raise ConfigError("resume_from_checkpoint", asked, "is no folder", "give a checkpoint's folder, or true")
+    if named:
+        resume.step_of(named)
+    if (held := resume.config_of(held_in)) is None:
+        return
+    if "stated" not in held:
+        if named:
+            return  # of another program: it is taken as it is
+        reason = "holds a run whose config.yaml does not say what it was, so that it cannot be gone on with"
+        raise ConfigError("output_dir", name, reason, "name a new folder")
+    defaults = {field.name: field.default for field in recipe.fields().values()}
+    resume.refuse_changed(held_in, resume.changed(held, s, setup.given, defaults), s["resume"])
+    if named is None and (found := resume.checkpoints(folder)):
+        yield Said("info", f"goes on with the run in {name}, whose last checkpoint is of step {found[0][0]}", "")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from grpo_math import batch, recipe
 from grpo_math.checks import Finding, machine, prompting, rewarding, services
@@ -34,6 +35,69 @@ def batch_arithmetic(setup: Setup) -> Iterator[Said]:
     if len(setup.rows) < wanted:
         reason = f"leaves {len(setup.rows)} problem{'' if len(setup.rows) == 1 else 's'}, and a step takes {wanted}"
         raise ConfigError("dataset", setup.settings["dataset"], reason, "train on more problems, or on fewer in a step")
+
+
+# Settings of transformers' Trainer that a GRPO run never reads, and what it reads instead.
+NEVER_READ = {
+    "eval_n and heldout_every say what is evaluated": (
+        *("do_eval", "do_predict", "eval_on_start", "eval_steps", "eval_delay", "eval_accumulation_steps"),
+        *("num_generations_eval", "per_device_eval_batch_size", "batch_eval_metrics", "prediction_loss_only"),
+        *("bf16_full_eval", "fp16_full_eval", "metric_for_best_model", "greater_is_better"),
+    ),
+    "the loss is GRPO's": ("label_smoothing_factor", "label_names"),
+    "the rows of a prompt stay together": ("train_sampling_strategy", "length_column_name", "dataloader_drop_last"),
+}
+
+
+SWITCHED = {"use_peft": ("lora_", "use_dora", "use_rslora"), "use_vllm": ("vllm_",)}
+
+
+def without_effect(setup: Setup) -> Iterator[Said]:
+    """No setting is stated that would be ignored because of another one, or because training never reads it."""
+    s = setup.settings
+    fields = recipe.fields()
+    for why, names in NEVER_READ.items():
+        for name in names:
+            if name in setup.given and s[name] != fields[name].default:
+                raise ConfigError(name, s[name], f"would be ignored: {why}", "leave it out")
+    for switch, names in SWITCHED.items():
+        stated = [name for name in sorted(setup.given) if name.startswith(names) and s[name] != fields[name].default]
+        if s[switch] or not stated:
+            continue
+        if switch in setup.given:  # switched off on purpose
+            yield Said("info", f"{', '.join(stated)}: no effect with {switch}=False", f"set {switch}: true")
+        else:
+            why = f"would be ignored without {switch}"
+            raise ConfigError(stated[0], s[stated[0]], why, f"set {switch}: true, or leave it out")
+    if s["sync_ref_model"] and s["use_peft"]:
+        why = "cannot work with use_peft: TRL keeps no second model beside an adapter"
+        raise ConfigError("sync_ref_model", True, why, "use reference_refresh_steps")
+    if "num_train_epochs" in setup.given and (s["max_steps"] or 0) > 0:
+        said = f"num_train_epochs={s['num_train_epochs']:g} has no effect: max_steps={s['max_steps']} ends the run"
+        yield Said("warning", said, "max_steps: -1")
+    if s["save_strategy"] == "no" and "save_steps" in setup.given:
+        said = f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'"
+        yield Said("warning", said, "save_strategy: steps")
+    if s["dataset_split"] != "train" and str(s["dataset"]).endswith((".jsonl", ".json")):
+        why = "would be ignored: all rows of a file are trained on"
+        raise ConfigError("dataset_split", s["dataset_split"], why, "leave it out, or give the file of that split")
+    if s["eval_dataset"] and not (s["eval_n"] or s["heldout_every"]):
+        yield Said("warning", f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every")
+    if s["trackio_space_id"] and not {"trackio", "all"} & set(_list(s["report_to"])):
+        why = "would be ignored without report_to: trackio"
+        raise ConfigError("trackio_space_id", s["trackio_space_id"], why, "leave it out")
+    if s["fsdp_config"] and not s["fsdp"]:
+        raise ConfigError("fsdp_config", s["fsdp_config"], "would be ignored without fsdp", "leave it out")
+    if s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")):
+        why = f"would be ignored by optim={s['optim']}"
+        raise ConfigError("optim_target_modules", s["optim_target_modules"], why, "leave it out")
+    if s["max_steps"] > 0 and (s["warmup_steps"] or 0) >= s["max_steps"] and s["lr_scheduler_type"] != "constant":
+        said = f"warmup_steps={s['warmup_steps']:g} of max_steps={s['max_steps']}: the learning rate is never reached"
+        yield Said("warning", said, f"warmup_steps: {s['max_steps'] // 10}")
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def deepspeed_file(setup: Setup) -> Iterator[Said]:
@@ -77,6 +141,10 @@ def adapter(setup: Setup) -> Iterator[Said]:
         yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
         return
     linears = [linear.name for linear in shape.linears()]
+    for name in s["lora_target_parameters"] or []:
+        if not set(name.split(".")) & set(linears):
+            reason = "matches no parameter of a layer"
+            raise ConfigError("lora_target_parameters", name, reason, f"name one such as {linears[0]}.weight")
     if wanted and len(wanted) == 1 and wanted[0] in linears:
         reason = "is one name, which TRL takes as an expression for a module's whole path"
         raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
@@ -91,6 +159,8 @@ CHECKS: dict[str, Check] = {
     "versions": machine.versions,
     "number_format": machine.number_formats,
     "deepspeed": deepspeed_file,
+    "without_effect": without_effect,
+    "in_use": machine.in_use,
     "output_dir": machine.output_dir,
     "problems": rewarding.problems,
     "batch": batch_arithmetic,
@@ -105,7 +175,7 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "memory": machine.memory_plan,
 }
-COUNTED = ("disk", "memory")  # mean nothing for settings that cannot run: left out after an error
+COUNTED = ("without_effect", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
 # Those that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": prompting.chat_template,
@@ -137,7 +207,17 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
 
 # What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
-EARLY = ("versions", "number_format", "deepspeed", "output_dir", "problems", "rewards", "trackers")
+EARLY = (
+    "versions",
+    "number_format",
+    "deepspeed",
+    "without_effect",
+    "in_use",
+    "output_dir",
+    "problems",
+    "rewards",
+    "trackers",
+)
 
 
 def refuse_early(argv: Sequence[str]) -> None:

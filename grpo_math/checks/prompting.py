@@ -101,6 +101,8 @@ def padding(setup: Setup) -> Iterator[Said]:
 def prompt_lengths(setup: Setup) -> Iterator[Said]:
     """Prompts and completions together fit the context, and vLLM's where it is used."""
     s = setup.settings
+    if _is_chat(setup) and not setup.tokenizer.chat_template:
+        return  # chat_template() has said so
     lengths = lengths_of(setup)
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())

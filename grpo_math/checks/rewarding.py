@@ -62,6 +62,11 @@ def rewards(setup: Setup) -> Iterator[Said]:
     if weights is not None and len(weights) != len(names):
         reason = f"are {len(weights)} weights for {len(names)} reward functions"
         raise ConfigError("reward_weights", weights, reason, "give one weight for each")
+    if weights is not None and not any(weights):
+        raise ConfigError("reward_weights", weights, "pay nothing", "leave them out, or give one above 0")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError("rewards", name, "stands there twice", "name it once, with a weight in reward_weights")
     with naming({"reward_funcs": "rewards"}):
         functions = [(name, load_reward(name)) for name in names]
     if "llm_judge" in names:
@@ -150,6 +155,8 @@ def _run(name: str, function: Any, setup: Setup, rows: list[dict[str, Any]], tex
             outcome.append(asyncio.run(called) if inspect.iscoroutine(called) else called)
         except UserError as error:
             outcome.append(error)
+        except BaseException as error:  # sys.exit in a reward would end this thread without a word
+            outcome.append(RewardError(f"reward function {name} raised {type(error).__name__}: mend it"))
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()

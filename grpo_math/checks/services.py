@@ -1,6 +1,6 @@
 """Checks of what a run talks to: the Hub and the model on it, trackers, a vLLM server.
 
-Each question waits a few seconds at most. Keys are looked for, never printed or sent anywhere.
+Each question waits a few seconds at most. Keys are looked for and never printed; the Hub's goes to the Hub alone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from packaging.version import InvalidVersion, Version
 
 from grpo_math.checks.machine import supported
 from grpo_math.checks.setup import Said, Setup
-from grpo_math.errors import ConfigError, one_of
-from grpo_math.planner.model import read_config
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.planner.model import is_folder, read_config
 
 SECONDS = 5.0  # that an answer may take
 # transformers' names of trackers, and the package of each
@@ -43,6 +43,8 @@ TRACKERS = {
 }
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
 
+WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate
+
 
 def model(setup: Setup) -> Iterator[Said]:
     """The model is a folder with a config.json and weights, or is on the Hub or in its cache."""
@@ -50,8 +52,7 @@ def model(setup: Setup) -> Iterator[Said]:
     name, revision = s["model_name_or_path"], s["model_revision"]
     if not name:
         raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
-    path = Path(name).expanduser()
-    local = path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    path, local = Path(name).expanduser(), is_folder(name)
     if (setup.embedded or local) and revision != "main":
         raise ConfigError("model_revision", revision, "would be ignored: the model is a local one", "leave it out")
     if setup.embedded:
@@ -66,6 +67,37 @@ def model(setup: Setup) -> Iterator[Said]:
         raise ConfigError("model_name_or_path", name, "has no model_type in its config.json", "check the file")
     if not any(next(path.glob(pattern), None) for pattern in WEIGHTS):
         raise ConfigError("model_name_or_path", name, "holds no weights (*.safetensors)", "give a model's folder")
+    classes = " ".join(config.get("architectures") or WRITING)
+    if not any(word in classes for word in WRITING):
+        reason = f"is no model that writes ({classes})"
+        raise ConfigError("model_name_or_path", name, reason, "give one whose config.json says ...ForCausalLM")
+    if lost := [shard for shard in _shards(path) if not (path / shard).is_file()]:
+        reason = f"lacks {lost[0]}, which its model.safetensors.index.json names"
+        raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
+    if cut := [file.name for file in sorted(path.glob("*.safetensors")) if _cut(file)]:
+        reason = f"has a file that was cut, or that is none of weights: {cut[0]}"
+        raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
+
+
+def _cut(path: Path) -> bool:
+    """Whether a file of weights is not as long as it says: a download that was cut, or a pointer of git-lfs."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(min(length, 100_000_000)))
+            ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return True
+    return path.stat().st_size < 8 + length + max(ends, default=0)
+
+
+def _shards(path: Path) -> list[str]:
+    """The files of weights that an index names."""
+    try:
+        index = json.loads((path / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        return sorted(set(index["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def _on_the_hub(name: str, revision: str) -> Iterator[Said]:
@@ -104,22 +136,76 @@ def offline() -> bool:
 
 
 def hub(setup: Setup) -> Iterator[Said]:
-    """A run that is to be pushed has a Hub that it can reach, and a token."""
-    if not setup.settings["push_to_hub"]:
+    """A run that is to be pushed has a name that the Hub takes, a Hub that it can reach, and a token that may write.
+
+    transformers' own push at every save is off: a run is pushed once, when it is whole.
+    """
+    s = setup.settings
+    if not s["push_to_hub"]:
+        for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
+            if s[name]:
+                raise ConfigError(name, s[name], "would be ignored without push_to_hub", "set push_to_hub: true too")
         return
+    if "hub_strategy" in setup.given and s["hub_strategy"] != "end":
+        raise ConfigError("hub_strategy", s["hub_strategy"], "is not done: a run is pushed once, at its end", "use end")
+    if s["hub_always_push"]:
+        reason = "would be ignored: a run is pushed once, at its end"
+        raise ConfigError("hub_always_push", True, reason, "leave it out")
     if offline():
         raise ConfigError("push_to_hub", True, "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
-    import huggingface_hub
+    wanted = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
+    check_repo_id("hub_model_id", wanted)
+    try:
+        known = owners(s["hub_token"])
+    except UserError:
+        raise
+    except Exception as error:
+        yield Said("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
+        return
+    owner = wanted.rpartition("/")[0]
+    if owner and owner not in known:
+        said = f"hub_model_id={wanted!r}: the token is of {known[0]}, and {owner} is none of its organisations"
+        yield Said("warning", said, "see that it may write there")
 
-    if not (setup.settings["hub_token"] or huggingface_hub.get_token()):
-        raise ConfigError("push_to_hub", True, "needs a token of the Hub, and there is none", "run hf auth login")
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    if not reachable(endpoint):
-        yield Said("warning", f"{endpoint} cannot be reached", "push later: grpo-math push")
+
+def check_repo_id(field: str, name: str) -> None:
+    """Raise `ConfigError` unless this may be the name of a model repository."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        remedy = "give user/name, of letters, digits, '-', '_' and '.', at most 96"
+        raise ConfigError(field, name, "is no name of a model repository", remedy) from None
+
+
+def owners(token: str | None = None) -> list[str]:
+    """Who a token of the Hub belongs to: the user, then the user's organisations.
+
+    Raises `UserError` if there is no token, if the Hub does not take it, or if it may only read; other failures of the
+    Hub or the network come as they are.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+
+    if not (token or huggingface_hub.get_token()):
+        raise UserError("the Hub wants a token, and there is none: run hf auth login, or set HF_TOKEN")
+    endpoint = huggingface_hub.constants.ENDPOINT
+    headers = build_hf_headers(token=token or True)
+    answer = huggingface_hub.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers, timeout=SECONDS)
+    if answer.status_code in (401, 403):
+        said = f"{endpoint} does not take this token ({answer.status_code})"
+        raise UserError(f"{said}: run hf auth login again, or set another HF_TOKEN")
+    hf_raise_for_status(answer)
+    found = answer.json()
+    if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise UserError(f"this token of {endpoint} may only read: make one that may write, under settings/tokens")
+    return [found["name"], *(one["name"] for one in found.get("orgs", []))]
 
 
 def trackers(setup: Setup) -> Iterator[Said]:
-    """Every tracker of report_to is installed; wandb has a key and is reachable, or is offline, which is said."""
+    """Every tracker of report_to is installed; where wandb has no key or no network, it is said to stay offline."""
     said = setup.settings["report_to"]
     names = [name for name in (said if isinstance(said, list) else [said]) if name]
     for name in names:
@@ -136,18 +222,23 @@ def trackers(setup: Setup) -> Iterator[Said]:
 
 
 def _wandb() -> Iterator[Said]:
+    if why := wandb_offline():
+        yield Said("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
+
+
+def wandb_offline() -> str:
+    """Why a run's figures stay here until `wandb sync`; empty where they go to the server as they come.
+
+    Left to itself wandb would ask for a key on the terminal, and wait for a server that does not answer.
+    """
     mode = os.environ.get("WANDB_MODE", "").lower()
     if mode in ("offline", "disabled", "dryrun"):
-        yield Said("info", f"wandb is in {mode} mode: nothing is sent", "wandb sync uploads an offline run")
-        return
+        return f"WANDB_MODE={mode}"
     base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     host = urlsplit(base).hostname or base
     if not (os.environ.get("WANDB_API_KEY") or _in_netrc(host)):
-        yield Said(
-            "error", "report_to=wandb has no key, and would ask for one", "run wandb login, or WANDB_MODE=offline"
-        )
-    elif not reachable(base):
-        yield Said("warning", f"{base} cannot be reached", "set WANDB_MODE=offline, and wandb sync after the run")
+        return "there is no key (wandb login, or WANDB_API_KEY)"
+    return "" if reachable(base) else f"{base} cannot be reached"
 
 
 def _in_netrc(host: str) -> bool:

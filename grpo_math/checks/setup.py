@@ -68,7 +68,8 @@ class Setup:
         if not wanted:
             return []
         dataset = s["eval_dataset"] or s["dataset"]
-        with naming({"split": "eval_split", "n": "eval_n"}):
+        asks = "eval_n" if s["eval_n"] == wanted else "heldout_n"
+        with naming({"split": "eval_split", "n": asks, "dataset": "eval_dataset" if s["eval_dataset"] else "dataset"}):
             rows = load_problems(
                 dataset, s["eval_split"], template=s["template"], limit=wanted, skip_bad_rows=s["skip_bad_rows"]
             )

@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -100,6 +101,7 @@ class Pool:
         self._idle: deque[_Worker] = deque()
         self._free = threading.Condition()
         self._failed_starts = 0
+        self._killed_since: float | None = None  # when the first of the starts was killed that none has outlived
         self._waiting_threads = 0
 
     def run(
@@ -148,7 +150,7 @@ class Pool:
                         if worker.job >= 0:
                             finish(worker, Verdict.CRASH, "the worker died")
                         else:
-                            self._note_failed_start("it ended while starting")
+                            self._note_ended_start(worker)
                         release(worker, alive=False)
                         continue
                     if reply is None:
@@ -157,7 +159,7 @@ class Pool:
                         raise WorkerError(f"the grading worker cannot start: {reply['error']}")
                     if "ready" in reply:
                         worker.ready = True
-                        self._failed_starts = 0
+                        self._failed_starts, self._killed_since = 0, None
                     else:
                         finish(worker, Verdict(reply["verdict"]), reply["reason"])
                         if reply["retire"]:
@@ -247,6 +249,18 @@ class Pool:
                     self._workers.discard(worker)
                     self._idle.append(self._start())
             self._free.notify()
+
+    def _note_ended_start(self, worker: _Worker) -> None:
+        """A start that something kills from outside is made again for a while; one that fails by itself fails again."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(1.0)
+        if worker.process.returncode != -signal.SIGKILL:
+            self._note_failed_start("it ended while starting")
+            return
+        now = time.monotonic()
+        self._killed_since = self._killed_since or now
+        if now - self._killed_since > START_SECONDS:
+            raise WorkerError("the grading worker cannot start: it is killed each time (see the kernel's log, dmesg)")
 
     def _note_failed_start(self, why: str) -> None:
         self._failed_starts += 1

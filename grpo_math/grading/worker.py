@@ -17,13 +17,15 @@ import sys
 from typing import Any, BinaryIO
 
 from grpo_math.grading.frames import decode, encode
+from grpo_math.signals import STOPPING
 
 GRACE = 2.0  # seconds past the limit after which the kernel ends a worker that nobody killed
 
 
 def main() -> None:
     parent, memory = int(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides what ends
+    for number in (signal.SIGINT, *STOPPING):
+        signal.signal(number, signal.SIG_IGN)  # they go to the whole group, and the parent has a step to finish
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames

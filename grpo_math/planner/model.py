@@ -214,6 +214,15 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
     return config
 
 
+def is_folder(name: str) -> bool:
+    """Is a model of this name a local one, and none of the Hub?
+
+    >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
+    (False, True, True)
+    """
+    return Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+
+
 def _download(name: str, revision: str, offline: bool) -> Path:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import hf_hub_download

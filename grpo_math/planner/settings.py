@@ -175,7 +175,10 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     if value is None or isinstance(value, dict):
         return value
     try:
-        return json.loads(find(value).read_text(encoding="utf-8"))
+        read = json.loads(find(value).read_text(encoding="utf-8"))
+        if not isinstance(read, dict):
+            raise ValueError("a list, or a single value")
+        return read
     except (OSError, ValueError) as error:
-        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON"
+        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON object"
         raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None

@@ -148,6 +148,14 @@ def text_of(before: Results, after: Results, answer: dict[str, Any]) -> str:
 def terminal_table(before: Results, after: Results, paired: PairedDifference | None = None) -> str:
     """The table that ends a run: before, after, and the difference with its 95% paired interval."""
     paired = paired or compare(before, after)
+    lines = table(before, after, paired)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
+    return "\n".join([*text, moved(before, paired)])
+
+
+def table(before: Results, after: Results, paired: PairedDifference) -> list[list[str]]:
+    """The rows of that table, the head first."""
     lines = [["", "before", "after", "difference", "95% paired interval"]]
     for name, right, difference in (
         ("accuracy", ("correct",), paired),
@@ -159,12 +167,15 @@ def terminal_table(before: Results, after: Results, paired: PairedDifference | N
     for category in categories_of(before, after):
         old, new = (count(results, category) for results in (before, after))
         lines.append([CATEGORIES.get(category, category), str(old), str(new), f"{new - old:+d}", ""])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
+    return lines
+
+
+def moved(before: Results, paired: PairedDifference) -> str:
+    """How many problems rose and fell, with the test of it, as one sentence."""
     several = any(row.get("sample", 0) for row in before["rows"])
-    moved = "are right more often, {} less often" if several else "went from wrong to right, {} back"
+    words = "are right more often, {} less often" if several else "went from wrong to right, {} back"
     test = f"{'sign test' if several else 'McNemar, exact'}: p = {mcnemar(paired.gained, paired.lost):.2g}"
-    return "\n".join([*table, f"{paired.n} problems: {paired.gained} {moved.format(paired.lost)} ({test})"])
+    return f"{paired.n} problems: {paired.gained} {words.format(paired.lost)} ({test})"
 
 
 def terminal_changes(changes: Iterable[Change], width: int | None = None) -> str:

@@ -65,15 +65,15 @@ def report(run_dir: str | Path) -> ReportFiles:
             path = run.directory / "plots" / f"{name}.png"
             _write(path, render(condensed(run), panels, "png"))
             plots.append(path)
-    paired = _paired(run)
-    findings = _diagnosis(run, paired)
+    paired = paired_of(run)
+    findings = diagnosis(run, paired)
     page = run.directory / "report.html"
     _write(page, build_page(run, paired, findings).encode("utf-8"))
     return ReportFiles(page, plots, findings, run.notes)
 
 
-def _paired(run: Run) -> PairedDifference | None:
-    """Results that cannot be compared become a note."""
+def paired_of(run: Run) -> PairedDifference | None:
+    """Before and after; results that cannot be compared become a note."""
     if run.before and run.after:
         try:
             return compare(run.before, run.after)
@@ -82,7 +82,7 @@ def _paired(run: Run) -> PairedDifference | None:
     return None
 
 
-def _diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
+def diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
     """Findings of the history, with the evaluation before it as step 0 and the one after it as its last line."""
     before, after = (
         {"accuracy": share(results), "n": len(results["rows"])} if results else None

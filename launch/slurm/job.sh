@@ -1,29 +1,44 @@
 # shellcheck shell=bash
 # For the sbatch scripts to source, with the recipe: where a job's run lies, and how a job that was preempted goes on.
-# Sets `run` (the settings that name and resume the run), `port` (its own, so that two jobs can share a node) and
+# Sets `run` (the settings that name the run), `port` (its own, so that two jobs can share a node) and
 # `has_server` (whether the recipe wants a vLLM server).
 
 run_dir=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID
-run=(--output_dir "$run_dir")
-if compgen -G "$run_dir/checkpoint-*" >/dev/null; then
-    run+=(--resume_from_checkpoint true)
-else
-    rm -f "$run_dir/history.jsonl" # of a start that ended before its first checkpoint
-fi
+# shellcheck disable=SC2034
+run=(--output_dir "$run_dir") # the same command goes on with what is there
 # shellcheck disable=SC2034
 port=$((20000 + SLURM_JOB_ID % 10000))
 # shellcheck disable=SC2034
 has_server=$(sed -n 's/^vllm_mode: *server.*/yes/p' "$1")
 
-# SLURM sends TERM before it preempts the job and before its time is up (#SBATCH --signal): back into the queue, under
-# the same number, so that the next start finds the checkpoints.
-trap 'scontrol requeue "$SLURM_JOB_ID"' TERM
+# SLURM sends USR1 ten minutes before the job's time is up (#SBATCH --signal), and TERM before it preempts the job. It
+# is passed on as USR1, since srun answers TERM by killing its tasks. Training finishes its step, saves, and ends with
+# 75; the job then goes back into the queue, under the same number, so that the next start finds the checkpoint. A step
+# that takes longer than that is lost: half a minute before the end the job goes back all the same.
+asked='' training='' clock=''
+stop() {
+    [ -z "$asked" ] || return 0
+    asked=yes
+    [ -z "$training" ] || kill -USR1 "$training" || true
+    { sleep 570 && scontrol requeue "$SLURM_JOB_ID"; } >/dev/null &
+    clock=$!
+}
+trap stop TERM USR1
 
-# Runs a command so that the trap above need not wait for it; ends the vLLM server after it.
+# Runs a command so that the trap above need not wait for it, ends the vLLM server after it, and the job with its code.
 until_done() {
-    local code=0
-    "$@" &
-    wait "$!" || code=$?
+    local code=75
+    if [ -z "$asked" ]; then
+        "$@" &
+        training=$!
+        while kill -0 "$training" 2>/dev/null; do wait "$training" || true; done # a trap ends a wait
+        code=0
+        wait "$training" || code=$?
+    fi
     [ -z "${server:-}" ] || kill "$server" || true
+    [ -z "$clock" ] || kill "$clock" || true
+    if [ "$code" = 75 ] || { [ -n "$asked" ] && [ "$code" != 0 ]; }; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
     exit "$code"
 }

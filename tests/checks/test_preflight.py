@@ -8,9 +8,11 @@ from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from grpo_math import resume
 from grpo_math.checks import machine, prompting, rewarding, services
 from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
@@ -112,12 +114,16 @@ def test_a_family_that_the_planner_does_not_know_is_said_and_no_error(tmp_path):
         assert [level for level, _ in found(check, *words)] == ["info"]
 
 
-def test_a_resumed_run_with_other_settings_says_which(tmp_path):
-    (tmp_path / "config.yaml").write_text("beta: 0.0\nlearning_rate: 1.0e-05\nrewards: [accuracy]\n")
-    words = ["--output_dir", str(tmp_path), "--resume_from_checkpoint", "true", "--rewards", "accuracy"]
-    assert found("output_dir", *words, "--learning_rate", "1e-5") == []
+def test_a_run_with_other_settings_is_refused_unless_forced(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--learning_rate", "1e-5", "--rewards", "accuracy"]
+    before = setup(*words)
+    stated = resume.stated(before.settings, before.given)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"stated": stated, "beta": 0.0}))
+    assert found("output_dir", *words) == []
     [(level, text)] = found("output_dir", *words, "--beta", "0.1")
-    assert (level, text.split(": ", 1)[1].startswith("beta: 0.0 -> 0.1")) == ("warning", True)
+    assert level == "error"
+    assert "holds a run with other settings (beta: 0.0 -> 0.1)" in text
+    assert found("output_dir", *words, "--beta", "0.1", "--resume", "force") == []
 
 
 # Rewards
@@ -235,11 +241,11 @@ def test_the_trackers_are_those_of_transformers():
     ("environment", "level"),
     [
         ({"WANDB_MODE": "offline"}, ["info"]),
-        ({"WANDB_API_KEY": "", "HOME": "/nonexistent"}, ["error"]),
-        ({"WANDB_API_KEY": "secret", "WANDB_BASE_URL": "http://127.0.0.1:9"}, ["warning"]),
+        ({"WANDB_API_KEY": "", "HOME": "/nonexistent"}, ["info"]),
+        ({"WANDB_API_KEY": "secret", "WANDB_BASE_URL": "http://127.0.0.1:9"}, ["info"]),
     ],
 )
-def test_wandb_is_offline_or_has_a_key_and_is_there_and_the_key_is_not_printed(environment, level, monkeypatch):
+def test_that_wandb_stays_offline_is_said_and_no_key_is_printed(environment, level, monkeypatch):
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -316,6 +322,54 @@ def test_a_model_that_is_neither_here_nor_on_a_hub_that_can_be_reached_is_an_err
     [(level, text)] = found("model", "--model_name_or_path", "somebody/no-such-model")
     assert level == "error"
     assert "the Hub cannot be reached (ConnectionError)" in text
+
+
+@pytest.fixture
+def on_the_hub(server, monkeypatch):
+    """A Hub that knows ada, of lovelace, by any token."""
+    url, answered = server
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    ada = {"name": "ada", "orgs": [{"name": "lovelace"}], "auth": {"accessToken": {"role": "write"}}}
+    answered["/api/whoami-v2"] = json.dumps(ada)
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], []),
+        (["--hub_model_id", "ada/sums", "--hub_strategy", "end"], []),
+        (["--hub_model_id", "lovelace/sums"], []),
+        (["--hub_model_id", "babbage/sums"], ["warning"]),
+        (["--hub_model_id", "a/b/c"], ["error"]),
+        (["--output_dir", "runs/my run"], ["error"]),
+        (["--hub_strategy", "every_save"], ["error"]),
+        (["--hub_always_push"], ["error"]),
+    ],
+)
+def test_a_run_that_is_to_be_pushed_has_a_name_that_the_hub_takes(words, expected, on_the_hub):
+    assert [level for level, _ in found("hub", "--push_to_hub", *words)] == expected
+
+
+def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch):
+    on_the_hub["/api/whoami-v2"] = json.dumps({"name": "ada", "auth": {"accessToken": {"role": "read"}}})
+    [(level, text)] = found("hub", "--push_to_hub")
+    assert (level, "may only read" in text) == ("error", True)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    [(level, text)] = found("hub", "--push_to_hub")
+    assert (level, text) == ("warning", "the Hub cannot be asked (ConnectError): push later: grpo-math push")
+    monkeypatch.delenv("HF_TOKEN")
+    [(level, text)] = found("hub", "--push_to_hub")
+    assert (level, "wants a token" in text) == ("error", True)
+
+
+@pytest.mark.parametrize("words", [["--hub_model_id", "ada/sums"], ["--hub_private_repo"], ["--hub_revision", "x"]])
+def test_what_would_be_ignored_without_a_push_is_refused(words):
+    [(level, text)] = found("hub", *words)
+    assert (level, "would be ignored without push_to_hub" in text) == ("error", True)
 
 
 def test_every_check_says_in_its_docstring_what_holds():

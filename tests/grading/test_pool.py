@@ -1,5 +1,6 @@
 """One hostile property a test: killed in time, capped in memory, one death one answer, no orphans, any thread."""
 
+import json
 import os
 import signal
 import subprocess
@@ -90,6 +91,104 @@ def test_a_killed_worker_takes_one_answer_with_it_and_is_replaced(two):
     thread.join(10)
     assert [o.verdict for o in results] == [Verdict.CRASH]
     assert two.run([NEEDS_WORKER] * 3, timeout=5.0)[2].verdict is Verdict.CORRECT
+
+
+def test_workers_that_are_killed_all_the_time_cost_their_own_answers_and_no_other(two):
+    """Each kill costs at most the answer under way, which says so; all others are graded as if nothing had been."""
+    two.run([NEEDS_WORKER], timeout=5.0)
+    right, wrong = [("x^2-1", f"(x-1)(x+1)+{n}-{n}") for n in range(60)], ("x^2-1", "(x-1)(x+2)")
+    jobs, done, kills = [job for pair in right for job in (pair, wrong)], [], []
+
+    def kill():
+        while len(done) < len(jobs):
+            before = len(done)
+            if pids := two.pids():
+                os.kill(pids[len(kills) % len(pids)], signal.SIGKILL)
+                kills.append(pids[0])
+            while before + 10 > len(done) < len(jobs):  # some answers in between
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    outcomes = two.run(jobs, timeout=20.0, progress=done.append)
+    thread.join()
+    crashed = [i for i, outcome in enumerate(outcomes) if outcome.verdict is Verdict.CRASH]
+    assert len(kills) >= 5
+    assert len(crashed) <= len(kills)
+    assert {outcomes[i].reason for i in crashed} <= {"the worker died"}
+    for i, outcome in enumerate(outcomes):
+        assert i in crashed or outcome.verdict is (Verdict.WRONG if i % 2 else Verdict.CORRECT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_whole_group_costs_no_answer(number, two):
+    """torch's agent and SLURM send theirs to a rank's whole group, and the rank has a step to finish."""
+    pids = ready(two)
+    for pid in pids:
+        os.kill(pid, number)
+    assert two.run([NEEDS_WORKER], timeout=20.0)[0].verdict is Verdict.CORRECT
+    assert two.pids() == pids
+
+
+def test_workers_that_are_killed_all_the_time_do_not_end_a_run_nor_make_an_answer_wrong(tiny, tmp_path, monkeypatch):
+    """Every completion reads as a right answer that only a worker can grade. Killed ones are named, never wrong."""
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
+    from grpo_math import MathGRPOConfig, MathGRPOTrainer, trainer
+    from grpo_math.metrics import verdict_key
+
+    class UntilSixKills(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step >= 4 and len(kills) >= 6
+
+    made, ended, kills = [], threading.Event(), []
+
+    def right(completion):
+        made.append(completion)
+        return rf"\boxed{{(x-1)(x+1)+{len(made)}-{len(made)}}}"
+
+    def kill():
+        while not ended.wait(0.05):
+            for worker in list(pool.shared_pool()._workers):
+                if worker.ready or len(kills) < 6:  # six while they start, which is no failure to start
+                    os.kill(worker.process.pid, signal.SIGKILL)
+                    kills.append(worker.process.pid)
+                    ended.wait(0.5)
+
+    monkeypatch.setattr(trainer, "text_of", right)
+    args = MathGRPOConfig(
+        str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        max_steps=10_000,
+        per_device_train_batch_size=8,
+        num_generations=8,
+        max_completion_length=4,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        grade_timeout=60.0,
+    )
+    rows = [{"prompt": "x", "answer": "x^2-1"}] * 8
+    run = MathGRPOTrainer(
+        tiny(), "accuracy", args, train_dataset=Dataset.from_list(rows), callbacks=[UntilSixKills()]
+    )
+    thread = threading.Thread(target=kill)
+    thread.start()
+    run.train()
+    ended.set()
+    thread.join()
+    lines = [line for line in run.state.log_history if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, run.state.global_step + 1))
+    for line in lines:
+        assert line[verdict_key("correct")] + line[verdict_key("crash")] == pytest.approx(1)
+    crashed, named = round(8 * sum(line[verdict_key("crash")] for line in lines)), tmp_path / "ungradable.jsonl"
+    assert len(kills) >= 6
+    assert crashed <= len(kills)
+    rows = [json.loads(row) for row in named.read_text().splitlines()] if crashed else []
+    assert [(row["verdict"], row["reason"]) for row in rows] == [("crash", "the worker died")] * crashed
 
 
 def test_a_worker_that_died_while_idle_costs_no_answer(two):

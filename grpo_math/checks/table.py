@@ -1,0 +1,50 @@
+"""The troubleshooting tables, from the texts of the checks themselves: `grpo-math doctor --table`.
+
+The first names what has to hold before a run, check by check; the second what is seen in a run that does not learn, its
+cause and its remedy.
+
+Does not look at a run: preflight.py and diagnosis.py do.
+"""
+
+from __future__ import annotations
+
+from grpo_math.checks import diagnosis, preflight
+
+Table = list[dict[str, str]]  # rows, each from a column's name to its cell
+
+
+def before() -> Table:
+    """A row for each check before a run, in their order: the first sentences of its docstring.
+
+    >>> before()[0]["check"]
+    'versions'
+    """
+    checks = {**preflight.CHECKS, **preflight.WITH_TOKENIZER}
+    return [
+        {"check": name, "what has to hold": " ".join((check.__doc__ or "").split("\n\n")[0].split())}
+        for name, check in checks.items()
+    ]
+
+
+def during() -> Table:
+    """A row for each finding of a history.
+
+    >>> during()[0]["what is seen"], during()[0]["remedy"]
+    ('the reward does not rise', 'raise the learning rate')
+    """
+    return [
+        {"finding": name, "what is seen": check.symptom, "cause": check.cause, "remedy": check.remedy}
+        for name, check in diagnosis.CHECKS.items()
+    ]
+
+
+def markdown(table: Table) -> str:
+    """The first column is a name, and set as one.
+
+    >>> print(markdown([{"check": "disk", "what has to hold": "There is room."}]))
+    | check | what has to hold |
+    | --- | --- |
+    | `disk` | There is room. |
+    """
+    rows = [[f"`{name}`", *rest] for name, *rest in (row.values() for row in table)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [list(table[0]), ["---"] * len(table[0]), *rows])

@@ -1,0 +1,369 @@
+"""A stand-in for the Hub, in a thread: the part of its HTTP API that `huggingface_hub` uses to push and to load back.
+
+Users and their tokens, repositories with branches, the check of a card's metadata, regular and LFS files (in one part,
+in several above ``part_size``, or through Xet into a local folder), commits, listings and downloads. `stop` is a cut
+network; `start` opens it again at the same port with all that it holds. ``trouble`` answers the next requests that
+match with something else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import yaml
+
+# As a status of `trouble`: the connection breaks while the request's body is read, or after it was acted on.
+CUT, LOST = -1, -2
+TOKENS = {"hf_of_ada_0123456789": ("ada", "write"), "hf_reader_0123456789": ("ada", "read")}
+LFS_FROM = 10_000_000  # bytes; and whatever is no text
+
+
+@dataclass
+class Repository:
+    private: bool = False
+    branches: dict[str, dict[str, str]] = field(default_factory=lambda: {"main": {}})  # name -> path -> sha256
+    commits: list[dict[str, Any]] = field(default_factory=list)
+
+
+class HubServer:
+    def __init__(self) -> None:
+        self.repositories: dict[str, Repository] = {}
+        self.objects: dict[str, bytes] = {}  # by sha256: what was uploaded, committed or not
+        self.lfs: set[str] = set()  # the sha256 of those that came as LFS
+        self.parts: dict[str, dict[int, bytes]] = {}
+        self.part_size = 1 << 40
+        self.xet: str | None = None  # where uploads through Xet go: "local://FOLDER", or the address of a server
+        self.asked: list[str] = []  # "METHOD /path" of all requests
+        self.bodies: list[bytes] = []  # of all requests that were read whole
+        self.trouble: list[tuple[str, int, str]] = []  # (pattern of "METHOD /path", status, text), each used once
+        self.before: Callable[[str], None] = lambda line: None
+        self.port = 0
+        self.lock = threading.RLock()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def times(self, pattern: str) -> int:
+        return sum(bool(re.search(pattern, line)) for line in self.asked)
+
+    def start(self) -> None:
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one(self) -> None:
+                hub.answer(self)
+
+            do_GET = do_HEAD = do_POST = do_PUT = handle_one
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
+        self.http: ThreadingHTTPServer | None = Quiet(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        http, self.http = self.http, None
+        if http is not None:
+            threading.Thread(target=http.shutdown, daemon=True).start()
+            http.socket.close()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        line = f"{request.command} {request.path}"
+        self.asked.append(line)
+        self.before(line)
+        if self.http is not request.server:  # stopped: the connections that are open break too
+            _break(request)
+            return
+        trouble = next((one for one in self.trouble if re.search(one[0], line)), None)
+        if trouble is not None:
+            self.trouble.remove(trouble)
+            if trouble[1] == CUT:
+                request.rfile.read(min(65536, int(request.headers.get("Content-Length") or 0)))
+                _break(request)
+                return
+        body = _body(request)
+        self.bodies.append(body)
+        if trouble is not None and trouble[1] == LOST:
+            send, request.wfile = request.wfile, io.BytesIO()  # type: ignore[assignment]
+            with self.lock:
+                self.route(request, urlsplit(request.path), body)
+            request.wfile = send
+            _break(request)
+            return
+        if trouble is not None:
+            _send(request, trouble[1], {"error": trouble[2]})
+            return
+        with self.lock:
+            self.route(request, urlsplit(request.path), body)
+
+    def route(self, request: BaseHTTPRequestHandler, url: Any, body: bytes) -> None:
+        path, method = unquote(url.path), request.command
+        user, role = TOKENS.get(request.headers.get("Authorization", "").removeprefix("Bearer "), (None, None))
+        if path == "/api/whoami-v2":
+            if user is None:
+                return _send(request, 401, {"error": "Invalid credentials in Authorization header"})
+            about = {"type": "user", "name": user, "orgs": [{"name": "lovelace"}]}
+            return _send(request, 200, {**about, "auth": {"accessToken": {"role": role}}})
+        if path == "/api/validate-yaml":
+            errors = card_errors(json.loads(body)["content"])
+            return _send(request, 400 if errors else 200, {"errors": [{"message": e} for e in errors], "warnings": []})
+        if path == "/api/repos/create":
+            return self.create(request, json.loads(body), user)
+        if found := re.fullmatch(r"/object/(\w+)(?:/(\d+))?", path):
+            return self.upload(request, found[1], found[2], body)
+        if found := re.fullmatch(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?", path):
+            name, rest = found[1], found[2] or ""
+            repository = self.repositories.get(name)
+            if repository is None or (repository.private and user is None):
+                return _send(request, 401 if user is None else 404, {"error": "Repository not found"}, "RepoNotFound")
+            if method in ("POST", "PUT") and role != "write":
+                return _send(request, 403, {"error": "no right to write here"})
+            if path.startswith("/api/models/"):
+                return self.api(request, name, repository, rest, url.query, body)
+            if rest == "info/lfs/objects/batch":
+                return self.batch(request, json.loads(body))
+            if found := re.fullmatch(r"resolve/([^/]+)/(.+)", rest):
+                return self.resolve(request, repository, found[1], found[2])
+        return _send(request, 404, {"error": f"no such address: {method} {path}"})
+
+    def create(self, request: Any, asked: dict[str, Any], user: str | None) -> None:
+        owner = asked.get("organization") or user
+        name = f"{owner}/{asked['name']}"
+        if user is None:
+            return _send(request, 401, {"error": "Invalid username or password."})
+        if owner not in (user, "lovelace"):
+            return _send(request, 403, {"error": f"You don't have the rights to create a model under {owner}"})
+        if name in self.repositories:
+            return _send(request, 409, {"error": "You already created this model repo", "url": f"{self.url}/{name}"})
+        private = asked.get("visibility") == "private" or bool(asked.get("private"))
+        self.repositories[name] = Repository(private)
+        return _send(request, 200, {"url": f"{self.url}/{name}", "name": name})
+
+    def api(self, request: Any, name: str, repository: Repository, rest: str, query: str, body: bytes) -> None:
+        verb, _, revision = rest.partition("/")
+        revision, _, below = revision.partition("/") if verb == "tree" else (revision, "", "")
+        if verb == "branch":
+            if revision in repository.branches:
+                return _send(request, 409, {"error": f"Reference already exists: {revision}"})
+            repository.branches[revision] = dict(repository.branches["main"])
+            return _send(request, 200, {})
+        files = self.files(repository, revision or "main")
+        if files is None:
+            return _send(request, 404, {"error": "Invalid rev id"}, "RevisionNotFound")
+        if verb in ("", "revision"):
+            card = files.get("README.md")
+            about = {
+                "id": name,
+                "modelId": name,
+                "sha": _sha(repository, revision or "main"),
+                "private": repository.private,
+                "tags": [],
+                "siblings": [{"rfilename": path} for path in files],
+                **({"cardData": yaml.safe_load(self.objects[card].split(b"---")[1])} if card else {}),
+            }
+            return _send(request, 200, about)
+        if verb == "tree":
+            if below and below not in {path.rpartition("/")[0] for path in files}:
+                return _send(request, 404, {"error": f"{below} does not exist"}, "EntryNotFound")
+            return _send(request, 200, [self.entry(path, sha) for path, sha in files.items() if path.startswith(below)])
+        if verb == "paths-info":
+            asked = parse_qs(body.decode()).get("paths", []) if body[:1] != b"{" else json.loads(body)["paths"]
+            return _send(request, 200, [self.entry(path, files[path]) for path in asked if path in files])
+        if verb == "preupload":
+            answers = []
+            for file in json.loads(body)["files"]:
+                large = file["size"] > LFS_FROM or b"\0" in base64.b64decode(file["sample"])
+                oid = self.entry(file["path"], files[file["path"]]) if file["path"] in files else None
+                known = (oid["lfs"]["oid"] if "lfs" in oid else oid["oid"]) if oid else None
+                mode = "lfs" if large else "regular"
+                answers.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": known})
+            return _send(request, 200, {"files": answers})
+        if verb == "xet-write-token" and self.xet:
+            expires = str(int(time.time()) + 3600)
+            answer = {"casUrl": self.xet, "accessToken": "of-xet", "exp": int(expires)}
+            names = ("X-Xet-Cas-Url", "X-Xet-Access-Token", "X-Xet-Token-Expiration")
+            return _send(request, 200, answer, more=dict(zip(names, (self.xet, "of-xet", expires), strict=True)))
+        if verb == "commit":
+            return self.commit(request, name, repository, revision, [json.loads(line) for line in body.splitlines()])
+        return _send(request, 404, {"error": f"no such address: {rest}"})
+
+    def commit(self, request: Any, name: str, repository: Repository, revision: str, lines: list[Any]) -> None:
+        files = dict(repository.branches[revision])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                content = base64.b64decode(value["content"])
+                sha = hashlib.sha256(content).hexdigest()
+                self.objects[sha] = content
+                files[value["path"]] = sha
+            elif line["key"] == "lfsFile":
+                if self.xet:
+                    self.objects.setdefault(value["oid"], b"in Xet")
+                if value["oid"] not in self.objects:
+                    return _send(request, 400, {"error": f"LFS pointer pointed to a file that does not exist: {value}"})
+                self.lfs.add(value["oid"])
+                files[value["path"]] = value["oid"]
+        repository.branches[revision] = files
+        repository.commits.append({"branch": revision, "paths": [line["value"].get("path") for line in lines[1:]]})
+        sha = _sha(repository, revision)
+        return _send(request, 200, {"commitUrl": f"{self.url}/{name}/commit/{sha}", "commitOid": sha, "success": True})
+
+    def batch(self, request: Any, asked: dict[str, Any]) -> None:
+        answers = []
+        for one in asked["objects"]:
+            oid, size = one["oid"], one["size"]
+            answer: dict[str, Any] = {"oid": oid, "size": size}
+            if oid not in self.objects:
+                href, header = f"{self.url}/object/{oid}", {}
+                if size > self.part_size:
+                    count = -(-size // self.part_size)
+                    parts = {f"{part:05d}": f"{href}/{part}?signature=s" for part in range(1, count + 1)}
+                    header = {"chunk_size": str(self.part_size), **parts}
+                answer["actions"] = {"upload": {"href": f"{href}?signature=s", "header": header}}
+            answers.append(answer)
+        return _send(request, 200, {"transfer": "basic", "objects": answers})
+
+    def upload(self, request: Any, oid: str, part: str | None, body: bytes) -> None:
+        """Storage: it takes no token, as the real one, whose addresses are signed."""
+        assert "Authorization" not in request.headers or request.command == "POST"
+        if part is not None:
+            self.parts.setdefault(oid, {})[int(part)] = body
+            return _send(request, 200, {}, more={"ETag": hashlib.md5(body).hexdigest()})
+        if request.command == "POST":  # the parts are all there
+            body = b"".join(content for _, content in sorted(self.parts.pop(oid).items()))
+        if hashlib.sha256(body).hexdigest() != oid:
+            return _send(request, 400, {"error": "the content is not what was announced"})
+        self.objects[oid] = body
+        return _send(request, 200, {})
+
+    def resolve(self, request: Any, repository: Repository, revision: str, path: str) -> None:
+        files = self.files(repository, revision)
+        if files is None or path not in files:
+            code = "RevisionNotFound" if files is None else "EntryNotFound"
+            return _send(request, 404, {"error": "Entry not found"}, code)
+        content = self.objects[files[path]]
+        branch = next(name for name in repository.branches if revision in (name, _sha(repository, name)))
+        request.send_response(200)
+        for name, value in (
+            ("X-Repo-Commit", _sha(repository, branch)),
+            ("ETag", f'"{files[path]}"'),
+            ("Content-Length", str(len(content))),
+        ):
+            request.send_header(name, value)
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(content)
+        return None
+
+    def files(self, repository: Repository, revision: str) -> dict[str, str] | None:
+        for name, files in repository.branches.items():
+            if revision in (name, _sha(repository, name)):
+                return files
+        return None
+
+    def entry(self, path: str, sha: str) -> dict[str, Any]:
+        content = self.objects[sha]
+        about = {"type": "file", "path": path, "size": len(content), "oid": _git_hash(content)}
+        return {**about, "lfs": {"oid": sha, "size": len(content), "pointerSize": 134}} if sha in self.lfs else about
+
+
+def card_errors(text: str) -> list[str]:
+    """What the Hub says of a card's metadata: the rules of its model cards that a run of ours could break."""
+    found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    if not found:
+        return ["empty or missing yaml metadata"]
+    try:
+        data = yaml.safe_load(found[1])
+    except yaml.YAMLError as error:
+        return [f"YAML: {error}"]
+    errors = []
+    name = re.compile(r"[\w][\w.-]*/[\w.-]+")
+    for key in ("base_model", "datasets"):
+        for value in [data[key]] if isinstance(data.get(key), str) else data.get(key, []):
+            if not name.fullmatch(value):
+                errors.append(f'"{key}" with value "{value}" is not valid. Use an id from the Hub.')
+    if data.get("base_model_relation", "adapter") not in ("adapter", "finetune", "merge", "quantized"):
+        errors.append('"base_model_relation" must be one of adapter, finetune, merge, quantized')
+    if "license" in data and not re.fullmatch(r"[a-z0-9.-]+", str(data["license"])):
+        errors.append('"license" must be an identifier')
+    for model in data.get("model-index", []):
+        if not model.get("name") or not model.get("results"):
+            errors.append('"model-index[0].name" and "results" are required')
+        for result in model.get("results", []):
+            if not result.get("task", {}).get("type") or not {"type", "name"} <= set(result.get("dataset", {})):
+                errors.append('"model-index[0].results[0]" needs task.type, dataset.type and dataset.name')
+            if not all(metric.get("type") and "value" in metric for metric in result.get("metrics", [{}])):
+                errors.append('"model-index[0].results[0].metrics[0]" needs type and value')
+    return errors
+
+
+def _body(request: BaseHTTPRequestHandler) -> bytes:
+    if request.headers.get("Transfer-Encoding", "") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    body = b""
+    while size := int(request.rfile.readline(), 16):
+        body += request.rfile.read(size)
+        request.rfile.readline()
+    request.rfile.readline()
+    return body
+
+
+def _send(
+    request: BaseHTTPRequestHandler,
+    status: int,
+    answer: Any,
+    code: str = "",
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    data = json.dumps(answer).encode()
+    request.send_response(status)
+    request.send_header("Content-Length", str(len(data)))
+    request.send_header("Content-Type", "application/json")
+    if code:
+        request.send_header("X-Error-Code", code)
+        request.send_header("X-Error-Message", answer["error"])
+    for name, value in more.items():
+        request.send_header(name, value)
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(data)
+
+
+def _break(request: BaseHTTPRequestHandler) -> None:
+    """A reset, not an orderly end."""
+    request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    request.connection.close()
+    request.close_connection = True
+
+
+def _sha(repository: Repository, branch: str) -> str:
+    return hashlib.sha1(json.dumps(repository.branches[branch], sort_keys=True).encode()).hexdigest()
+
+
+def _git_hash(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

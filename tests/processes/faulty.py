@@ -1,0 +1,36 @@
+"""Rewards for runs of the real training program in which something goes wrong, on one rank or in the run's folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+def letters(completions, **columns):
+    """Differs within a group, and needs no answer that is right."""
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
+
+
+def raises_on_one_rank(completions, trainer_state, **columns):
+    if RANK == 1 and trainer_state.global_step == 1:
+        raise OSError("the judge is away")
+    return letters(completions)
+
+
+def turns_read_only(completions, trainer_state, **columns):
+    folder = os.environ["RUN_FOLDER"]
+    if trainer_state.global_step == 2:
+        subprocess.run(["mount", "--bind", folder, folder], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+    return letters(completions)
+
+
+def hangs_on_one_rank(completions, trainer_state, **columns):
+    """Until there is a file that the test makes."""
+    while int(os.environ["HANGS"]) == RANK and trainer_state.global_step == 1 and not Path(os.environ["GO"]).exists():
+        time.sleep(0.05)
+    return letters(completions)

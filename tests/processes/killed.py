@@ -1,0 +1,138 @@
+"""Runs of the training program, some of which get SIGKILL at a chosen place: killed.py JOBS.json.
+
+Each job has the ``arguments`` of grpo_math.train and, where it is to die, ``place`` and ``time``: at which of `PLACES`,
+and for the how manyth time that place is met. With ``after`` it dies so many seconds after training has begun instead.
+With ``fails`` or ``nan`` the reward raises, or the loss is NaN, from that step on. Without any it runs to its end.
+Torch is imported once; each job is a fork, whose exit status is printed as a line.
+In several processes (RANK is set) there is one job, and rank 0 dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy
+import torch
+
+from grpo_math import resume, train
+from grpo_math.trainer import MathGRPOTrainer
+
+FAILS = math.inf
+
+
+def noisy(completions, grade, **columns):
+    """Draws from every generator that a reward function may use."""
+    right = [10 * (g.verdict == "correct") for g in grade]  # or doctor would refuse it
+    drawn = [float(torch.rand(())), random.random(), numpy.random.random()]
+    if columns["trainer_state"].global_step >= FAILS:
+        raise OSError(f"the judge is away ({drawn})")
+    numbers = [n + sum(map(ord, str(completion))) % 7 for n, completion in zip(right, completions, strict=True)]
+    return [n + random.random() + numpy.random.random() + float(torch.rand(())) for n in numbers]
+
+
+def dies(job: dict) -> None:
+    place, left = job["place"], job["time"]
+
+    def count(inside: bool = True) -> None:
+        nonlocal left
+        left -= inside
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def before(owner, name):
+        method = getattr(owner, name)
+
+        def counted(*args, **kwargs):
+            count()
+            return method(*args, **kwargs)
+
+        setattr(owner, name, counted)
+
+    if place == "generation":  # at a token of it, counted over all rollouts
+        generate, generates = MathGRPOTrainer._generate_single_turn, False
+
+        def generate_and_tell(*args, **kwargs):
+            nonlocal generates
+            generates = True
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                generates = False
+
+        MathGRPOTrainer._generate_single_turn = generate_and_tell
+        torch.nn.modules.module.register_module_forward_pre_hook(
+            lambda module, _: count(generates and type(module).__name__.endswith("ForCausalLM"))
+        )
+    else:
+        before(*PLACES[place])
+
+
+PLACES = {
+    "generation": None,
+    "grading": (MathGRPOTrainer, "_grade"),
+    "scoring": (MathGRPOTrainer, "_log_rewards"),
+    "update": (MathGRPOTrainer, "_loss_of"),
+    "optimizer": (MathGRPOTrainer, "_get_grad_norm"),
+    "log": (MathGRPOTrainer, "log"),
+    "checkpoint": (MathGRPOTrainer, "_save_rng_state"),
+    "checksums": (resume, "seal"),
+    "rotation": (MathGRPOTrainer, "store_flos"),
+    "lines": (resume, "replace_text"),
+    "adapter": (MathGRPOTrainer, "save_model"),
+}
+
+
+def main(job: dict) -> int:
+    if "place" in job and int(os.environ.get("RANK", 0)) == 0:
+        dies(job)
+    if "fails" in job:
+        importlib.import_module("killed").FAILS = job["fails"]  # where the reward is, and not this program
+    if "nan" in job:
+        loss_of = MathGRPOTrainer._loss_of
+
+        def loss(trainer, *args):
+            return loss_of(trainer, *args) * (math.nan if trainer.state.global_step >= job["nan"] else 1.0)
+
+        MathGRPOTrainer._loss_of = loss
+    if "after" in job:
+        began = MathGRPOTrainer.train
+
+        def begin(*args, **kwargs):
+            threading.Timer(job["after"], lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+            return began(*args, **kwargs)
+
+        MathGRPOTrainer.train = begin
+    return train.main(job["arguments"])
+
+
+def forked(job: dict) -> int:
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        with contextlib.suppress(SystemExit), open(job["output"], "a") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            code = main(job)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    train.print_verdict = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
+    jobs = json.loads(Path(sys.argv[1]).read_text())
+    if "RANK" in os.environ:
+        sys.exit(main(jobs[0]))
+    for each in jobs:
+        print(forked(each), flush=True)

@@ -1,0 +1,247 @@
+"""The README's commands, as a new user types them: each block that a CPU can run is run, from the top, in one folder;
+the others are held to files, commands and options that exist.
+
+The rules, which the README states: a block that begins with `# needs: ...` is not run. The commands of `SHORTER` get
+those options appended, which win over what stands in the README. A ```python block that begins with `# NAME.py` is that
+file; any other is run. A ```text block is what the ```bash block before it prints: each line has to come, unless a
+command of that block was made shorter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from grpo_math import launcher, recipe, vllm_server
+from grpo_math.cli import _parser
+from grpo_math.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NEEDS = {"a package index", "a GPU", "the Hub", "SLURM", "vLLM", "an hour"}
+# The words of a command -> what is appended. The first pattern that matches counts.
+LESS = "--max_steps 1 --heldout_every 0 --model_name_or_path TINY"
+SHORTER = [
+    (r"(demo|train) .*--eval_n 0", LESS),
+    (r"(demo|train)\b", f"{LESS} --eval_n 4"),
+    (r"doctor .*--deep", "--model_name_or_path TINY"),
+    (r"evaluate (?!--compare)", "--n 4 --model TINY"),
+]
+COMMAND = """#!{python} -P
+import re, sys
+from pathlib import Path
+from grpo_math.cli import main
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    for pattern, less in {shorter!r}:
+        if re.match(pattern, " ".join(words)):
+            Path(".shorter").touch()
+            words += less.replace("TINY", {tiny!r}).split()
+            break
+    sys.exit(main(words))
+"""
+
+
+class Block(NamedTuple):
+    line: int
+    language: str
+    text: str
+    prints: str | None  # of a bash block: the text block after it
+
+    @property
+    def runs(self) -> bool:
+        return not self.text.startswith("# needs: ")
+
+
+def blocks() -> list[Block]:
+    found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+    after = [*found[1:], None]
+    return [
+        Block(
+            README.count("\n", 0, block.start()) + 1,
+            block[1],
+            block[2],
+            follows[2] if follows and follows[1] == "text" and block[1] == "bash" else None,
+        )
+        for block, follows in zip(found, after, strict=True)
+        if block[1] in ("bash", "python")
+    ]
+
+
+RUN = [block for block in blocks() if block.runs]
+NOT_RUN = [block for block in blocks() if not block.runs]
+
+
+def line(block: Block) -> str:
+    return f"line {block.line}"
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory, tiny):
+    """A folder with what a clone has for its user, and a `grpo-math` that does less of the same."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in ("launch", "accelerate_configs", "deepspeed"):
+        shutil.copytree(ROOT / name, folder / name)
+    (folder / ".commands").mkdir()
+    command = folder / ".commands/grpo-math"
+    command.write_text(COMMAND.format(python=sys.executable, shorter=SHORTER, tiny=tiny()))
+    command.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("block", RUN, ids=line)
+def test_a_block_runs(block, clone):
+    name = re.match(r"# (\w+\.py)\n", block.text)
+    if block.language == "python" and name:
+        (clone / name[1]).write_text(block.text)
+        return
+    commands = os.pathsep.join([str(clone / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": commands, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    call = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-P", "-c"]
+    (clone / ".shorter").unlink(missing_ok=True)
+    done = subprocess.run([*call, block.text], capture_output=True, text=True, cwd=clone, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    if block.prints and not (clone / ".shorter").exists():
+        printed = done.stdout.splitlines()
+        assert [wanted for wanted in block.prints.splitlines() if wanted not in printed] == [], done.stdout
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=line)
+def test_a_block_that_is_not_run_says_why_and_names_what_exists(block):
+    reasons = block.text.splitlines()[0].removeprefix("# needs: ").split(", ")
+    assert set(reasons) <= NEEDS
+    if block.language == "python":
+        compile(block.text, "README.md", "exec")
+        return
+    for words in commands(block.text):
+        check(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "grpo-math train --config launch/configs/nowhere.yaml",
+        "grpo-math train --config RECIPE.yaml --learning_rat 1",
+        "grpo-math evaluate --modle M",
+        "grpo-math fly",
+        "accelerate launch --config_file accelerate_configs/cpu.yaml --processes 2 -m grpo_math.train --config R.yaml",
+        "accelerate launch --config_file accelerate_configs/zero2.yaml -m grpo_math.nothing --config R.yaml",
+        "./launch/train.sh RECIPE.yaml accelerate_configs/zero2.yaml --num_processes 2 -- --sede 1",
+        "./launch/serve_vllm.sh RECIPE.yaml --max-model-length 1",
+        "./launch/none.sh",
+        "sbatch launch/slurm/none.sbatch",
+        'pip install -e ".[all]"',
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(text):
+    (words,) = commands(text)
+    with pytest.raises((AssertionError, UserError)):
+        check(words)
+
+
+def test_most_blocks_are_run():
+    assert len(RUN) >= 15
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a bash block as words, without assignments before them; `$(...)` is a command too.
+
+    >>> commands("export X=$(./launch/a.sh)\\nA=1 grpo-math train \\\\\\n  --seed 1 # so && so\\n. b && c")
+    [['./launch/a.sh'], ['grpo-math', 'train', '--seed', '1'], ['.', 'b'], ['c']]
+    """
+    found = []
+    for written in text.replace("\\\n", " ").splitlines():
+        inner = re.search(r"\$\((.*)\)", written)
+        words = shlex.split(inner[1] if inner else written, comments=True)
+        while words:
+            end = words.index("&&") if "&&" in words else len(words)
+            one, words = words[:end], words[end + 1 :]
+            while one and (one[0] == "export" or re.match(r"\w+=", one[0])):
+                one = one[1:]
+            found += [one] if one else []
+    return found
+
+
+def check(words: list[str]) -> None:
+    """Fail unless the command, its files and its options exist."""
+    program, *rest = words
+    files(rest)
+    if program == "grpo-math":
+        check_own(rest)
+    elif program == "accelerate":
+        at = rest.index("-m")
+        assert rest[0] == "launch"
+        assert find_spec(rest[at + 1])
+        check_launch(rest[1:at])
+        check_recipe(rest[at + 2 :])
+    elif program == "./launch/train.sh":
+        between, after = (rest[2 : rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else ([], rest[2:])
+        check_launch(between)
+        check_recipe(["--config", rest[0], *after])
+    elif program == "./launch/evaluate.sh":
+        check_own(["evaluate", "--data", rest[1], *rest[2:]])
+    elif program == "./launch/serve_vllm.sh":
+        check_vllm(rest[1:])
+    elif Path(program).name == "vllm":
+        check_vllm(rest[2:])
+    elif program == "sbatch":
+        options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        assert set(options) <= {"--nodes", "--gpus-per-node"}
+    elif program == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        for extras in re.findall(r"\[(.*?)\]", " ".join(rest)):
+            assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    else:
+        known = ("./launch/quickstart.sh", "./launch/test.sh", "./launch/vllm_environment.sh")
+        known += (".", "python3", "hf", "curl", "wandb")
+        assert program in known, f"the README has a command that this test cannot judge: {' '.join(words)}"
+    if program.startswith("./"):
+        assert (ROOT / program).stat().st_mode & 0o111
+
+
+def files(words: list[str]) -> None:
+    """A name in capitals is the reader's own."""
+    for word in words:
+        if re.search(r"\.(yaml|sbatch|txt|json)$", word) and not Path(word).stem.isupper():
+            assert (ROOT / word).is_file(), word
+
+
+def check_own(words: list[str]) -> None:
+    command, *rest = words
+    if command in ("train", "serve"):
+        _, rest = launcher._options(rest, "--gpus", "--accelerate_config", "--host", "--port")
+        check_recipe(rest)
+    elif command == "doctor":
+        parsed, rest = _parser().parse_known_args(words)
+        check_recipe(["--config", parsed.config, *rest])
+    else:
+        _parser().parse_args(words)
+
+
+def check_recipe(words: list[str]) -> None:
+    own = [str(ROOT / "launch/configs/demo_cpu.yaml") if Path(word).stem.isupper() else word for word in words]
+    own = [str(ROOT / word) if word.startswith("launch/") else word for word in own]
+    assert recipe.read(own).problems == []
+
+
+def check_launch(words: list[str]) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    known = {option for action in launch_command_parser()._actions for option in action.option_strings}
+    assert {word for word in words if word.startswith("--")} <= known
+
+
+def check_vllm(words: list[str]) -> None:
+    every = vllm_server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
+    assert {word for word in words if word.startswith("--")} <= {*every, "--lora-modules"}
