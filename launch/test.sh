@@ -7,4 +7,5 @@ cd "$(dirname "$0")/.."
 make_environment .venv-test dev
 # One thread for each process: two OpenMP pools on few cores wait for each other most of the time.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-exec python -m pytest "$@"
+# Two files of tests side by side: most of them wait for one process at a time. -n 0 runs them one by one.
+exec python -m pytest -n 2 --dist loadfile "$@"

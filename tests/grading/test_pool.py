@@ -172,9 +172,7 @@ def test_workers_that_are_killed_all_the_time_do_not_end_a_run_nor_make_an_answe
         grade_timeout=60.0,
     )
     rows = [{"prompt": "x", "answer": "x^2-1"}] * 8
-    run = MathGRPOTrainer(
-        tiny(), "accuracy", args, train_dataset=Dataset.from_list(rows), callbacks=[UntilSixKills()]
-    )
+    run = MathGRPOTrainer(tiny(), "accuracy", args, train_dataset=Dataset.from_list(rows), callbacks=[UntilSixKills()])
     thread = threading.Thread(target=kill)
     thread.start()
     run.train()
