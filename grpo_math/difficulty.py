@@ -103,12 +103,13 @@ def measure(
     are, so that a run that measures trains the same as one that finds the file.
     """
     from accelerate import PartialState
-    from accelerate.utils import broadcast_object_list, gather_object
+    from accelerate.utils import gather_object
     from tqdm import tqdm
 
+    from grpo_math.main_process import on_main
+
     state = PartialState()
-    known: list[Any] = [_rates(path, journal.go_on(path, about, FIELD)) if state.is_main_process else None]
-    rates: Rates = broadcast_object_list(known)[0]
+    rates: Rates = on_main(lambda: _rates(path, journal.go_on(path, about, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = about["samples"]
     share = max(1, batch_size // samples)  # problems of one process at a time

@@ -8,9 +8,20 @@ Does not hold internal errors: a bug in this package shows its traceback.
 
 from __future__ import annotations
 
+import copyreg
+from typing import Any
+
 
 class UserError(Exception):
-    """Something that the user can put right. ``str(error)`` is one line."""
+    """Something that the user can put right. ``str(error)`` is one line. Its subclasses too can be pickled.
+
+    >>> import pickle
+    >>> pickle.loads(pickle.dumps(ConfigError("beta", -1, "is negative", "give 0 or more")))
+    ConfigError('beta=-1 is negative: give 0 or more')
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:  # not made anew: a subclass's __init__ takes other arguments
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(UserError, ValueError):

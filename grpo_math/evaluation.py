@@ -28,6 +28,7 @@ from grpo_math.fingerprint import grader_hash, problems_hash, prompt_hash, weigh
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.metrics import CATEGORIES
 from grpo_math.models import model_path
+from grpo_math.resume import replace_text
 from grpo_math.rollout import Completion, Generate, batch_seed, batches, complete, token_ids, with_model
 from grpo_math.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
 
@@ -388,9 +389,7 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write beside the target and rename: a reader never sees half a file."""
+    """As `resume.replace_text`: a reader never sees half a file. The folder is made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.part")
-    scratch.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(path)
+    replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

@@ -285,6 +285,11 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     return lines
 
 
+def write_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The hash of each problem, one a line, for `changed_problems`."""
+    replace_text(run_dir / PROBLEMS, "".join(problem_hash(row) + "\n" for row in rows))
+
+
 def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line if the problems are not those that the run was started with."""
     try:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ if __name__ == "__main__":
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import DynamoBackend, broadcast_object_list, gather_object
+from accelerate.utils import DynamoBackend, gather_object
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from grpo_math import difficulty, hub, lock, metrics, planner, recipe, resume
 from grpo_math.batch import Batch, plan
-from grpo_math.checks.machine import existing
+from grpo_math.checks.machine import existing, read_only
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight, refusal
 from grpo_math.checks.setup import Setup
 from grpo_math.config import MathGRPOConfig
@@ -42,7 +42,8 @@ from grpo_math.difficulty import CURRICULA
 from grpo_math.disk import failed_write
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, one_of
 from grpo_math.evaluation import evaluate, summary, write_json
-from grpo_math.fingerprint import problem_hash, problems_hash
+from grpo_math.fingerprint import problems_hash
+from grpo_math.main_process import on_main
 from grpo_math.models import fast_dtype, load_tokenizer, model_path, weights_of
 from grpo_math.peers import Peers
 from grpo_math.planner.settings import deepspeed_config
@@ -290,7 +291,7 @@ def _train(
 ) -> None:
     if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
         os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
-    alike(lambda: lock.hold(run_dir, make=False))  # before anything of a run that is under way is looked at
+    on_main(lambda: lock.hold(run_dir, make=False))  # before anything of a run that is under way is looked at
     check(train_args, config, run_dir)
     if train_args.needs_pass_rates:
         measured_how = _measured_how(train_args, config, model_args)
@@ -305,7 +306,7 @@ def _train(
     rows, held_out = setup.rows, setup.held_out
     setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
     ask(setup, WITH_TOKENIZER)
-    alike(lambda: lock.hold(run_dir))  # a run that is refused leaves nothing behind
+    on_main(lambda: lock.hold(run_dir))  # a run that is refused leaves nothing behind
     ask(setup, ["output_dir"])  # once more: another run may have come and gone since
     if go_on(setup, config, run_dir):
         if config.process_index == 0:
@@ -330,8 +331,7 @@ def _train(
         launch = (state.distributed_type, state.num_processes)
         stated = resume.stated(read.values, read.given)
         write_config(run_dir / "config.yaml", {**settings, "stated": stated}, ["grpo_math.train", *argv], *launch)
-        hashes = "".join(problem_hash(row) + "\n" for row in rows)
-        resume.replace_text(run_dir / resume.PROBLEMS, hashes)
+        resume.write_problems(run_dir, rows)
         told = Trackers(config.report_to, run_dir, settings)
         trainer.add_callback(told)
 
@@ -403,16 +403,7 @@ def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
     True if there is nothing left to do: the folder holds the finished run of these settings. Raises `UserError`, on
     every process alike, for the run of other settings, problems or processes, and for a damaged checkpoint.
     """
-    decided: list[Any] = [None, None, False]
-    if config.process_index == 0:
-        try:
-            decided = [None, *_decide(setup, config, run_dir)]
-        except UserError as error:
-            decided = [str(error), None, False]
-    broadcast_object_list(decided)
-    refused, config.resume_from_checkpoint, finished = decided
-    if refused:
-        raise UserError(refused)
+    config.resume_from_checkpoint, finished = on_main(lambda: _decide(setup, config, run_dir))
     return finished
 
 
@@ -515,7 +506,7 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
             raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {own}")
     if train_args.difficulty_file:
         there = existing(Path(train_args.difficulty_file).parent)
-        if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir() or str(there).startswith(("/proc", "/sys")):
+        if not there.is_dir() or read_only(there):
             reason = f"cannot be written: {there} is read-only, or no folder"
             raise ConfigError("difficulty_file", train_args.difficulty_file, reason, "name another file")
     _check_generation(config)
@@ -602,20 +593,7 @@ def ask(setup: Setup, checks: Collection[str]) -> None:
             if finding.level == "warning":
                 print(finding.line(), file=sys.stderr)
 
-    alike(look)
-
-
-def alike(call: Callable[[], None]) -> None:
-    """What the main process alone does, whose `UserError` ends every process."""
-    refused: list[str | None] = [None]
-    if PartialState().is_main_process:
-        try:
-            call()
-        except UserError as error:
-            refused = [str(error)]
-    broadcast_object_list(refused)
-    if refused[0]:
-        raise UserError(refused[0])
+    on_main(look)
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:

@@ -47,6 +47,7 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.adapters import ADAPTER, adapter_tensors, logps, refuse_unserved, save_adapter, scaled
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.main_process import on_main
 from grpo_math.rollout import batch_seed
 from grpo_math.vllm_server import LOCAL, Sampled, Server, ServerError, served_rank
 
@@ -115,7 +116,7 @@ class AdapterGeneration(VLLMGeneration):
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         if self.mode == "server":
-            self.float32 = self._on_main(self._connect)
+            self.float32 = on_main(self._connect)
         elif self.mode == "colocate":
             self._load_colocated()
         else:
@@ -149,7 +150,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.unchecked:
             self._check_canary(everyones)
         with profiler or nullcontext():
-            sampled = self._on_main(partial(self._sample, everyones[::num_generations], num_generations))
+            sampled = on_main(partial(self._sample, everyones[::num_generations], num_generations))
         self.rollouts += 1
         first = self.accelerator.process_index * len(prompts)
         token_ids, logprobs = (values[first : first + len(prompts)] for values in sampled)
@@ -257,7 +258,7 @@ class AdapterGeneration(VLLMGeneration):
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1
         if self.mode == "server":
-            self._on_main(partial(self._publish, tensors, scale))
+            on_main(partial(self._publish, tensors, scale))
         else:
             self._publish(tensors, scale)
 
@@ -315,7 +316,7 @@ class AdapterGeneration(VLLMGeneration):
         """Raise `UserError` where vLLM's log-probs are not the trainer's."""
         self.unchecked = False
         if self.canary is None:
-            self.canary = self._on_main(partial(self._canary_prompt, prompts))
+            self.canary = on_main(partial(self._canary_prompt, prompts))
         if not self.canaries:
             self._compare(1.0)
             self.canaries = 1
@@ -381,7 +382,7 @@ class AdapterGeneration(VLLMGeneration):
     def _ask(self, prompt: list[int]) -> list[tuple[list[int], list[float | None]]]:
         """A greedy continuation with its log-probs from every server, or from every process's engine."""
         if self.mode == "server":
-            return self._on_main(partial(self._ask_servers, prompt))
+            return on_main(partial(self._ask_servers, prompt))
         from vllm import SamplingParams
 
         if self.enable_sleep_mode:
@@ -416,22 +417,6 @@ class AdapterGeneration(VLLMGeneration):
         if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
             return 0.4
         return 0.02 if self.float32 else 0.2
-
-    # Processes
-
-    def _on_main(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns on the main process, on every process; a user's error ends all of them alike."""
-        outcome: list[Any] = [None]
-        if self.accelerator.is_main_process:
-            try:
-                outcome = [(None, call())]
-            except UserError as error:
-                outcome = [(ServerAway if isinstance(error, ServerAway) else UserError, str(error))]
-        broadcast_object_list(outcome, from_process=0)
-        failed, value = outcome[0]
-        if failed is not None:
-            raise failed(value)
-        return value
 
 
 class _WithAdapter:

@@ -18,6 +18,17 @@ TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
     *("--nproc_per_node", "2"),
 ]
+# Of the training program: steps of a tiny model that take a fraction of a second.
+TINY = [
+    "--use_cpu=true",
+    "--bf16=false",
+    "--gradient_checkpointing=false",
+    "--per_device_train_batch_size=4",
+    "--num_generations=2",
+    "--max_completion_length=8",
+    "--learning_rate=1e-3",
+    "--dataset=generated:sums",
+]
 
 
 def accelerate(name: str, folder: Path, *options: str) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from launching import ROOT, accelerate, variables
+from launching import ROOT, TINY, accelerate, variables
 
 from grpo_math import metrics
 from grpo_math.run_log import History
@@ -23,18 +23,7 @@ from grpo_math.train import main
 from grpo_math.trainer import MathGRPOTrainer
 
 PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests/processes")))
-RUN = [
-    "--use_cpu=true",
-    "--bf16=false",
-    "--gradient_checkpointing=false",
-    "--per_device_train_batch_size=4",
-    "--num_generations=2",
-    "--max_completion_length=8",
-    "--learning_rate=1e-3",
-    "--dataset=generated:sums",
-    "--report_to=none",
-    "--max_steps=4",
-]
+RUN = [*TINY, "--report_to=none", "--max_steps=4"]
 MEASURED = {name for name, metric in metrics.METRICS.items() if metric.unit in ("seconds", "bytes", "tokens/s")}
 
 

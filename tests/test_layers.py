@@ -37,7 +37,7 @@ LAYERS = [
         "adapters",
     },
     {"grading", "planner"},
-    {"stats", "metrics", "prompts", "batch", "redact", "vllm_server", "journal", "recipe", "lock"},
+    {"stats", "metrics", "prompts", "batch", "redact", "vllm_server", "journal", "recipe", "lock", "main_process"},
     {"shipped"},
     {"ranks"},
     {"errors", "keeper", "signals", "watchdog"},

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import launching
 import pytest
 import yaml
 
@@ -19,18 +20,7 @@ from grpo_math.report.compare import SAME
 from grpo_math.train import main
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    "--use_cpu=true",
-    "--bf16=false",
-    "--gradient_checkpointing=false",
-    "--per_device_train_batch_size=4",
-    "--num_generations=2",
-    "--max_completion_length=8",
-    "--learning_rate=1e-3",
-    "--dataset=generated:sums",
-    "--eval_split=heldout",
-    "--save_strategy=no",
-]
+TINY = [*launching.TINY, "--eval_split=heldout", "--save_strategy=no"]
 
 
 def launch(*arguments: str, check: bool = True, **kwargs) -> subprocess.CompletedProcess[str]:

@@ -184,6 +184,11 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
+def read_only(folder: Path) -> bool:
+    """Nothing new can be made in this folder."""
+    return not os.access(folder, os.W_OK | os.X_OK) or str(folder).startswith(("/proc", "/sys"))
+
+
 def in_use(setup: Setup) -> Iterator[Said]:
     """No other process trains in the run's folder."""
     name = setup.settings["output_dir"]
@@ -202,7 +207,7 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     there = existing(folder)
     if not there.is_dir():
         raise ConfigError("output_dir", name, f"is no folder: {there} is a file", "name another folder")
-    if not os.access(there, os.W_OK | os.X_OK) or str(there).startswith(("/proc", "/sys")):
+    if read_only(there):
         raise ConfigError("output_dir", name, f"cannot be written: {there} is read-only", "name another folder")
     if folder.is_symlink() and not folder.exists():
         raise ConfigError(
