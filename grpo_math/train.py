@@ -425,6 +425,12 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     if named:
         if (named / resume.SUMS).exists() and (reason := resume.damage(named)):
             raise ConfigError("resume_from_checkpoint", asked, f"is damaged ({reason})", "give another checkpoint")
+        for file in sorted(named.glob("*.pt")):
+            try:
+                torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            except Exception as error:
+                reason = f"holds {file.name}, which is more than tensors and plain types ({type(error).__name__})"
+                raise ConfigError("resume_from_checkpoint", asked, reason, "give another checkpoint") from None
         checkpoint: Path | None = named
     else:
         checkpoint, damaged = resume.newest_whole(run_dir)

@@ -408,6 +408,24 @@ def test_a_checkpoint_of_another_folder_is_where_a_run_starts(again, finished, t
     assert f"Going on from {tmp_path / 'other/checkpoint-2'}." in said
 
 
+class Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_that_holds_code_is_refused_and_the_code_does_not_run(again, tmp_path):
+    checkpoint = tmp_path / "run/checkpoint-1"
+    (checkpoint / resume.SUMS).unlink()
+    torch.save({"state": Hostile(tmp_path / "was run")}, checkpoint / "optimizer.pt")
+    code, said = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
+    assert code == 2
+    assert "holds optimizer.pt, which is more than tensors and plain types (UnpicklingError): give another" in said
+    assert not (tmp_path / "was run").exists()
+
+
 def test_a_folder_of_another_program_is_refused(again, tmp_path):
     (tmp_path / "run/config.yaml").write_text("learning_rate: 1.0\n")
     code, said = again()

@@ -108,6 +108,8 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     for name in ("load_in_4bit", "load_in_8bit"):
         if s[name] and not s["use_peft"]:
             raise ConfigError(name, True, "cannot be trained without an adapter", "set use_peft to true")
+    if s["load_in_8bit"] and s["use_dora"] and not gpus:  # bitsandbytes drops a scale there that DoRA's norm needs
+        raise ConfigError("use_dora", True, "cannot be trained in 8 bit on a CPU", "use load_in_4bit, or leave it out")
     for name in sorted(setup.given):
         if name.startswith(("bnb_4bit_", "use_bnb_")) and not s["load_in_4bit"]:
             raise ConfigError(name, s[name], "would be ignored without load_in_4bit", "leave it out")
