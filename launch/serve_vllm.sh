@@ -15,7 +15,10 @@ field() { sed -n "s/^$1: *\([^ #]*\).*/\1/p" "$recipe"; }
 options=(--logprobs-mode processed_logprobs --max-logprobs -1)
 if [ "$(field use_peft)" = true ]; then
     rank=$(field lora_r)
-    options+=(--enable-lora --max-lora-rank "${rank:-16}")
+    for served in 8 16 32 64 128 256 320 512; do  # what vLLM takes
+        if [ "${rank:-16}" -le "$served" ]; then break; fi
+    done
+    options+=(--enable-lora --max-lora-rank "$served")
     export VLLM_ALLOW_RUNTIME_LORA_UPDATING=True
 else
     options+=(--weight-transfer-config '{"backend": "nccl"}')

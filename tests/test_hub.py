@@ -463,6 +463,13 @@ def test_nobody_at_that_address_is_one_line(hub, push, adapter_run):
     )
 
 
+def test_an_endpoint_with_a_password_in_it_is_refused_and_not_shown(hub, push, adapter_run, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url.replace("http://", "http://ada:pass4word@"))
+    _, lines = push(adapter_run, "--repo_id", "ada/sums", code=2)
+    assert lines[-1].startswith("error: HF_ENDPOINT='***' is no address: ")
+    assert not [line for line in lines if "pass4word" in line]
+
+
 def test_the_licence_of_a_base_on_the_hub_is_the_one_of_its_card(hub, push, adapter_run, tmp_path):
     hub.objects["card"] = (
         b"---\nlicense: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n---\n# Base\n"

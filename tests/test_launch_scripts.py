@@ -10,6 +10,8 @@ import pytest
 import yaml
 from launching import ROOT
 
+from grpo_math.vllm_server import RANKS, served_rank
+
 
 @pytest.fixture
 def said(tmp_path):
@@ -50,6 +52,9 @@ def test_the_server_takes_adapters_for_a_lora_and_whole_weights_otherwise(said, 
     (line,) = said("serve_vllm.sh", tmp_path / "lora.yaml", "--port", 8001)
     assert line.startswith("vllm serve some/model ")
     assert line.endswith(" --enable-lora --max-lora-rank 32 --port 8001")
+    for rank in (1, 9, *RANKS):
+        (tmp_path / "lora.yaml").write_text(yaml.safe_dump({**lora, "lora_r": rank}))
+        assert said("serve_vllm.sh", tmp_path / "lora.yaml")[0].endswith(f" --max-lora-rank {served_rank(rank)}")
     (line,) = said("serve_vllm.sh", tmp_path / "full.yaml")
     assert line.endswith('--weight-transfer-config {"backend": "nccl"}')
 

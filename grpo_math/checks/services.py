@@ -22,6 +22,7 @@ from grpo_math.checks.machine import supported
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner.model import is_folder, read_config
+from grpo_math.redact import is_address
 
 SECONDS = 5.0  # that an answer may take
 # transformers' names of trackers, and the package of each
@@ -192,6 +193,8 @@ def owners(token: str | None = None) -> list[str]:
     if not (token or huggingface_hub.get_token()):
         raise UserError("the Hub wants a token, and there is none: run hf auth login, or set HF_TOKEN")
     endpoint = huggingface_hub.constants.ENDPOINT
+    if not is_address(endpoint):
+        raise ConfigError("HF_ENDPOINT", "***", "is no address", "give http://HOST:PORT, without a user or password")
     headers = build_hf_headers(token=token or True)
     answer = huggingface_hub.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers, timeout=SECONDS)
     if answer.status_code in (401, 403):
