@@ -19,6 +19,7 @@ from grpo_math.errors import PushError, UserError
 from grpo_math.shipped import find
 from grpo_math.signals import Stop
 
+DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
     *("n", "accuracy", "ci95", "mean@n", "answer_accuracy", "pass@k", "maj@k", "categories", "by_subject", "by_level"),
     *("contamination", "seconds", "results"),
@@ -156,7 +157,7 @@ def _json(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _demo(args: argparse.Namespace, rest: list[str]) -> int:
     run_dir = Path(args.output_dir)
-    arguments = ["--config", str(recipe("demo_cpu.yaml")), "--output_dir", str(run_dir), *rest]
+    arguments = ["--config", DEMO, "--output_dir", str(run_dir), *rest]
     if (run_dir / "after.json").exists():
         number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))

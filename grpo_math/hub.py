@@ -105,7 +105,7 @@ def push(
             if scratch:
                 files |= _merged(folder, run, Path(scratch))
             _refuse_strangers(repo_id, [file.rfilename for file in there.siblings or []], files)
-            _upload(api, repo_id, revision, files)
+            _upload(api, repo_id, revision, files, there.sha)
     at = f"/tree/{revision}" if revision else ""
     return {"url": f"{api.endpoint}/{repo_id}{at}", "files": sorted(files)}
 
@@ -253,8 +253,8 @@ def _refuse_strangers(repo_id: str, there: list[str], files: dict[str, Content])
 # The Hub
 
 
-def _upload(api: Any, repo_id: str, revision: str | None, files: dict[str, Content]) -> None:
-    """The large files one by one, then one commit of everything.
+def _upload(api: Any, repo_id: str, revision: str | None, files: dict[str, Content], head: str | None) -> None:
+    """The large files one by one, then one commit of everything on ``head``.
 
     Each attempt starts from what the repository holds by then: had a commit come through whose answer was lost, the
     next attempt finds nothing to do.
@@ -269,11 +269,11 @@ def _upload(api: Any, repo_id: str, revision: str | None, files: dict[str, Conte
     for number, name in enumerate(large, start=1):
         _say(f"{number} of {len(large)}: {name}, {_size(files[name]) / 1e6:,.1f} MB")
         _again(lambda name=name: api.preupload_lfs_files(repo_id, [add(name)], revision=revision), repo_id)  # type: ignore[misc]
-    _say(f"one commit of {len(files)} files")
     message = "A run of grpo_math"
-    _again(
+    made = _again(
         lambda: api.create_commit(repo_id, map(add, sorted(files)), commit_message=message, revision=revision), repo_id
     )
+    _say("all of it was there already" if made.oid == head else f"one commit of {len(files)} files")
 
 
 def _size(content: Content) -> int:

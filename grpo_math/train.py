@@ -175,7 +175,8 @@ class Parser(TrlParser):
     """TRL's parser, fed with settings that recipe.py has read and checked one by one; what is refused is one line."""
 
     def __init__(self) -> None:
-        super().__init__(SETTINGS, prog="grpo_math.train", allow_abbrev=False)
+        usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's own is 300 lines long
+        super().__init__(SETTINGS, prog="grpo_math.train", usage=usage, allow_abbrev=False)
         self.set_defaults(logging_steps=1)  # a line of the history for each step; TRL's own default is 10
         self.given: set[str] = set()  # the settings that the recipe or the command line names
 
@@ -447,6 +448,11 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     return str(checkpoint) if checkpoint else None, False
 
 
+class _Trainer(MathGRPOTrainer):
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None: TRL's would stand in the run directory with its own text, and a base that is a folder as "None"."""
+
+
 def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, rewards: list[Reward]) -> MathGRPOTrainer:
     """The trainer of a recipe, with its weights loaded."""
     path = model_path(model_args.model_name_or_path)
@@ -460,7 +466,7 @@ def trainer_of(config: MathGRPOConfig, model_args: ModelConfig, setup: Setup, re
         **own,
     }
     with weights_of(path, own):
-        trainer = MathGRPOTrainer(
+        trainer = _Trainer(
             model=path,
             reward_funcs=rewards,
             args=config,

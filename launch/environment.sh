@@ -4,7 +4,8 @@
 # pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
 
 make_environment() {
-    local folder=$1 extras=$2 wanted
+    local folder=$1 extras=$2 wanted pip=(-m pip install --disable-pip-version-check)
+    [ -t 1 ] || pip+=(--quiet) # at a terminal pip shows what it is at, with progress bars
     find_python
     wanted=$(cat pyproject.toml constraints.txt - <<<"$extras $PWD" | cksum)
     if [ "$(cat "$folder/ready" 2>/dev/null)" != "$wanted" ]; then
@@ -12,7 +13,7 @@ make_environment() {
         rm -f "$folder/ready"
         [ -x "$folder/bin/python" ] || "$PYTHON" -m venv "$folder"
         warn_of_cuda_download "$folder/bin/python"
-        "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$extras]"
+        "$folder/bin/python" "${pip[@]}" -c constraints.txt -e ".[$extras]"
         echo "$wanted" >"$folder/ready"
     fi
     # shellcheck disable=SC1091

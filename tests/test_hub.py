@@ -250,9 +250,11 @@ def test_through_xet_the_weights_go_to_its_store_and_only_once(hub, push, adapte
 
 
 def test_a_second_push_of_the_same_run_has_nothing_to_do(hub, push, adapter_run):
-    first, _ = push(adapter_run, "--repo_id", "ada/sums")
+    first, lines = push(adapter_run, "--repo_id", "ada/sums")
+    assert lines[-1] == f"push     one commit of {len(first['files'])} files"
     uploads = hub.times("PUT")
-    second, _ = push(adapter_run, "--repo_id", "ada/sums")
+    second, lines = push(adapter_run, "--repo_id", "ada/sums")
+    assert lines[-1] == "push     all of it was there already"
     assert first == second
     assert hub.times("PUT") == uploads
     assert len(hub.repositories["ada/sums"].commits) == 1

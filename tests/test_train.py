@@ -187,6 +187,7 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
     assert {path.name for path in (tmp_path / "run/plots").iterdir()} >= {"training.png"}
     held_out = [line for line in history(tmp_path / "run") if "heldout/accuracy" in line]
     assert [line["step"] for line in held_out] == [1, 2]
+    assert not (tmp_path / "run/README.md").exists(), "TRL's card, of a base that it calls None"
     assert "95% paired interval" in done.stdout
     assert (tmp_path / "run/model/model.safetensors").exists()
 
