@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import warnings
@@ -363,6 +364,9 @@ def _quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of its own renamings
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # a kernel that it looks for on the Hub, and can do without
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from grpo_math import lock, planner, recipe, resume
+from grpo_math.checks.prompting import longest_prompt
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices, memory
@@ -136,13 +137,15 @@ def memory_plan(setup: Setup) -> Iterator[Said]:
             {name: s[name] for name in setup.given if name in s},
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
+            prompt_tokens=longest_prompt(setup),
             accelerate={"num_processes": setup.processes, **(setup.accelerate or {})},
         )
     except UserError as error:
         yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
         return
     if answer["fits"]:
-        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned", "")
+        prompts = f"prompts of {answer['assumed']['prompt_tokens']} tokens"
+        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}", "")
         return
     change = "; ".join(line for one in answer["suggestions"] for line in one["set"])
     yield Said("warning", f"memory: {'; '.join(answer['problems'])}", change or "see grpo-math plan", answer["bytes"])

@@ -173,7 +173,6 @@ CHECKS: dict[str, Check] = {
     "vllm_server": services.vllm_server,
     "ports": services.ports,
     "disk": machine.disk,
-    "memory": machine.memory_plan,
 }
 COUNTED = ("without_effect", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
 # Those that need the tokenizer, whose package imports torch.
@@ -182,6 +181,7 @@ WITH_TOKENIZER: dict[str, Check] = {
     "end_of_turn": prompting.end_of_turn,
     "padding": prompting.padding,
     "prompt_lengths": prompting.prompt_lengths,
+    "memory": machine.memory_plan,
 }
 
 

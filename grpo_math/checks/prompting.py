@@ -138,5 +138,12 @@ def lengths_of(setup: Setup) -> list[int]:
     return sorted(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
 
 
+def longest_prompt(setup: Setup) -> int | None:
+    """Of a sample of the prompts, in tokens; None where that cannot be counted."""
+    if setup.tokenizer is None or (_is_chat(setup) and not setup.tokenizer.chat_template):
+        return None
+    return lengths_of(setup)[-1]
+
+
 def _is_chat(setup: Setup) -> bool:
     return not isinstance(setup.rows[0]["prompt"], str)

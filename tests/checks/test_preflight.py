@@ -107,6 +107,14 @@ def test_a_plan_that_does_not_fit_is_a_warning_with_what_to_change(monkeypatch):
     assert "of its 2 GB" in text
 
 
+def test_memory_is_planned_for_the_prompts_that_there_are(tokenizer):
+    [(level, text)] = found("memory", tokenizer=tokenizer)
+    assert level == "info"
+    longest = prompting.longest_prompt(setup(tokenizer=tokenizer))
+    assert longest < 512
+    assert text.endswith(f"as planned for prompts of {longest} tokens: ")
+
+
 def test_a_family_that_the_planner_does_not_know_is_said_and_no_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
     words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
