@@ -128,8 +128,12 @@ def _draw_accuracy(axes: Axes, run: Run, panel: Panel) -> None:
     if values:
         _line(axes, steps, values, train_label, blue)
     steps, values = _series(run.history, heldout_key)
-    marker = "o" if len(steps) <= 40 else ""
-    axes.plot(steps, values, color=orange, linewidth=1.4, marker=marker, markersize=4, zorder=3)
+    few = len(steps) <= 40
+    axes.plot(steps, values, color=orange, linewidth=1.4, marker="o" if few else "", markersize=4, zorder=3)
+    for row in run.history if few else ():
+        value, n = row.get(heldout_key, math.nan), row.get(metrics.HELDOUT_N, 0)
+        if math.isfinite(value) and n:
+            axes.plot([row[metrics.STEP]] * 2, wilson(value * n, n), color=orange, linewidth=1, alpha=0.6, zorder=3)
     last = run.history[-1][metrics.STEP]
     for step, results in ((0.0, run.before), (last, run.after)):
         if results:
@@ -327,5 +331,7 @@ def captions(run: Run, panel: Panel) -> list[str]:
         if values:
             unit, meaning, _ = metrics.METRICS[key]
             first, last = (_figure(value, unit) for value in (values[0], values[-1]))
+            if key == metrics.HELDOUT_ACCURACY:  # the two before and after it are the page's headline
+                label = "held-out while it trains"
             sentences.append(f"{label}: {first} at first, {last} at last ({meaning})")
     return sentences
