@@ -364,9 +364,7 @@ def _quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of its own renamings
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # a kernel that it looks for on the Hub, and can do without
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it looks for a kernel on the Hub, and needs none
 
 
 if __name__ == "__main__":

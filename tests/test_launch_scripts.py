@@ -74,15 +74,16 @@ def test_a_server_that_others_can_reach_needs_a_key(words, said, tmp_path, monke
 
 
 @pytest.mark.parametrize("kind", ["adapter", "model"])
-def test_evaluate_asks_base_and_trained_model_the_same(kind, said, tmp_path):
+def test_evaluate_asks_base_and_trained_model_the_same_and_compares_them(kind, said, tmp_path):
     run = tmp_path / "run"
     (run / kind).mkdir(parents=True)
     (run / "config.yaml").write_text("model_name_or_path: some/model\ntemplate: boxed\n")
-    base, trained = said("evaluate.sh", "run", "math500", "--n", 8)
+    base, trained, compared = said("evaluate.sh", "run", "math500", "--n", 8)
     same = "--data math500 --template boxed --n 8 --output run/evaluation"
     assert base == f"grpo-math evaluate --model some/model {same}/base.json"
     of = "some/model --adapter run/adapter" if kind == "adapter" else "run/model"
     assert trained == f"grpo-math evaluate --model {of} {same}/trained.json"
+    assert compared == "grpo-math evaluate --compare run/evaluation/base.json run/evaluation/trained.json"
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
