@@ -20,7 +20,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.fingerprint import weights_hash
-from grpo_math.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.models import check_weights, fast_dtype, load_tokenizer, model_path
 from grpo_math.rollout import Completion, Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.vllm_server import Server, served_rank
 
@@ -45,6 +45,22 @@ def check(backend: str, server: str | None, adapter: str | None) -> None:
 
 def tokenizer_of(model: str) -> Any:
     return _from_pretrained(model, lambda path: load_tokenizer(path))
+
+
+def check_weights_of(model: str) -> None:
+    """That the weights in a model's folder are those of its config.json."""
+    _from_pretrained(model, check_weights)
+
+
+def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:
+    """That the model has a chat template, and one that takes such a prompt."""
+    from jinja2 import TemplateError
+
+    try:
+        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, ValueError, TypeError) as error:
+        reason = f"has no chat template that takes this prompt ({_first_line(error)})"
+        raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
 def opened(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math import __version__
-from grpo_math.errors import PushError, UserError
+from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.shipped import find
 from grpo_math.signals import Stop
 
@@ -201,6 +201,8 @@ def _train(argv: list[str]) -> int:
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     if args.compare:
         return _compare(args)
+    if args.split != args.parser.get_default("split") and str(args.data).endswith((".jsonl", ".json")):
+        raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
     for name in ("model", "data"):
         if getattr(args, name) is None:
             raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
@@ -286,17 +288,26 @@ def _push(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
+    from grpo_math.checks.launching import accelerate_config
 
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
         return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
+    for name in ("gpus", "gpu_memory", "cpu_memory"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1e6:
+            option = name.replace("_", "-")
+            raise ConfigError(option, value, "is out of range", "say what to plan for, as in --gpus 1 --gpu-memory 24")
+    accelerate = planner.read_recipe(args.accelerate_config) if args.accelerate_config else None
+    if accelerate is not None:
+        accelerate_config(args.accelerate_config, accelerate)
     answer = planner.plan(
         planner.read_recipe(args.config),
         gpus=args.gpus,
         gpu_gb=args.gpu_memory,
         cpu_gb=args.cpu_memory,
         prompt_tokens=args.prompt_tokens,
-        accelerate=planner.read_recipe(args.accelerate_config) if args.accelerate_config else None,
+        accelerate=accelerate,
     )
     _answer(args, answer, planner.picture(answer))
     return 0 if answer["fits"] else 1

@@ -26,6 +26,7 @@ from trl import GRPOConfig
 from grpo_math.advantages import BASELINES, SCALES
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES
+from grpo_math.redact import is_address
 
 LONG_SEQUENCES = ("truncate", "mask")
 VLLM_SYNCS = ("adapter", "merged")
@@ -259,6 +260,9 @@ class MathGRPOConfig(GRPOConfig):
         if not self.use_adaptive_entropy:
             for name in ("entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"):
                 self._refuse(name, "use_adaptive_entropy=False")
+        elif self.entropy_coef_min > self.entropy_coef_max:
+            reason = f"is above entropy_coef_max={self.entropy_coef_max:g}"
+            raise ConfigError("entropy_coef_min", self.entropy_coef_min, reason, "give a smaller number")
 
     def _check_vllm(self) -> None:
         one_of("vllm_sync", self.vllm_sync, VLLM_SYNCS)
@@ -267,14 +271,25 @@ class MathGRPOConfig(GRPOConfig):
             self._refuse("vllm_sync", "use_vllm=False")
         elif urls and self.vllm_mode != "server":
             self._refuse("vllm_server_base_url", f"vllm_mode={self.vllm_mode!r} has no server")
+        elif not urls and self.vllm_mode == "server" and not is_address(f"http://{self.vllm_server_host}"):
+            raise ConfigError("vllm_server_host", self.vllm_server_host, "is no host", "give a name or an IP address")
         elif urls and "," in urls:
             if self.vllm_sync == "merged":
                 reason = "names several servers, and vllm_sync='merged' sends weights to one"
                 raise ConfigError("vllm_server_base_url", urls, reason, "name one server")
             if len(set(urls.split(","))) < len(urls.split(",")):
                 raise ConfigError("vllm_server_base_url", urls, "names a server twice", "name each once")
+        if not self.vllm_importance_sampling_correction:
+            for name in ("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_max"):
+                self._refuse(name, "vllm_importance_sampling_correction=False")
+        if self.vllm_structured_outputs_regex:
+            try:
+                re.compile(self.vllm_structured_outputs_regex)
+            except re.error as error:
+                value, reason = self.vllm_structured_outputs_regex, f"is no regular expression ({error})"
+                raise ConfigError("vllm_structured_outputs_regex", value, reason, "mend it") from None
         for url in (urls or "").split(",") if urls else ():
-            if not re.fullmatch(r"https?://[^/\s,]+(/\S*)?", url.strip()):
+            if not is_address(url.strip()):
                 reason = f"holds {url.strip()!r}, which is no address"
                 raise ConfigError("vllm_server_base_url", urls, reason, "write it as http://127.0.0.1:8000")
 

@@ -115,10 +115,11 @@ def load_problems(
     for error in errors:
         if not skip_bad_rows and error.reason != EMPTY_IN_SOURCE:
             raise error
+    if not rows:
+        why = f" ({errors[0].field} {errors[0].reason}, line {errors[0].line})" if errors else ""
+        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "look at the file")
     if errors:
         logger.warning(_skipped(errors, len(rows) + len(errors)))
-    if not rows:
-        raise ConfigError("dataset", dataset, "has no row that can be used", "look at the file")
     if limit is not None:
         drawn = sorted(rows, key=lambda row: sha256(f"{seed} {row['id']}".encode()).digest())[:limit]
         kept = {row["id"] for row in drawn}
@@ -206,6 +207,8 @@ def _split(name: str, split: str) -> str:
 
 
 def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:
+    if path.is_fifo():
+        raise ConfigError(field, str(path), "is a pipe, which can be read once", remedy)
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:

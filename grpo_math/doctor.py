@@ -14,22 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math import recipe
-from grpo_math.checks import Finding
+from grpo_math.checks import Finding, launching
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, finding_of, preflight
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 
 
 def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | None = None) -> Iterator[Finding]:
     """The findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe."""
     read = recipe.read(argv)
+    launching.environment()
     accelerate = recipe.read_recipe(accelerate_config) if accelerate_config else None
+    if accelerate is not None:
+        launching.accelerate_config(str(accelerate_config), accelerate)
     processes = int((accelerate or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, accelerate)
     failed = bool(read.problems)
     for problem in read.problems:
         yield finding_of(problem, "settings")
-    for finding in preflight(setup, CHECKS, failed):
+    refused = {problem.field for problem in read.problems if isinstance(problem, ConfigError)}
+    for finding in preflight(setup, [name for name in CHECKS if name not in refused], failed):
         failed |= finding.level == "error"
         yield finding
     if not failed:
@@ -38,7 +42,7 @@ def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | 
 
 def _as_training(argv: Sequence[str], setup: Setup, deep: bool) -> Iterator[Finding]:
     """What the classes of TRL refuse, then the tokenizer, then the model."""
-    from grpo_math.models import load_tokenizer, model_path
+    from grpo_math.models import check_weights, load_tokenizer, model_path
     from grpo_math.train import Parser, check
 
     try:
@@ -48,7 +52,9 @@ def _as_training(argv: Sequence[str], setup: Setup, deep: bool) -> Iterator[Find
         yield finding_of(error, "settings")
         return
     try:
-        setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
+        path = model_path(model_args.model_name_or_path)
+        setup.tokenizer = load_tokenizer(path, model_args.model_revision)
+        check_weights(path)
     except UserError as error:
         yield finding_of(error, "model")
         return

@@ -11,6 +11,7 @@ Does not compare two results: report/compare.py does.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from grpo_math import backends, journal
+from grpo_math.checks.machine import existing, read_only
 from grpo_math.errors import ConfigError
 from grpo_math.fingerprint import grader_hash, problems_hash, prompt_hash, weights_hash
 from grpo_math.grading import Grade, Verdict, grade_batch
@@ -128,11 +130,18 @@ def evaluate(
         raise ConfigError("rows", len(rows), "have an id twice", "give each problem an id of its own")
     if temperature < 0:
         raise ConfigError("temperature", temperature, "is negative", "0 is greedy, above 0 samples")
+    if not math.isfinite(temperature):
+        raise ConfigError("temperature", temperature, "is not finite", "0 is greedy, above 0 samples")
     started = time.perf_counter()
     named = isinstance(model, str)
     if named:
         backends.check(backend, server, adapter)
+        _check_output(output)
         tokenizer = backends.tokenizer_of(model)
+        if not isinstance(rows[0]["prompt"], str):
+            backends.check_chat(model, tokenizer, rows[0]["prompt"])
+        if backend == "hf":
+            backends.check_weights_of(model)
     settings = {
         **(about or {}),
         "model": model if named else getattr(model.config, "_name_or_path", "") or "in memory",
@@ -182,6 +191,17 @@ def evaluate(
         write_json(output, results)
         results["results"] = str(output)
     return results
+
+
+def _check_output(output: str | Path | None) -> None:
+    """That the results can be written, before anything is loaded."""
+    if output is None:
+        return
+    folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
+    there = existing(folder)
+    if not there.is_dir() or read_only(there):
+        reason = f"cannot be written: {there} is read-only, or no folder"
+        raise ConfigError("output", str(output), reason, "name another file or folder")
 
 
 def answers_file(output: str | Path) -> Path:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math import batch, planner, vllm_server
+from grpo_math.checks import launching
 from grpo_math.checks.services import is_free
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.keeper import Kept
@@ -34,6 +35,7 @@ from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.recipe import read
+from grpo_math.redact import is_address
 from grpo_math.shipped import find
 from grpo_math.signals import AGAIN, INTERRUPTED, STOPPING
 
@@ -56,6 +58,7 @@ GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every ot
 
 def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
     """Train as the recipe says, and return the exit code of training; ``in_process`` trains in this process."""
+    launching.environment()
     options, rest = _options(argv, "--gpus", "--accelerate_config")
     if {"-h", "--help"} & set(rest):
         print(HELP)
@@ -63,7 +66,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
     recipe = _recipe(rest)
     gpus = _gpus(recipe, options.gpus)
     serves = _starts_server(recipe)
-    if not (gpus or serves or options.accelerate_config):
+    if not (gpus or serves or options.accelerate_config is not None):
         return in_process(rest)
     layout, config = _arrange(recipe, gpus, options.accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
@@ -106,6 +109,10 @@ def serve(argv: Sequence[str]) -> int:
             tp = recipe.get("vllm_tensor_parallel_size", 1)
             layout = Layout("server", 0, tp, tp, "")
         print(_roles(layout, gpus), file=sys.stderr)
+    if options.port is not None and not 1 <= options.port <= 65535:
+        raise ConfigError("port", options.port, "is out of range", "give a number from 1 to 65535")
+    if options.host is not None and not is_address(f"http://{options.host}"):
+        raise ConfigError("host", options.host, "is no host", "give a name or an IP address")
     port = _own_port("port", options.port) if options.port else port_of(recipe, PORT)
     with _ended_by_signals({signal.SIGTERM: 143, signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = Supervised(
@@ -186,6 +193,7 @@ def _config(name: str) -> Config:
     if not path.is_file():
         raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
     says = planner.read_recipe(path)
+    launching.accelerate_config(name, says)
     if int(says.get("num_machines") or 1) > 1:
         reason = "is for several machines, and grpo-math train starts the processes of one"
         raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each, as launch/slurm/ does")
@@ -196,7 +204,7 @@ def _arrange(
     recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
     """The layout, and the accelerate config of its processes (None: a single one without); says both, with why."""
-    own = _config(asked) if asked else None
+    own = _config(asked) if asked is not None else None
     if not gpus:
         processes = int(own.says.get("num_processes") or 1) if own else 1
         return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), own

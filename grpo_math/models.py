@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,12 @@ def embedded_model() -> Path:
     folder = cache_dir() / "smollm2-135m-instruct"
     if (folder / "config.json").exists():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = "GRPO_MATH_CACHE" if os.environ.get("GRPO_MATH_CACHE") else "XDG_CACHE_HOME"
+        reason = f"cannot be written ({error.strerror}), and the embedded model is not there yet"
+        raise ConfigError(where, str(cache_dir()), reason, "name a folder that can be") from None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
         gguf = _gguf_file(Path(scratch))
         print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
@@ -111,6 +117,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:
     """The tokenizer with padding on the left, as generation needs; pad falls back to the end-of-text token."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -119,8 +126,10 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
         tokenizer = AutoTokenizer.from_pretrained(
             path, padding_side="left", truncation_side="left", revision=revision, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         why = _first_line(error)
+        if isinstance(error, StrictDataclassError):  # the first line names transformers' own function alone
+            why = f"config.json: {error.__cause__ or error}"
         if "instantiate the backend tokenizer" in why:  # a list of what was tried follows
             why = "there is no tokenizer.json"
         reason = f"has no configuration or tokenizer that can be loaded ({why})"
@@ -128,6 +137,77 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def check_weights(path: str) -> None:
+    """That the weights in a folder are those of its config.json: same names, same shapes. No weight is read.
+
+    Weights that are missing would be made up at random; a model whose names transformers translates is not looked at.
+    """
+    import torch
+    import transformers
+    from transformers.quantizers import AutoHfQuantizer
+
+    folder = Path(path).expanduser()
+    shapes = shapes_in(folder)
+
+    def refuse(reason: str, remedy: str = "get the model's files again") -> ConfigError:
+        return ConfigError("model_name_or_path", path, reason, remedy)
+
+    if not shapes:
+        for file in sorted(folder.glob("pytorch_model*.bin")):
+            try:
+                torch.load(file, map_location="meta", weights_only=True)
+            except Exception as error:
+                raise refuse(f"has {file.name}, which is no file of weights ({type(error).__name__})") from None
+        return
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if getattr(config, "is_encoder_decoder", False):
+        raise refuse("is an encoder with a decoder, which GRPO does not train", "give one that has a decoder alone")
+    name = (config.architectures or ["its class"])[0]
+    own = getattr(transformers, name, None)
+    if config.architectures and own is None:
+        raise refuse(f"names {name} in its config.json, which transformers does not have", "check the file")
+    if stored := getattr(config, "quantization_config", None):
+        try:
+            AutoHfQuantizer.from_config(stored, pre_quantized=True)
+        except (ImportError, ValueError, TypeError) as error:
+            raise refuse(f"is quantised, and cannot be read ({_first_line(error)})", "give one that is not") from None
+        return
+    try:
+        with torch.device("meta"):
+            model = own(config) if own else transformers.AutoModelForCausalLM.from_config(config)
+        wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    except Exception as error:  # whatever a class makes of a number that cannot be
+        raise refuse(f"has a config.json that {name} refuses ({_first_line(error)})", "check the file") from None
+    if set(shapes) - set(wanted):
+        if not set(shapes) & set(wanted):
+            return
+        extra = sorted(set(shapes) - set(wanted))[0]
+        numbered = re.search(r"layers\.(\d+)\.", extra)
+        if numbered and int(numbered[1]) >= (getattr(config, "num_hidden_layers", None) or 10**6):
+            raise refuse(f"has weights of more layers than its config.json says, such as {extra}")
+        return
+    for weight, shape in sorted(shapes.items()):
+        if wanted[weight] != shape:
+            raise refuse(f"has {weight} of {shape}, where its config.json says {wanted[weight]}")
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {}) if config.tie_word_embeddings else set()
+    if missing := sorted(set(wanted) - set(shapes) - tied):
+        raise refuse(f"lacks weights that its config.json asks for, such as {missing[0]}")
+
+
+def shapes_in(folder: Path) -> dict[str, list[int]]:
+    """Name and shape of each tensor in a folder's safetensors, from the headers alone."""
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, list[int]] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                found |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError):
+            return {}  # services.model() has said so
+    return found
 
 
 @contextmanager

@@ -46,11 +46,14 @@ COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that t
 # Choices that the source does not state as such
 NAMES = {
     "vllm_mode": ("colocate", "server"),
+    "vllm_model_impl": ("vllm", "transformers", "auto"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     "log_level": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
     "log_level_replica": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
     "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
 }
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
+NEEDED = ("max_completion_length",)  # TRL takes null, and then samples 20 tokens, prompt and all
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
@@ -79,28 +82,39 @@ Rule = tuple[Callable[[float], bool], str]
 RULES: list[tuple[Rule, str]] = [
     (
         (lambda x: x > 0, "a number above 0"),
-        "temperature repetition_penalty adam_epsilon num_train_epochs save_steps logging_steps "
-        "eval_steps vllm_server_timeout delta advantage_eps grade_timeout",
+        "temperature repetition_penalty adam_epsilon num_train_epochs vllm_server_timeout delta advantage_eps "
+        "grade_timeout neftune_noise_alpha sapo_temperature_pos sapo_temperature_neg vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_cap",
+    ),
+    (
+        (lambda x: (x >= 1 and x == int(x)) or 0 < x < 1, "a whole number, or a share of the run below 1"),
+        "save_steps logging_steps eval_steps",
     ),
     (
         (lambda x: x >= 1, "1 or more"),
         "max_completion_length lora_r lora_alpha num_iterations heldout_n dataset_limit vllm_tensor_parallel_size "
         "vllm_max_model_length save_total_limit difficulty_samples per_device_train_batch_size "
-        "gradient_accumulation_steps steps_per_generation generation_batch_size ref_model_sync_steps",
+        "gradient_accumulation_steps steps_per_generation generation_batch_size ref_model_sync_steps "
+        "pad_to_multiple_of torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout ddp_bucket_cap_mb",
     ),
     ((lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"), "num_generations"),
     (
         (lambda x: x >= 0, "0 or more"),
-        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps dataloader_num_workers top_k eval_n "
+        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps eval_n "
         "heldout_every prompts_per_step resample_groups update_token_budget reference_refresh_steps entropy_coef "
-        "watchdog_minutes",
+        "watchdog_minutes entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef "
+        "off_policy_mask_threshold num_completions_to_print vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
+        "vllm_importance_sampling_clip_min",
     ),
     ((lambda x: 0 < x <= 1, "a number above 0, and 1 at most"), "learning_rate top_p vllm_gpu_memory_utilization"),
-    ((lambda x: 0 <= x <= 1, "a number from 0 to 1"), "min_p top_entropy_quantile ref_model_mixup_alpha"),
+    ((lambda x: 0 <= x <= 1, "a number from 0 to 1"), "top_entropy_quantile ref_model_mixup_alpha"),
+    ((lambda x: x == 0 or x >= 2, "2 or more, or 0 for all tokens: with 1 a group's completions are alike"), "top_k"),
+    ((lambda x: 0 <= x < 1, "a number from 0, and below 1: with 1 a group's completions are alike"), "min_p"),
+    ((lambda x: 0 <= x <= 1024, "a number from 0 to 1024"), "dataloader_num_workers"),
     ((lambda x: 0 <= x < 1, "a number from 0, and below 1"), "lora_dropout adam_beta1 adam_beta2"),
     ((lambda x: x >= 1 or x == -1, "1 or more, or -1 for num_train_epochs to decide"), "max_steps"),
     ((lambda x: 0 <= x < 2**32, "a whole number from 0, and below 2^32"), "seed data_seed"),
-    ((lambda x: 1 <= x <= 65535, "a number from 1 to 65535"), "vllm_server_port"),
+    ((lambda x: 1 <= x <= 65535, "a number from 1 to 65535"), "vllm_server_port vllm_group_port"),
 ]
 RANGES: dict[str, Rule] = {name: rule for rule, names in RULES for name in names.split()}
 
@@ -226,8 +240,14 @@ def check(name: str, value: Any) -> Any:
             raise ConfigError(name, text, "holds a NUL byte", "take it out")
         if name in PATHS and any(len(part.encode()) > 255 for part in str(text).split("/")):
             raise ConfigError(name, f"{str(text)[:40]}...", "is longer than a file's name can be", "name another one")
+        if name in PATHS and len(str(text).encode()) > 3000:
+            raise ConfigError(name, f"{str(text)[:40]}...", "is longer than a path can be", "name another one")
+        if name in PATHS and isinstance(text, str) and text and (not text.strip() or not text.isprintable()):
+            raise ConfigError(name, text, "is blank, or holds a line break", "name another one")
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
+    if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str) and value.startswith("~"):
+        value = str(Path(value).expanduser())  # as transformers does, later
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, int | float) and not isinstance(number, bool):
             _in_range(field, number, said)
@@ -237,7 +257,7 @@ def check(name: str, value: Any) -> Any:
 def _typed(field: Field, value: Any) -> Any:
     name, kinds = field.name, field.kinds
     if value is None:
-        if "None" not in kinds and field.default is not None:
+        if ("None" not in kinds or name in NEEDED) and field.default is not None:
             raise ConfigError(name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
         return None
     if "list" in kinds and not (isinstance(value, str) and "str" in kinds):
@@ -261,6 +281,8 @@ def _typed(field: Field, value: Any) -> Any:
         return value
     if "str" in kinds or not kinds & {"int", "float", "bool"}:
         number = isinstance(value, int | float) and kinds & {"int", "float"}
+        if isinstance(value, float) and "int" in kinds and "float" not in kinds:
+            raise ConfigError(name, value, "is no whole number", f"the default is {field.default!r}")
         return value if number else str(value)
     return _number(field, value)
 
@@ -349,6 +371,11 @@ def _source(package: str, file: str) -> ast.Module:
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"the package {package} is missing: install grpo_math again")
     return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+
+
+def classes_of(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef]:
+    """The source of these classes."""
+    return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
 
 
 def _target(line: ast.Assign) -> str:

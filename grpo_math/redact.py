@@ -53,10 +53,15 @@ def is_address(url: str) -> bool:
 
     >>> [is_address(url) for url in ("http://127.0.0.1:8000/v1", "http://ada:secret@host", "file:///x", "http://[::1")]
     [True, False, False, False]
+    >>> is_address("http://host:99999"), is_address("http://no host")
+    (False, False)
     """
     try:
         parts = urlsplit(url)
-    except ValueError:  # half of an IPv6 address
+        _ = parts.port
+    except ValueError:  # half of an IPv6 address, or no port
+        return False
+    if set(url) & set(" ,\t\n"):
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
 

@@ -21,7 +21,6 @@ import functools
 import importlib
 import inspect
 import json
-import math
 import numbers
 import os
 import sys
@@ -451,6 +450,8 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
 
     def verify(values: Any, count: int) -> list[float | None]:
         try:
+            if isinstance(values, dict | set | str):
+                raise TypeError
             items = list(values)
         except TypeError:
             raise RewardError(
@@ -561,7 +562,7 @@ def _finite(name: str, row: int, item: Any) -> float | None:
         raise RewardError(
             f"reward function {name} returned a {type(item).__name__} for row {row}: return a finite number or None"
         )
-    if not math.isfinite(item):
+    if not abs(float(item)) < 1e30:  # also NaN; squares of larger ones are not finite in float32 sums
         raise RewardError(f"reward function {name} returned {item} for row {row}: return a finite number or None")
     return float(item)
 

@@ -9,7 +9,9 @@ Does not override anything of TRL: trainer.py does.
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -28,11 +30,21 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DynamoBackend, gather_object
 from safetensors import SafetensorError
-from transformers import GenerationConfig, PrinterCallback, ProgressCallback, TrainerCallback, get_scheduler
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    get_scheduler,
+)
+from transformers.generation import ContinuousBatchingConfig
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from grpo_math import difficulty, hub, lock, metrics, planner, recipe, resume
 from grpo_math.batch import Batch, plan
+from grpo_math.checks import launching
 from grpo_math.checks.machine import existing, read_only
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight, refusal
 from grpo_math.checks.setup import Setup
@@ -44,7 +56,7 @@ from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, U
 from grpo_math.evaluation import evaluate, summary, write_json
 from grpo_math.fingerprint import problems_hash
 from grpo_math.main_process import on_main
-from grpo_math.models import fast_dtype, load_tokenizer, model_path, weights_of
+from grpo_math.models import check_weights, fast_dtype, load_tokenizer, model_path, weights_of
 from grpo_math.peers import Peers
 from grpo_math.planner.settings import deepspeed_config
 from grpo_math.prompts import TEMPLATES
@@ -155,6 +167,7 @@ class TrainArguments:
 FIELDS_OF_GENERATION = {
     **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")},
     "max_new_tokens": "max_completion_length",
+    "max_length": "max_completion_length",
     "max_tokens": "max_completion_length",
     "num_return_sequences": "num_generations",
     "n": "num_generations",
@@ -165,6 +178,18 @@ FIELDS_OF_MODEL = {
     "revision": "model_revision",
     "quantization_config": "load_in_4bit",
 }
+# Of transformers' generate: what sampling never reads, and numbers that it passes over without a word
+UNSAMPLED = (
+    *("num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "penalty_alpha", "low_memory"),
+    *("output_scores", "output_logits", "output_attentions", "output_hidden_states", "num_assistant_tokens"),
+)
+SAMPLED: dict[str, recipe.Rule] = {
+    "typical_p": (lambda x: 0 < x <= 1, "a number above 0, and 1 at most"),
+    "epsilon_cutoff": (lambda x: 0 <= x < 1, "a number from 0, and below 1"),
+    "eta_cutoff": (lambda x: 0 <= x < 1, "a number from 0, and below 1"),
+    "no_repeat_ngram_size": (lambda x: x >= 0, "0 or more"),
+}
+IDS = 2**18  # more than a vocabulary has
 # of torch.utils.checkpoint.checkpoint
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn", "early_stop")
 
@@ -181,7 +206,12 @@ class Parser(TrlParser):
         self.given: set[str] = set()  # the settings that the recipe or the command line names
 
     def error(self, message: str) -> Any:
-        raise UserError(f"{message}: mend this setting")
+        raise ValueError(message)
+
+    def _named_in(self, message: str) -> str | None:
+        """The setting that a refusal of transformers or TRL speaks of, among those that are given."""
+        found = [name for name in self.given if re.search(rf"(?<!\w){name}(?!\w)", message)]
+        return max(found, key=len, default=None)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
@@ -209,7 +239,10 @@ class Parser(TrlParser):
             if name := next((name for name in self.given if file and read.values[name] == file), None):
                 reason = f"cannot be read ({str(error).partition('] ')[2].partition(':')[0]})"
                 raise ConfigError(name, file, reason, "give the path of a JSON file, or a mapping") from None
-            raise UserError(f"{' '.join(str(error).split())}: mend this setting") from None
+            said = " ".join(str(error).split())
+            if name := self._named_in(said):
+                raise ConfigError(name, read.values[name], f"is refused ({said})", "mend this setting") from None
+            raise UserError(f"{said}: mend this setting") from None
         if train_args.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
                 why = f"contradicts curriculum={train_args.curriculum}"
@@ -224,6 +257,9 @@ def main(argv: list[str] | None = None) -> int:
     2: the user's to mend; 1: only the push has failed, or a bug; the others are those of signals.py.
     """
     argv = sys.argv[1:] if argv is None else argv
+    if wrong := launching.refused():  # before any other module reads these variables
+        print(f"error: {wrong}", file=sys.stderr)
+        return 2
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     peers = Peers()
@@ -231,6 +267,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+                _refuse_unlaunched(argv)
                 settings = Parser().parse(argv)
                 run_dir = Path(str(settings[1].output_dir))
                 peers.watch(lambda: resume.goes_on(run_dir))
@@ -258,6 +295,16 @@ def main(argv: list[str] | None = None) -> int:
                 raise
         peers.leave(code)
     return code
+
+
+def _refuse_unlaunched(argv: list[str]) -> None:
+    """What torch would say of a missing launcher when TRL's settings are made is said in one line before."""
+    read = recipe.read(argv)
+    if read.problems:
+        return  # the parser says them
+    setup = Setup(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
+    for finding in preflight(setup, ["deepspeed"]):
+        raise refusal(finding)
 
 
 def _say(line: str, everywhere: bool = False) -> None:
@@ -300,13 +347,16 @@ def _train(
         difficulty.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
     read = recipe.read(argv)
     setup = Setup(read.values, read.given, config.world_size)
-    ask(setup, CHECKS)
+    warned = ask(setup, CHECKS)
     pushes, config.push_to_hub = config.push_to_hub, False  # transformers' own push is off: hub.py's comes once, last
     target = run_dir / ("adapter" if model_args.use_peft else "model")
     rewards = [load_reward(name) for name in train_args.rewards]
     rows, held_out = setup.rows, setup.held_out
-    setup.tokenizer = load_tokenizer(model_path(model_args.model_name_or_path), model_args.model_revision)
-    ask(setup, WITH_TOKENIZER)
+    path = model_path(model_args.model_name_or_path)
+    setup.tokenizer = load_tokenizer(path, model_args.model_revision)
+    on_main(lambda: check_weights(path))
+    for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused says one line
+        _say(line)
     on_main(lambda: lock.hold(run_dir))  # a run that is refused leaves nothing behind
     ask(setup, ["output_dir"])  # once more: another run may have come and gone since
     if go_on(setup, config, run_dir):
@@ -523,12 +573,15 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
             raise ConfigError("difficulty_file", train_args.difficulty_file, reason, "name another file")
     _check_generation(config)
     _check_compute(config)
+    _check_batches(config)
     try:
         MathGRPOTrainer.get_optimizer_cls_and_kwargs(config)
     except (ImportError, ValueError) as error:
         name = "optim_args" if config.optim_args else "optim"
         value = config.optim_args or getattr(config.optim, "value", config.optim)
         raise ConfigError(name, value, f"cannot be used ({error})", "leave it out, or use adamw_torch") from None
+    if config.optim_args:
+        _check_optim_args(config)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     extra: Any = config.lr_scheduler_kwargs
     try:
@@ -543,6 +596,48 @@ def _of_checkpoints(config: MathGRPOConfig) -> set[str]:
     """Who writes the optimizer's state in a way of its own: DEEPSPEED, FSDP, or nobody."""
     fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     return {"DEEPSPEED"} if config.deepspeed_plugin is not None else {"FSDP"} if fsdp else set()
+
+
+def _check_optim_args(config: MathGRPOConfig) -> None:
+    """Every name in ``optim_args`` is one that this optimizer reads: transformers passes over others."""
+
+    def read_with(text: str | None) -> str:
+        try:
+            return str(MathGRPOTrainer.get_optimizer_cls_and_kwargs(replaced(text)))
+        except (ImportError, ValueError, TypeError) as error:
+            return str(error)
+
+    def replaced(text: str | None) -> MathGRPOConfig:
+        other = copy.copy(config)
+        other.optim_args = text
+        return other
+
+    for pair in str(config.optim_args).replace(" ", "").split(","):
+        name = pair.partition("=")[0]
+        if len({read_with(None), read_with(pair), read_with(f"{name}=3")}) == 1:
+            reason = f"holds {name}, which optim={getattr(config.optim, 'value', config.optim)} does not read"
+            raise ConfigError("optim_args", config.optim_args, reason, "leave it out")
+
+
+def _check_batches(config: MathGRPOConfig) -> None:
+    """What accelerate would do to a batch of rollouts, which is cut and shared out already."""
+    own: Any = config.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(own, name, None):
+            reason = "would tear groups of completions apart"
+            raise ConfigError("accelerator_config", {name: True}, reason, "leave it out")
+    if (getattr(own, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
+        reason = "has a field of its own"
+        raise ConfigError("accelerator_config", "num_steps", reason, "set gradient_accumulation_steps")
+    if not config.use_transformers_continuous_batching:
+        return
+    try:
+        batching: Any = config.transformers_continuous_batching_config or {}
+        ContinuousBatchingConfig(**batching)
+    except (TypeError, ValueError) as error:
+        value = config.transformers_continuous_batching_config
+        reason = f"is refused ({' '.join(str(error).split())})"
+        raise ConfigError("transformers_continuous_batching_config", value, reason, "leave it out") from None
 
 
 def _check_compute(config: MathGRPOConfig) -> None:
@@ -567,7 +662,12 @@ def _check_generation(config: MathGRPOConfig) -> None:
             recipe.check(name, value)
     if not config.use_vllm:
         try:
-            GenerationConfig(**{"cache_implementation": config.cache_implementation, **stated}).validate()
+            GenerationConfig(cache_implementation=config.cache_implementation).validate()
+        except ValueError as error:
+            reason = f"is refused ({' '.join(str(error).split())})"
+            raise ConfigError("cache_implementation", config.cache_implementation, reason, "leave it out") from None
+        try:
+            GenerationConfig(**stated).validate()
         except (ValueError, TypeError) as error:
             reason = f"is refused ({' '.join(str(error).split())})"
             raise ConfigError("generation_kwargs", stated, reason, "see transformers' GenerationConfig") from None
@@ -577,6 +677,33 @@ def _check_generation(config: MathGRPOConfig) -> None:
             raise ConfigError("generation_kwargs", {name: value}, reason, f"set {own}")
     if not config.use_vllm:
         _check_what_trl_hands_on(stated)
+        least, most = stated.get("min_new_tokens"), config.max_completion_length
+        if isinstance(least, int) and most and least > most:
+            reason = f"asks for more than max_completion_length={most}"
+            raise ConfigError("generation_kwargs", {"min_new_tokens": least}, reason, "give fewer")
+        if stated or config.cache_implementation:
+            _try_generation(config, stated)
+
+
+def _try_generation(config: MathGRPOConfig, stated: Mapping[str, Any]) -> None:
+    """Two tokens of a model of one small layer, as TRL asks for them: what generate refuses it refuses here."""
+    shape: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    device: Any = config.device
+    ids = torch.ones(2, 2, dtype=torch.long, device=device)
+    with torch.random.fork_rng(), torch.no_grad():
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=IDS, pad_token_id=0, **shape)).to(device)
+        asked = {"max_new_tokens": 2, "do_sample": True, "cache_implementation": config.cache_implementation, **stated}
+        try:
+            tokens = model.generate(
+                ids, attention_mask=ids, generation_config=GenerationConfig(pad_token_id=0, **asked)
+            )
+            if not isinstance(tokens, torch.Tensor):
+                raise TypeError("TRL wants tokens alone")
+        except Exception as error:
+            name = "generation_kwargs" if stated else "cache_implementation"
+            value = stated or config.cache_implementation
+            reason = f"is refused by transformers' generate ({' '.join(str(error).split())[:200]})"
+            raise ConfigError(name, value, reason, "leave it out") from None
 
 
 def _check_what_trl_hands_on(stated: Mapping[str, Any]) -> None:
@@ -586,6 +713,16 @@ def _check_what_trl_hands_on(stated: Mapping[str, Any]) -> None:
         raise ConfigError(
             "generation_kwargs", {"eos_token_id": ids}, "is no token id", "give a number, or a list of them"
         )
+    for name, value in stated.items():
+        if name in UNSAMPLED and value != getattr(GenerationConfig(), name):
+            reason = "would be ignored: completions are sampled, one by one"
+            raise ConfigError("generation_kwargs", {name: value}, reason, "leave it out")
+        if name in SAMPLED and isinstance(value, int | float) and not SAMPLED[name][0](value):
+            raise ConfigError("generation_kwargs", {name: value}, "is out of range", f"give {SAMPLED[name][1]}")
+        if name.endswith("_token_id") and value is not None:
+            listed = value if isinstance(value, list) else [value]
+            if not listed or not all(isinstance(n, int) and 0 <= n < IDS for n in listed):
+                raise ConfigError("generation_kwargs", {name: value}, "is no token id", "give one of the vocabulary")
     if stated.get("stop_strings"):
         reason = "needs the tokenizer, which TRL does not hand to generate"
         raise ConfigError("generation_kwargs", {"stop_strings": stated["stop_strings"]}, reason, "use vLLM's stop")
@@ -595,17 +732,19 @@ def _check_what_trl_hands_on(stated: Mapping[str, Any]) -> None:
             raise ConfigError("generation_kwargs", {name: stated[name]}, reason, "leave it out")
 
 
-def ask(setup: Setup, checks: Collection[str]) -> None:
-    """What `grpo-math doctor` finds: warnings are printed once; an error ends the run, on every process alike."""
+def ask(setup: Setup, checks: Collection[str]) -> list[str]:
+    """What `grpo-math doctor` finds: the lines of its warnings; an error ends the run, on every process alike."""
 
-    def look() -> None:
+    def look() -> list[str]:
+        warned = []
         for finding in preflight(setup, checks):
             if finding.level == "error":
                 raise refusal(finding)
             if finding.level == "warning":
-                print(finding.line(), file=sys.stderr)
+                warned.append(finding.line())
+        return warned
 
-    on_main(look)
+    return on_main(look)
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:

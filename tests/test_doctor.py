@@ -6,7 +6,9 @@ The cases are in tests/cases/bad_configs.yaml.
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,15 @@ def nan(completions, **columns):
 def exits(completions, **columns):
     raise SystemExit(3)
 
+def mapping(completions, **columns):
+    return dict.fromkeys(range(len(completions)), 1.0)
+
+def never(completions, **columns):
+    return [None] * len(completions)
+
+def huge(completions, **columns):
+    return [1e308] * len(completions)
+
 def upside_down(completions, grade, **columns):
     return [float(g.verdict != "correct") for g in grade]
 """
@@ -63,17 +74,35 @@ FILES = {
     "cut_model/config.json": '{"model_type": "llama"}',
     "cut_model/model.safetensors": "version https://git-lfs.github.com/spec/v1\n",
     "earlier/history.jsonl": "{}\n",
+    "no_weights/checkpoint-1/trainer_state.json": '{"global_step": 1}',
     "odd_rewards.py": REWARDS,
     "odd_syntax.py": "def f(:\n",
 }
 
 
+MODELS = {  # of the tiny model: a file, and what its JSON says otherwise, or the text that it becomes
+    "heads_model/config.json": {"num_attention_heads": 3},
+    "wide_model/config.json": {"intermediate_size": 64},
+    "tall_model/config.json": {"num_hidden_layers": 3},
+    "act_model/config.json": {"hidden_act": "nosuch"},
+    "classless_model/config.json": {"architectures": ["NoSuchForCausalLM"]},
+    "generation_model/generation_config.json": "{",
+    "chat_model/chat_template.jinja": "{% if",
+    "index_model/model.safetensors.index.json": '{"weight_map": {}}',
+}
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory, tiny) -> Path:
     folder = tmp_path_factory.mktemp("bad")
     for name, text in FILES.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
         (folder / name).write_text(text)
+    for name, says in MODELS.items():
+        file = folder / name
+        shutil.copytree(tiny(), file.parent)
+        file.write_text(says if isinstance(says, str) else json.dumps(json.loads(file.read_text()) | says))
+    os.mkfifo(folder / "pipe.jsonl")
     return folder
 
 
@@ -112,6 +141,98 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
     message, _, remedy = case["says"].replace("CWD", str(here)).rpartition(". Remedy: ")
     assert refused == [f"{message}: {remedy.rpartition(' (')[0]}"]
     assert not (here / "run").exists(), "a refused run leaves nothing behind"
+
+
+SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"vllm_structured_outputs_regex": "("}, "vllm_structured_outputs_regex='(' is no regular expression"),
+        ({"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True would be ignored"),
+        ({"cache_implementation": "static"}, "cache_implementation='static' would be ignored"),
+        (
+            {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_max": 5},
+            "vllm_importance_sampling_clip_max=5.0 would be ignored",
+        ),
+    ],
+)
+def test_a_setting_that_vllm_would_not_take_is_an_error(settings, says, here):
+    errors = [line for line in lines("--config", recipe(here, SERVED | settings)) if line.startswith("error")]
+    assert [line.startswith(f"error: {says}") for line in errors] == [True]
+
+
+VARIABLES = {
+    "WORLD_SIZE": "abc",
+    "RANK": "x",
+    "LOCAL_RANK": "5",
+    "MASTER_PORT": "x",
+    "GRPO_MATH_GRADE_MEMORY": "abc",
+    "CUDA_VISIBLE_DEVICES": "gpu",
+    "ACCELERATE_MIXED_PRECISION": "fp8",
+    "ACCELERATE_DYNAMO_BACKEND": "fast",
+    "ACCELERATE_USE_CPU": "maybe",
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_cannot_be_is_one_line(name, here, capsys, monkeypatch):
+    for other in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, VARIABLES[name])
+    for command in (["doctor"], ["train"]):
+        assert main([*command, "--config", recipe(here, {})]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith(f"error: {name}=")
+
+
+@pytest.mark.parametrize(
+    ("says", "field"),
+    [
+        ({"num_processes": "x"}, "num_processes='x'"),
+        ({"num_processes": 0}, "num_processes=0"),
+        ({"num_machines": "x"}, "num_machines='x'"),
+        ({"distributed_type": "FOO"}, "distributed_type='FOO'"),
+        ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
+        ({"nosuch": 1}, "nosuch=1"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": "foo"}, "deepspeed_config='foo'"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 7}}, "zero_stage=7"),
+        (
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "nowhere.json"}},
+            "deepspeed_config_file='nowhere.json'",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_accelerate_config_that_cannot_be_is_one_line(says, field, here, capsys, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1} | says))
+    for argv in (["doctor"], ["plan", "--gpus", "1", "--gpu-memory", "8"], ["train"]):
+        option = "--accelerate_config" if argv == ["train"] else "--accelerate-config"
+        assert main([*argv, "--config", recipe(here, {}), option, str(config)]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith(f"error: {field}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--temperature", "nan"], "temperature=nan"),
+        (["--output", "file/x.json"], "output='file/x.json'"),
+        (["--split", "train"], "split='train'"),
+        (["--model", "./tall_model"], "model='./tall_model'"),
+        (["--model", "./chat_model"], "model='./chat_model'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_evaluation_that_cannot_be_is_one_line(argv, says, here, tiny, capsys):
+    assert main(["evaluate", "--model", tiny(), "--data", "rows.jsonl", *argv]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"error: {says}")
 
 
 def test_there_are_many_cases_and_each_is_there_once():
@@ -180,7 +301,7 @@ def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
 
 def test_the_accelerate_config_says_how_many_processes_share_a_step(here, tmp_path):
     config = tmp_path / "accelerate.yaml"
-    config.write_text("num_processes: 3\n")
+    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
     found = list(doctor(["--config", recipe(here, {"prompts_per_step": 8})], accelerate_config=str(config)))
     assert any("which 3 processes cannot share evenly: use 9" in f"{f.message}: {f.remedy}" for f in found)
 

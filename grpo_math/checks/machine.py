@@ -27,6 +27,8 @@ from grpo_math.planner.settings import resolve
 GB = 2**30
 ALWAYS = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
+# What a checkpoint holds: weights or an adapter, and those of DeepSpeed and of FSDP
+WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "global_step*", "*_fsdp*")
 # What an attention implementation needs; a name with a slash is a kernel that transformers fetches.
 ATTENTION = {
     "eager": None,
@@ -98,6 +100,10 @@ def number_formats(setup: Setup) -> Iterator[Said]:
             if name == "dtype":
                 remedy = "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"
             raise ConfigError(name, s[name], reason, remedy)
+    asked = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    if asked == "fp16" and not s["allow_float16"]:
+        reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
+        raise ConfigError("mixed_precision", asked, reason, "use bf16 or no, or add fp16 and allow_float16: true")
     for name in ("bf16", "dtype"):
         if s[name] not in (True, "bfloat16"):
             continue
@@ -209,6 +215,8 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     if not name:
         raise ConfigError("output_dir", name, "is missing", "name the folder that the run writes to")
     folder = Path(name)
+    if folder.resolve() == Path("/"):
+        raise ConfigError("output_dir", name, "is the root of the file system", "name a folder of the run's own")
     there = existing(folder)
     if not there.is_dir():
         raise ConfigError("output_dir", name, f"is no folder: {there} is a file", "name another folder")
@@ -224,8 +232,12 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     named, held_in = resume.source(folder, asked)
     if named and not named.is_dir():
         raise ConfigError("resume_from_checkpoint", asked, "is no folder", "give a checkpoint's folder, or true")
+    if asked == "":
+        raise ConfigError("resume_from_checkpoint", asked, "is empty", "give a checkpoint's folder, or true")
     if named:
         resume.step_of(named)
+        if not any(next(named.glob(pattern), None) for pattern in WEIGHTS):
+            raise ConfigError("resume_from_checkpoint", asked, "holds no weights", "give a checkpoint's folder")
     if (held := resume.config_of(held_in)) is None:
         return
     if "stated" not in held:

@@ -14,6 +14,8 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -42,14 +44,33 @@ NEVER_READ = {
     "eval_n and heldout_every say what is evaluated": (
         *("do_eval", "do_predict", "eval_on_start", "eval_steps", "eval_delay", "eval_accumulation_steps"),
         *("num_generations_eval", "per_device_eval_batch_size", "batch_eval_metrics", "prediction_loss_only"),
+        *("eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics"),
         *("bf16_full_eval", "fp16_full_eval", "metric_for_best_model", "greater_is_better"),
     ),
     "the loss is GRPO's": ("label_smoothing_factor", "label_names"),
     "the rows of a prompt stay together": ("train_sampling_strategy", "length_column_name", "dataloader_drop_last"),
+    "there are no tools": ("max_tool_calling_iterations",),
+    "the problems are text": ("log_multimodal",),
+    "the launcher says which process this is": ("local_rank",),
 }
 
 
-SWITCHED = {"use_peft": ("lora_", "use_dora", "use_rslora"), "use_vllm": ("vllm_",)}
+SWITCHED = {
+    "use_peft": ("lora_", "use_dora", "use_rslora"),
+    "use_vllm": ("vllm_",),
+    "use_liger_kernel": ("liger_kernel_config",),
+    "use_transformers_continuous_batching": ("transformers_continuous_batching_config",),
+    "log_completions": ("num_completions_to_print", "log_unique_prompts"),
+}
+OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")  # dataloader_...
+COLOCATED = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_model_impl")
+OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
+SAME = (  # an old name of transformers' or TRL's, and the new one
+    ("gradient_checkpointing", "activation_checkpointing"),
+    ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+    ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+    ("use_transformers_paged", "use_transformers_continuous_batching"),
+)
 
 
 def without_effect(setup: Setup) -> Iterator[Said]:
@@ -62,13 +83,31 @@ def without_effect(setup: Setup) -> Iterator[Said]:
                 raise ConfigError(name, s[name], f"would be ignored: {why}", "leave it out")
     for switch, names in SWITCHED.items():
         stated = [name for name in sorted(setup.given) if name.startswith(names) and s[name] != fields[name].default]
-        if s[switch] or not stated:
+        if (
+            s[switch]
+            or not stated
+            or (switch == "use_transformers_continuous_batching" and s["use_transformers_paged"])
+        ):
             continue
         if switch in setup.given:  # switched off on purpose
             yield Said("info", f"{', '.join(stated)}: no effect with {switch}=False", f"set {switch}: true")
         else:
             why = f"would be ignored without {switch}"
             raise ConfigError(stated[0], s[stated[0]], why, f"set {switch}: true, or leave it out")
+    for name in COLOCATED:
+        if s["use_vllm"] and s["vllm_mode"] == "server" and name in setup.given and s[name] != fields[name].default:
+            raise ConfigError(name, s[name], "would be ignored: vllm_mode is server", "give it to the server")
+    for name in ("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"):
+        if s["use_vllm"] and s[name]:
+            raise ConfigError(name, s[name], "would be ignored: use_vllm=True generates", "leave it out")
+    for old, new in SAME:
+        if {old, new} <= setup.given and s[old] != s[new]:
+            raise ConfigError(new, s[new], f"contradicts {old}={s[old]}, its old name", "leave one of them out")
+    if "do_train" in setup.given and not s["do_train"]:
+        raise ConfigError("do_train", s["do_train"], "would be ignored: this trains", "use grpo-math evaluate")
+    for name in (f"dataloader_{what}" for what in OF_WORKERS):
+        if not s["dataloader_num_workers"] and name in setup.given and s[name] != fields[name].default:
+            raise ConfigError(name, s[name], "needs dataloader_num_workers above 0", "set that too, or leave it out")
     if s["sync_ref_model"] and s["use_peft"]:
         why = "cannot work with use_peft: TRL keeps no second model beside an adapter"
         raise ConfigError("sync_ref_model", True, why, "use reference_refresh_steps")
@@ -83,14 +122,17 @@ def without_effect(setup: Setup) -> Iterator[Said]:
         raise ConfigError("dataset_split", s["dataset_split"], why, "leave it out, or give the file of that split")
     if s["eval_dataset"] and not (s["eval_n"] or s["heldout_every"]):
         yield Said("warning", f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every")
-    if s["trackio_space_id"] and not {"trackio", "all"} & set(_list(s["report_to"])):
-        why = "would be ignored without report_to: trackio"
-        raise ConfigError("trackio_space_id", s["trackio_space_id"], why, "leave it out")
+    for name in OF_TRACKIO:
+        if s[name] != fields[name].default and not {"trackio", "all"} & set(_list(s["report_to"])):
+            raise ConfigError(name, s[name], "would be ignored without report_to: trackio", "leave it out")
     if s["fsdp_config"] and not s["fsdp"]:
         raise ConfigError("fsdp_config", s["fsdp_config"], "would be ignored without fsdp", "leave it out")
     if s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")):
         why = f"would be ignored by optim={s['optim']}"
         raise ConfigError("optim_target_modules", s["optim_target_modules"], why, "leave it out")
+    if s["max_steps"] > 0 and "logging_steps" in setup.given and s["logging_steps"] > s["max_steps"]:
+        said = f"logging_steps={s['logging_steps']:g} of max_steps={s['max_steps']}: the history stays empty"
+        yield Said("warning", said, "logging_steps: 1")
     if s["max_steps"] > 0 and (s["warmup_steps"] or 0) >= s["max_steps"] and s["lr_scheduler_type"] != "constant":
         said = f"warmup_steps={s['warmup_steps']:g} of max_steps={s['max_steps']}: the learning rate is never reached"
         yield Said("warning", said, f"warmup_steps: {s['max_steps'] // 10}")
@@ -101,8 +143,15 @@ def _list(value: Any) -> list[Any]:
 
 
 def deepspeed_file(setup: Setup) -> Iterator[Said]:
-    """DeepSpeed's file is there, and JSON."""
-    deepspeed_config(setup.settings, None)
+    """DeepSpeed's file is there, and JSON; it, FSDP and a backend have several processes, or a launcher."""
+    s = setup.settings
+    deepspeed_config(s, None)
+    if os.environ.get("RANK") or setup.processes > 1 or setup.accelerate or len(machine.capabilities()) > 1:
+        return
+    for name in ("fsdp", "ddp_backend", "deepspeed"):
+        if s[name] and not (name == "deepspeed" and importlib.util.find_spec("mpi4py")):
+            reason = "needs processes that a launcher has started"
+            raise ConfigError(name, s[name], reason, "add --accelerate_config, or leave it out")
     yield from ()
 
 
@@ -141,10 +190,18 @@ def adapter(setup: Setup) -> Iterator[Said]:
         yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
         return
     linears = [linear.name for linear in shape.linears()]
+    largest = max(max(linear.n_in, linear.n_out) for linear in shape.linears())
+    if s["lora_r"] > largest:
+        reason = f"is more than the {largest} of the model's largest map, and would add nothing"
+        raise ConfigError("lora_r", s["lora_r"], reason, "use 8 to 64")
+    targeted = set(linears) if wanted == ["all-linear"] else set(wanted or ())
     for name in s["lora_target_parameters"] or []:
         if not set(name.split(".")) & set(linears):
             reason = "matches no parameter of a layer"
             raise ConfigError("lora_target_parameters", name, reason, f"name one such as {linears[0]}.weight")
+        if set(name.split(".")) & targeted:
+            reason = "is of a map that lora_target_modules has too"
+            raise ConfigError("lora_target_parameters", name, reason, "leave it out of one of them")
     if wanted and len(wanted) == 1 and wanted[0] in linears:
         reason = "is one name, which TRL takes as an expression for a module's whole path"
         raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
@@ -175,6 +232,7 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
 }
 COUNTED = ("without_effect", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
+OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # of one that is there, and whose chat template works
 # Those that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": prompting.chat_template,
@@ -193,14 +251,14 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
     said: set[str] = set()
     model_failed = False
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
-        if name not in only or (failed and name in COUNTED) or (model_failed and name == "adapter"):
+        if name not in only or (failed and name in COUNTED) or (model_failed and name in OF_MODEL):
             continue
         try:
             for found in check(setup):
                 failed |= found.level == "error"
                 yield Finding(found.level, name, found.message, found.remedy, dict(found.evidence))
         except UserError as error:
-            failed, model_failed = True, model_failed or name == "model"
+            failed, model_failed = True, model_failed or name in ("model", "chat_template")
             if str(error) not in said:
                 said.add(str(error))
                 yield finding_of(error, name)

@@ -5,10 +5,13 @@ The tokenizer is given; no weights are read.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError
@@ -18,11 +21,32 @@ ANSWER = "ANSWER"  # what the assistant says in the rendered turn
 
 
 def chat_template(setup: Setup) -> Iterator[Said]:
-    """A template of messages needs a tokenizer that has a chat template."""
+    """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
     tokenizer, s = setup.tokenizer, setup.settings
     if _is_chat(setup) and not tokenizer.chat_template:
         reason = "is a chat, and the tokenizer of this model has no chat template"
         raise ConfigError("template", s["template"], reason, "use r1_zero, or an instruct model")
+    extra = s["chat_template_kwargs"] or {}
+    for name in extra:
+        if not _is_chat(setup):
+            reason = f"would be ignored: template={s['template']!r} is no chat"
+        elif name in inspect.signature(tokenizer.apply_chat_template).parameters:
+            reason = "is TRL's own to set"
+        elif name not in str(tokenizer.chat_template):
+            reason = "is no variable of this model's chat template"
+        else:
+            continue
+        raise ConfigError("chat_template_kwargs", name, reason, "leave it out")
+    if _is_chat(setup):
+        messages = setup.rows[0]["prompt"]
+        try:
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **extra)
+            turn_end(tokenizer)
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
+            raise ConfigError(
+                "model_name_or_path", s["model_name_or_path"], reason, "mend it, or use r1_zero"
+            ) from None
     yield from ()
 
 

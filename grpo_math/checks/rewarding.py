@@ -88,6 +88,10 @@ def rewards(setup: Setup) -> Iterator[Said]:
                 "warning", f"reward {name} took over {SECONDS:g} seconds for {2 * len(rows)} completions", "speed it up"
             )
             return
+        if len(functions) == 1 and all(value is None for value in values):
+            said = f"reward function {name} returned None for every completion"
+            yield Said("error", said, "return a number for those that it is for")
+            return
         weight = weights[number] if weights else 1.0
         weighted = [weight * (value or 0.0) for value in values]
         totals = [total + value for total, value in zip(totals, weighted, strict=True)]

@@ -56,6 +56,9 @@ def model(setup: Setup) -> Iterator[Said]:
     path, local = Path(name).expanduser(), is_folder(name)
     if (setup.embedded or local) and revision != "main":
         raise ConfigError("model_revision", revision, "would be ignored: the model is a local one", "leave it out")
+    if s["router_aux_loss_coef"] and (setup.embedded or local) and not _has_experts(setup):
+        value = s["router_aux_loss_coef"]
+        raise ConfigError("router_aux_loss_coef", value, "has no experts in this model to balance", "leave it out")
     if setup.embedded:
         return
     if not local:
@@ -72,12 +75,30 @@ def model(setup: Setup) -> Iterator[Said]:
     if not any(word in classes for word in WRITING):
         reason = f"is no model that writes ({classes})"
         raise ConfigError("model_name_or_path", name, reason, "give one whose config.json says ...ForCausalLM")
+    for file in ("generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"):
+        if (path / file).exists() and not _is_object(path / file):
+            raise ConfigError("model_name_or_path", name, f"has a {file} that is no JSON object", "check the file")
+    if (path / "model.safetensors.index.json").exists() and not _shards(path):
+        reason = "has a model.safetensors.index.json that names no file"
+        raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
     if lost := [shard for shard in _shards(path) if not (path / shard).is_file()]:
         reason = f"lacks {lost[0]}, which its model.safetensors.index.json names"
         raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
     if cut := [file.name for file in sorted(path.glob("*.safetensors")) if _cut(file)]:
         reason = f"has a file that was cut, or that is none of weights: {cut[0]}"
         raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
+
+
+def _is_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _has_experts(setup: Setup) -> bool:
+    said = json.dumps(setup.model_config)
+    return "expert" in said or "router" in said
 
 
 def _cut(path: Path) -> bool:
@@ -142,6 +163,12 @@ def hub(setup: Setup) -> Iterator[Said]:
     transformers' own push at every save is off: a run is pushed once, when it is whole.
     """
     s = setup.settings
+    if completions := s["log_completions_hub_repo"]:  # TRL makes this repository as soon as it has the weights
+        check_repo_id("log_completions_hub_repo", completions)
+        if offline():
+            reason = "cannot work while HF_HUB_OFFLINE is set"
+            raise ConfigError("log_completions_hub_repo", completions, reason, "leave one of them out")
+        owners(s["hub_token"])
     if not s["push_to_hub"]:
         for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
             if s[name]:
@@ -273,6 +300,8 @@ def vllm_server(setup: Setup) -> Iterator[Said]:
         return
     urls = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
     for url in urls.split(","):
+        if not is_address(url.strip()):
+            continue  # config.py says so
         yield from _vllm_server(url.strip())
 
 
