@@ -53,7 +53,7 @@ NAMES = {
     "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
 }
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
-NEEDED = ("max_completion_length",)  # TRL takes null, and then samples 20 tokens, prompt and all
+NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 

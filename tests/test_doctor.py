@@ -235,6 +235,18 @@ def test_an_evaluation_that_cannot_be_is_one_line(argv, says, here, tiny, capsys
     assert said[0].startswith(f"error: {says}")
 
 
+def test_a_path_that_is_too_long_is_one_short_line(here, capsys):
+    assert main(["doctor", "--config", recipe(here, {"output_dir": "x/" * 1600})]) == 1
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert said.startswith("error: output_dir='x/x/x/")
+    assert said.endswith("...' is longer than a path can be. Remedy: name another one (settings)")
+
+
+def test_without_a_launcher_rank_minus_one_is_fine(here, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "-1")
+    assert not [line for line in lines("--config", recipe(here, {})) if line.startswith("error")]
+
+
 def test_there_are_many_cases_and_each_is_there_once():
     assert len(CASES) >= 30
     assert len({str(case["set"]) for case in CASES}) == len({case["what"] for case in CASES}) == len(CASES)

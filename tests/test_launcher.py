@@ -326,7 +326,7 @@ def test_a_misspelt_field_is_refused_before_a_server_starts(machine):
     ("name", "text", "message"),
     [
         ("nowhere", None, "accelerate_config='nowhere' is not there"),
-        ("two.yaml", "num_machines: 2", "is for several machines"),
+        ("two.yaml", "distributed_type: MULTI_GPU\nnum_machines: 2", "is for several machines"),
     ],
 )
 def test_an_accelerate_config_that_cannot_be_used_is_refused(name, text, message, machine):

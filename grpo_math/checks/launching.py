@@ -74,7 +74,8 @@ def environment() -> None:
     """Raise `ConfigError` for a variable that cannot be, before torch or accelerate trips over it."""
     said = os.environ
     for name in NUMBERS:
-        if not said.get(name, "0").isdecimal():
+        number = r"-1|\d+" if name.endswith("RANK") else r"\d+"  # transformers takes -1 for no launcher
+        if not re.fullmatch(number, said.get(name, "0")):
             raise ConfigError(name, said[name], "is no whole number", "unset it, or give a number")
     processes = int(said.get("WORLD_SIZE", "1"))
     if processes > 1:
