@@ -48,8 +48,8 @@ def accelerate_config(name: str, says: Mapping[str, Any]) -> None:
         if field not in known:
             raise refuse(field, "is no setting of accelerate", "take it out, or run accelerate config")
     kinds = _names("utils/dataclasses.py", "DistributedType")
-    if says.get("distributed_type") not in kinds:
-        remedy = f"give one of {', '.join(kinds)}, with quotes around NO"
+    if says.get("distributed_type") not in (*kinds, False):  # YAML reads an unquoted NO as false
+        remedy = f"give one of {', '.join(kinds)}"
         raise refuse("distributed_type", "is no way to distribute", remedy)
     for field in ("num_processes", "num_machines", "main_process_port"):
         value = says.get(field)
