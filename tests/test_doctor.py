@@ -235,6 +235,13 @@ def test_an_evaluation_that_cannot_be_is_one_line(argv, says, here, tiny, capsys
     assert said[0].startswith(f"error: {says}")
 
 
+def test_an_accelerate_config_may_say_no_without_quotes(here, tmp_path):
+    """YAML reads it as false, and accelerate takes that."""
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("distributed_type: NO\nnum_processes: 1\n")
+    assert not [f for f in doctor(["--config", recipe(here, {})], accelerate_config=str(config)) if f.level == "error"]
+
+
 def test_a_path_that_is_too_long_is_one_short_line(here, capsys):
     assert main(["doctor", "--config", recipe(here, {"output_dir": "x/" * 1600})]) == 1
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
