@@ -10,6 +10,7 @@ Does not override anything of TRL: trainer.py does.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ from grpo_math.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 
 if __name__ == "__main__":
     Stop(at_once=True).__enter__()  # torch and the rest take seconds to import
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it offers a kernel of the Hub
 
 import torch
 from accelerate import PartialState

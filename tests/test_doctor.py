@@ -318,6 +318,16 @@ def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
     assert done.stderr == "error: reward function raises raised KeyError: 'x': mend it\n"
 
 
+def test_a_refusal_after_torch_is_imported_is_all_that_stderr_has(here):
+    path = recipe(here, {"tf32": True})
+    for program in (["grpo_math.cli", "train"], ["grpo_math.train"]):
+        argv = [sys.executable, "-m", *program, "--config", path]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("error: tf32=True is refused")
+
+
 def test_the_accelerate_config_says_how_many_processes_share_a_step(here, tmp_path):
     config = tmp_path / "accelerate.yaml"
     config.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")

@@ -69,7 +69,7 @@ def trained(model, tokenizer, folder, rows=ROWS, reward=ramp, callbacks=lambda t
         ({"pack_updates": False, "beta": 0.1, "mask_truncated_completions": True}, {"clip", "kl"}),
         ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 4}, {"clip"}),
     ],
-    ids=lambda value: ",".join(map(str, value)),
+    ids=lambda value: ",".join(sorted(value)),
 )
 def test_a_line_holds_exactly_what_the_table_promises(settings, when, tiny, tokenizer, tmp_path):
     _, lines = trained(tiny(), tokenizer, tmp_path, **settings)
