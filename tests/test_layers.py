@@ -19,7 +19,7 @@ LAYERS = [
     {"model_card"},
     {"trainer", "run_log", "trackers", "evaluation", "difficulty", "report", "peers"},
     {"checks"},
-    {"backends", "resume", "disk"},
+    {"backends", "resume", "disk", "generation_kwargs"},
     {"rollout", "models", "reference", "vllm_sync", "fingerprint"},
     {"contamination", "config", "data", "problems"},
     {
