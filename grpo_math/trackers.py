@@ -52,7 +52,7 @@ class Trackers(TrainerCallback):
         mode: Any = "disabled" if asked == "disabled" else "offline" if why else None
         folder = Path(os.environ.get("WANDB_DIR") or run_dir)
         common: dict[str, Any] = {
-            "project": os.environ.get("WANDB_PROJECT", "huggingface"),
+            "project": os.environ.get("WANDB_PROJECT") or self.settings["project"],
             "name": self.settings.get("run_name") or run_dir.name,
             "dir": folder,
         }

@@ -142,6 +142,7 @@ def test_wandb_without_a_key_stays_offline_and_holds_all_that_the_run_directory_
     path = offline_run(tmp_path)
     told = [row for record in records(path) if (row := row_of(record))]
     check(told, done.history)
+    assert {record.run.project for record in records(path) if record.WhichOneof("record_type") == "run"} == {"tried"}
     tables = [json.loads(p.read_text()) for p in path.parent.glob("files/media/table/completions*.json")]
     assert {"step", "prompt", "completion", "accuracy", "advantage"} <= set(tables[0]["columns"])
     assert len(tables[0]["data"]) == 4

@@ -64,7 +64,10 @@ SWITCHED = {
 }
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")  # dataloader_...
 COLOCATED = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_model_impl")
-OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
+OF_TRACKERS = {
+    "project": ("wandb", "trackio"),
+    **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), ("trackio",)),
+}
 SAME = (  # an old name of transformers' or TRL's, and the new one
     ("gradient_checkpointing", "activation_checkpointing"),
     ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
@@ -122,9 +125,10 @@ def without_effect(setup: Setup) -> Iterator[Said]:
         raise ConfigError("dataset_split", s["dataset_split"], why, "leave it out, or give the file of that split")
     if s["eval_dataset"] and not (s["eval_n"] or s["heldout_every"]):
         yield Said("warning", f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every")
-    for name in OF_TRACKIO:
-        if s[name] != fields[name].default and not {"trackio", "all"} & set(_list(s["report_to"])):
-            raise ConfigError(name, s[name], "would be ignored without report_to: trackio", "leave it out")
+    for name, readers in OF_TRACKERS.items():
+        if s[name] != fields[name].default and not {*readers, "all"} & set(_list(s["report_to"])):
+            why = f"would be ignored without report_to: {' or '.join(readers)}"
+            raise ConfigError(name, s[name], why, "leave it out")
     if s["fsdp_config"] and not s["fsdp"]:
         raise ConfigError("fsdp_config", s["fsdp_config"], "would be ignored without fsdp", "leave it out")
     if s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")):
