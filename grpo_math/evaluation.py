@@ -24,7 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from grpo_math import backends, journal
-from grpo_math.checks.machine import existing, read_only
+from grpo_math.checks.machine import refuse_unwritable
 from grpo_math.errors import ConfigError
 from grpo_math.fingerprint import grader_hash, problems_hash, prompt_hash, weights_hash
 from grpo_math.grading import Grade, Verdict, grade_batch
@@ -198,10 +198,7 @@ def _check_output(output: str | Path | None) -> None:
     if output is None:
         return
     folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
-    there = existing(folder)
-    if not there.is_dir() or read_only(there):
-        reason = f"cannot be written: {there} is read-only, or no folder"
-        raise ConfigError("output", str(output), reason, "name another file or folder")
+    refuse_unwritable("output", str(output), folder, "name another file or folder")
 
 
 def answers_file(output: str | Path) -> Path:

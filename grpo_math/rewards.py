@@ -484,6 +484,12 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
             raise error
         return mishaps.ended(error, count)
 
+    def again(error: Exception) -> bool:
+        if mishaps is None or isinstance(error, UserError):
+            return False
+        mishaps.again(name, error)
+        return True
+
     if inspect.iscoroutinefunction(reward):
 
         @functools.wraps(reward)
@@ -494,9 +500,8 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
                 try:
                     values = await reward(**own)
                 except Exception as error:
-                    if last or mishaps is None or isinstance(error, UserError):
+                    if last or not again(error):
                         return failed(error, len(completions))
-                    mishaps.again(name, error)
                     last = True
                 else:
                     log()
@@ -512,9 +517,8 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
             try:
                 values = reward(**own)
             except Exception as error:
-                if last or mishaps is None or isinstance(error, UserError):
+                if last or not again(error):
                     return failed(error, len(completions))
-                mishaps.again(name, error)
                 last = True
             else:
                 log()

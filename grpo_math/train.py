@@ -38,7 +38,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 from grpo_math import difficulty, hub, lock, metrics, planner, recipe, resume
 from grpo_math.batch import Batch, plan
 from grpo_math.checks import launching
-from grpo_math.checks.machine import existing, read_only
+from grpo_math.checks.machine import refuse_unwritable
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, preflight, refusal
 from grpo_math.checks.setup import Setup
 from grpo_math.config import MathGRPOConfig
@@ -541,10 +541,8 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         if own := FIELDS_OF_MODEL.get(name):
             raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {own}")
     if train_args.difficulty_file:
-        there = existing(Path(train_args.difficulty_file).parent)
-        if not there.is_dir() or read_only(there):
-            reason = f"cannot be written: {there} is read-only, or no folder"
-            raise ConfigError("difficulty_file", train_args.difficulty_file, reason, "name another file")
+        rates = train_args.difficulty_file
+        refuse_unwritable("difficulty_file", rates, Path(rates).parent, "name another file")
     check_generation(config)
     _check_compute(config)
     _check_batches(config)

@@ -26,6 +26,7 @@ NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"
 TRUTH = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f", "")
 SWITCHES = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
 PRECISIONS = ("no", "fp16", "bf16")
+LAUNCH = "unset it, or start with accelerate launch"
 DEVICE = re.compile(r"-?\d+|(GPU|MIG)-[\w/-]+")
 
 
@@ -81,21 +82,18 @@ def environment() -> None:
     if processes > 1:
         for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in said:
-                remedy = "unset it, or start with accelerate launch"
-                raise ConfigError("WORLD_SIZE", processes, f"is set, and {name} is not", remedy)
+                raise ConfigError("WORLD_SIZE", processes, f"is set, and {name} is not", LAUNCH)
     if int(said.get("RANK", "0")) >= max(processes, 1):
         remedy = "unset both, or start with accelerate launch"
         raise ConfigError("RANK", int(said["RANK"]), f"is not below WORLD_SIZE={processes}", remedy)
     if "LOCAL_RANK" in said and int(said["LOCAL_RANK"]) >= 0 and "MASTER_ADDR" not in said:
-        remedy = "unset it, or start with accelerate launch"
-        raise ConfigError("LOCAL_RANK", int(said["LOCAL_RANK"]), "is set, and MASTER_ADDR is not", remedy)
+        raise ConfigError("LOCAL_RANK", int(said["LOCAL_RANK"]), "is set, and MASTER_ADDR is not", LAUNCH)
     for name in SWITCHES:
         if said.get(name, "").lower() not in TRUTH:
             raise ConfigError(name, said[name], "is neither true nor false", "use one of the two, or unset it")
     asked = said.get("ACCELERATE_USE_DEEPSPEED", "")
     if asked.lower() in ("1", "true", "yes") and "RANK" not in said and not importlib.util.find_spec("mpi4py"):
-        remedy = "unset it, or start with accelerate launch"
-        raise ConfigError("ACCELERATE_USE_DEEPSPEED", asked, "needs processes that a launcher has started", remedy)
+        raise ConfigError("ACCELERATE_USE_DEEPSPEED", asked, "needs processes that a launcher has started", LAUNCH)
     one_of("ACCELERATE_MIXED_PRECISION", said.get("ACCELERATE_MIXED_PRECISION", "no").lower(), PRECISIONS)
     backends = tuple(name.lower() for name in _names("utils/dataclasses.py", "DynamoBackend"))
     one_of("ACCELERATE_DYNAMO_BACKEND", said.get("ACCELERATE_DYNAMO_BACKEND", "no").lower(), backends)

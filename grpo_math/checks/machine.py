@@ -93,17 +93,16 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     """float16 has to be asked for; bfloat16 needs a device that has it, and quantised weights an adapter."""
     s = setup.settings
     gpus = () if s["use_cpu"] else capabilities()
+    nan = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
     for name in ("dtype", "fp16"):
         if s[name] in ("float16", True) and not s["allow_float16"]:
-            reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
             remedy = "use bf16, or neither (float32), or add allow_float16: true"
             if name == "dtype":
                 remedy = "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"
-            raise ConfigError(name, s[name], reason, remedy)
+            raise ConfigError(name, s[name], nan, remedy)
     asked = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
     if asked == "fp16" and not s["allow_float16"]:
-        reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
-        raise ConfigError("mixed_precision", asked, reason, "use bf16 or no, or add fp16 and allow_float16: true")
+        raise ConfigError("mixed_precision", asked, nan, "use bf16 or no, or add fp16 and allow_float16: true")
     for name in ("bf16", "dtype"):
         if s[name] not in (True, "bfloat16"):
             continue
@@ -198,6 +197,13 @@ def existing(folder: Path) -> Path:
 def read_only(folder: Path) -> bool:
     """Nothing new can be made in this folder."""
     return not os.access(folder, os.W_OK | os.X_OK) or str(folder).startswith(("/proc", "/sys"))
+
+
+def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> None:
+    """Raise `ConfigError` unless the folder, or the nearest of its parents that is there, can be written to."""
+    there = existing(folder)
+    if not there.is_dir() or read_only(there):
+        raise ConfigError(field, value, f"cannot be written: {there} is read-only, or no folder", remedy)
 
 
 def in_use(setup: Setup) -> Iterator[Said]:

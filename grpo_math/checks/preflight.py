@@ -80,12 +80,16 @@ def without_effect(setup: Setup) -> Iterator[Said]:
     """No setting is stated that would be ignored because of another one, or because training never reads it."""
     s = setup.settings
     fields = recipe.fields()
+
+    def differs(name: str) -> bool:
+        return name in setup.given and s[name] != fields[name].default
+
     for why, names in NEVER_READ.items():
         for name in names:
-            if name in setup.given and s[name] != fields[name].default:
+            if differs(name):
                 raise ConfigError(name, s[name], f"would be ignored: {why}", "leave it out")
     for switch, names in SWITCHED.items():
-        stated = [name for name in sorted(setup.given) if name.startswith(names) and s[name] != fields[name].default]
+        stated = [name for name in sorted(setup.given) if name.startswith(names) and differs(name)]
         if (
             s[switch]
             or not stated
@@ -98,7 +102,7 @@ def without_effect(setup: Setup) -> Iterator[Said]:
             why = f"would be ignored without {switch}"
             raise ConfigError(stated[0], s[stated[0]], why, f"set {switch}: true, or leave it out")
     for name in COLOCATED:
-        if s["use_vllm"] and s["vllm_mode"] == "server" and name in setup.given and s[name] != fields[name].default:
+        if s["use_vllm"] and s["vllm_mode"] == "server" and differs(name):
             raise ConfigError(name, s[name], "would be ignored: vllm_mode is server", "give it to the server")
     for name in ("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"):
         if s["use_vllm"] and s[name]:
@@ -109,7 +113,7 @@ def without_effect(setup: Setup) -> Iterator[Said]:
     if "do_train" in setup.given and not s["do_train"]:
         raise ConfigError("do_train", s["do_train"], "would be ignored: this trains", "use grpo-math evaluate")
     for name in (f"dataloader_{what}" for what in OF_WORKERS):
-        if not s["dataloader_num_workers"] and name in setup.given and s[name] != fields[name].default:
+        if not s["dataloader_num_workers"] and differs(name):
             raise ConfigError(name, s[name], "needs dataloader_num_workers above 0", "set that too, or leave it out")
     if s["sync_ref_model"] and s["use_peft"]:
         why = "cannot work with use_peft: TRL keeps no second model beside an adapter"
