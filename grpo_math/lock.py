@@ -23,7 +23,7 @@ _held: dict[Path, IO[str]] = {}  # for as long as this process lives
 def hold(run_dir: Path, make: bool = True) -> None:
     """Lock the folder for this process. `ConfigError` where another one has it, or where it cannot be written.
 
-    Without ``make``, a folder that is not there is left so. A file system without locks is a warning.
+    Without ``make``, a folder that no run has locked before is left as it is. A file system without locks is a warning.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -33,7 +33,7 @@ def hold(run_dir: Path, make: bool = True) -> None:
     'process ... on ...'
     """
     folder = run_dir.absolute()
-    if folder in _held or not (make or run_dir.is_dir()):
+    if folder in _held or not (make or (run_dir / NAME).exists()):
         return
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
