@@ -15,13 +15,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "MathGRPOConfig": "config",
-    "MathGRPOTrainer": "trainer",
+    "MathGRPOConfig": "trainer.config",
+    "MathGRPOTrainer": "trainer.trainer",
     "grade": "grading",
     "Verdict": "grading",
     "REWARDS": "rewards",
-    "load_problems": "data",
-    "evaluate": "evaluation",
+    "load_problems": "problems.datasets",
+    "evaluate": "evaluation.results",
 }
 __all__ = ["REWARDS", "MathGRPOConfig", "MathGRPOTrainer", "Verdict", "evaluate", "grade", "load_problems"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from grpo_math import __version__
 from grpo_math.errors import ConfigError, PushError, UserError
-from grpo_math.shipped import find
-from grpo_math.signals import Stop
+from grpo_math.run.signals import Stop
+from grpo_math.settings.shipped import find
 
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
     demo.set_defaults(run=_demo)
 
-    # Only for --help: main() hands everything after these two to launcher.py.
+    # Only for --help: main() hands everything after these two to train/launcher.py.
     train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
     commands.add_parser("train", help=train)
     serve = commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
@@ -175,13 +175,13 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _launch(argv: list[str]) -> int:
     _quiet()
-    from grpo_math import launcher
+    from grpo_math.train import launcher
 
     return launcher.train(argv, _train)
 
 
 def _serve(argv: list[str]) -> int:
-    from grpo_math import launcher
+    from grpo_math.train import launcher
 
     return launcher.serve(argv)
 
@@ -193,7 +193,7 @@ def _train(argv: list[str]) -> int:
             from grpo_math.checks.preflight import refuse_early
 
             refuse_early(argv)
-        from grpo_math.train import main as train
+        from grpo_math.train.program import main as train
 
         return train(argv)
 
@@ -207,9 +207,9 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         if getattr(args, name) is None:
             raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
     _quiet()
-    from grpo_math import contamination
-    from grpo_math.data import load_problems
-    from grpo_math.evaluation import evaluate, text_of
+    from grpo_math.evaluation.results import evaluate, text_of
+    from grpo_math.problems import contamination
+    from grpo_math.problems.datasets import load_problems
 
     rows = load_problems(args.data, args.split, template=args.template, limit=args.n, seed=args.seed)
     found = contamination.against(rows, args.contamination) if args.contamination else None
@@ -237,7 +237,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from grpo_math.report.compare import comparison, read_results, text_of
+    from grpo_math.evaluation.compare import comparison, read_results, text_of
 
     for name, value in vars(args).items():
         if name not in ("compare", "json", "command", "run", "parser") and value != args.parser.get_default(name):
@@ -273,7 +273,7 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _push(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
-    from grpo_math.hub import push
+    from grpo_math.report.hub import push
 
     pushed = push(
         args.run_dir,
@@ -288,7 +288,7 @@ def _push(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
-    from grpo_math.checks.launching import accelerate_config
+    from grpo_math.settings.accelerate import accelerate_config
 
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
@@ -317,7 +317,7 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
     if args.table:
         return _tables(args, rest)
     _quiet()
-    from grpo_math.doctor import answer, doctor, summary
+    from grpo_math.checks.doctor import answer, doctor, summary
 
     findings = []
     argv = ["--config", args.config, *rest]
@@ -345,7 +345,7 @@ def _tables(args: argparse.Namespace, rest: list[str]) -> int:
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts the memory, is talkative
-    from grpo_math.bench import SHAPES, bench_update, table
+    from grpo_math.checks.bench import SHAPES, bench_update, table
 
     results = bench_update(
         args.model,

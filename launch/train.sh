@@ -17,4 +17,4 @@ for word in "$@"; do
         break
     fi
 done
-exec python -m grpo_math.ranks --config_file "$config" "${options[@]}" -m grpo_math.train --config "$recipe" "$@"
+exec python -m grpo_math.train.ranks --config_file "$config" "${options[@]}" -m grpo_math.train --config "$recipe" "$@"

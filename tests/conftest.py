@@ -34,14 +34,14 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm() -> str:
     """The embedded model's folder: real pretrained weights."""
-    from grpo_math.models import embedded_model
+    from grpo_math.generation.models import embedded_model
 
     return str(embedded_model())
 
 
 @pytest.fixture(scope="session")
 def tokenizer(smollm):
-    from grpo_math.models import load_tokenizer
+    from grpo_math.generation.models import load_tokenizer
 
     return load_tokenizer(smollm)
 

@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from grpo_math.checks import table
-from grpo_math.config import TRL_EQUAL
-from grpo_math.prompts import TEMPLATES
+from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
-from grpo_math.train import TrainArguments
+from grpo_math.settings.arguments import TrainArguments
+from grpo_math.trainer.config import TRL_EQUAL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -22,9 +22,11 @@ from typing import NamedTuple
 
 import pytest
 
-from grpo_math import launcher, recipe, vllm_server
 from grpo_math.cli import _parser
 from grpo_math.errors import UserError
+from grpo_math.generation import server
+from grpo_math.settings import recipe
+from grpo_math.train import launcher
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -243,5 +245,5 @@ def check_launch(words: list[str]) -> None:
 
 
 def check_vllm(words: list[str]) -> None:
-    every = vllm_server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
+    every = server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
     assert {word for word in words if word.startswith("--")} <= {*every, "--lora-modules"}

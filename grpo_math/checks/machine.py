@@ -17,12 +17,15 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from grpo_math import lock, planner, recipe, resume
-from grpo_math.checks.prompting import longest_prompt
+from grpo_math import planner
+from grpo_math.checks.prompts import longest_prompt
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
+from grpo_math.run import checkpoints, lock, resume
+from grpo_math.run.files import existing, read_only
+from grpo_math.settings import fields
 
 GB = 2**30
 ALWAYS = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
@@ -188,24 +191,6 @@ def disk(setup: Setup) -> Iterator[Said]:
         yield Said(level, said, "set save_total_limit: 1, or name another output_dir", {"one": one, "kept": kept})
 
 
-def existing(folder: Path) -> Path:
-    """The folder, or the nearest of its parents that is there."""
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
-def read_only(folder: Path) -> bool:
-    """Nothing new can be made in this folder."""
-    return not os.access(folder, os.W_OK | os.X_OK) or str(folder).startswith(("/proc", "/sys"))
-
-
-def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> None:
-    """Raise `ConfigError` unless the folder, or the nearest of its parents that is there, can be written to."""
-    there = existing(folder)
-    if not there.is_dir() or read_only(there):
-        raise ConfigError(field, value, f"cannot be written: {there} is read-only, or no folder", remedy)
-
-
 def in_use(setup: Setup) -> Iterator[Said]:
     """No other process trains in the run's folder."""
     name = setup.settings["output_dir"]
@@ -241,7 +226,7 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     if asked == "":
         raise ConfigError("resume_from_checkpoint", asked, "is empty", "give a checkpoint's folder, or true")
     if named:
-        resume.step_of(named)
+        checkpoints.step_of(named)
         if not any(next(named.glob(pattern), None) for pattern in WEIGHTS):
             raise ConfigError("resume_from_checkpoint", asked, "holds no weights", "give a checkpoint's folder")
     if (held := resume.config_of(held_in)) is None:
@@ -251,7 +236,7 @@ def output_dir(setup: Setup) -> Iterator[Said]:
             return  # of another program: it is taken as it is
         reason = "holds a run whose config.yaml does not say what it was, so that it cannot be gone on with"
         raise ConfigError("output_dir", name, reason, "name a new folder")
-    defaults = {field.name: field.default for field in recipe.fields().values()}
+    defaults = {field.name: field.default for field in fields.fields().values()}
     resume.refuse_changed(held_in, resume.changed(held, s, setup.given, defaults), s["resume"])
-    if named is None and (found := resume.checkpoints(folder)):
+    if named is None and (found := checkpoints.checkpoints(folder)):
         yield Said("info", f"goes on with the run in {name}, whose last checkpoint is of step {found[0][0]}", "")

@@ -22,7 +22,8 @@ from grpo_math.checks.machine import supported
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner.model import is_folder, read_config
-from grpo_math.redact import is_address
+from grpo_math.run.ports import is_free
+from grpo_math.run.redact import is_address
 
 SECONDS = 5.0  # that an answer may take
 # transformers' names of trackers, and the package of each
@@ -301,7 +302,7 @@ def vllm_server(setup: Setup) -> Iterator[Said]:
     urls = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
     for url in urls.split(","):
         if not is_address(url.strip()):
-            continue  # config.py says so
+            continue  # trainer/config.py says so
         yield from _vllm_server(url.strip())
 
 
@@ -341,14 +342,3 @@ def ports(setup: Setup) -> Iterator[Said]:
     port = int(os.environ.get("MASTER_PORT", 29500))
     if not is_free(port):
         yield Said("error", f"port {port} is taken", "accelerate launch --main_process_port 0")
-
-
-def is_free(port: int) -> bool:
-    """Nobody listens at this port of the machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True

@@ -12,10 +12,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from grpo_math import contamination
-from grpo_math.data import Row, load_problems
 from grpo_math.errors import ConfigError
 from grpo_math.planner.model import EMBEDDED, Shape, read_config, shape_of
+from grpo_math.problems import contamination
+from grpo_math.problems.datasets import Row, load_problems
 
 
 class Said(NamedTuple):

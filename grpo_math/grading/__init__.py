@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from grpo_math.errors import one_of
 from grpo_math.grading.compare import compare, holds_several
 from grpo_math.grading.extract import Extraction, extract, extract_gold
+from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.pool import shared_pool, shutdown
 from grpo_math.grading.verdict import Grade, Verdict
-from grpo_math.prompts import FORMATS, in_format
 
 __all__ = ["Grade", "Verdict", "grade", "grade_batch", "offending", "shutdown"]
 

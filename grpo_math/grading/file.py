@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_math.errors import DataError, one_of
 from grpo_math.grading import Verdict, grade_batch
-from grpo_math.prompts import FORMATS
+from grpo_math.grading.formats import FORMATS
 
 
 def grade_file(

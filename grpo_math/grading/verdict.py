@@ -3,7 +3,7 @@
 >>> str(Verdict.CORRECT), Verdict.TIMEOUT.ungradable, Verdict.WRONG.ungradable
 ('correct', True, False)
 
-Does not grade, and gives no verdict a number: rewards.py does.
+Does not grade, and gives no verdict a number: rewards/ does.
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ import sys
 from typing import Any, BinaryIO
 
 from grpo_math.grading.frames import decode, encode
-from grpo_math.signals import STOPPING
 
 GRACE = 2.0  # seconds past the limit after which the kernel ends a worker that nobody killed
 
 
 def main() -> None:
     parent, memory = int(sys.argv[1]), int(sys.argv[2])
-    for number in (signal.SIGINT, *STOPPING):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they go to the whole group, and the parent has a step to finish
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     out = os.fdopen(os.dup(1), "wb")

@@ -9,7 +9,7 @@ Does not load weights or import torch, and does not measure: figures are counted
 
 from grpo_math.planner.picture import picture
 from grpo_math.planner.plan import choose, plan, serve_layout
-from grpo_math.planner.settings import read_recipe
 from grpo_math.planner.table import MODELS, RECIPE, cells, table
+from grpo_math.settings.recipe import read_recipe
 
 __all__ = ["MODELS", "RECIPE", "cells", "choose", "picture", "plan", "read_recipe", "serve_layout", "table"]

@@ -136,7 +136,7 @@ def _server(
     need = tensor_parallel(shape, settings, gpu_bytes, prompt, gpus - 1)
     tried = [(policy, *server_ranks(shape, settings, gpus - policy, need)) for policy in range(gpus - need, 0, -1)]
     even = [(policy, server, tp) for policy, server, tp in tried if divides(policy)]
-    # As few idle GPUs as can be, then as many for the policy. If the batch suits no number, batch.py says so.
+    # As few idle GPUs as can be, then as many for the policy. If the batch suits no number, settings/batch.py says so.
     policy, server, tp = min(even or tried[:1], key=lambda found: (gpus - found[0] - found[1], -found[0]))
     held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
     why = f"{held} the server's weights and a sequence"

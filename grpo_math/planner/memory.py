@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError
 from grpo_math.planner.model import Linear, Shape
 from grpo_math.planner.settings import Zero
+from grpo_math.run.machine import GB
+from grpo_math.trainer.arrange import fill
 
-GB = 2**30
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
@@ -297,7 +298,7 @@ def _inputs_saved(
 
 
 def packs(shape: Shape, settings: Mapping[str, Any]) -> bool:
-    """Whether trainer.py packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
+    """Whether the trainer packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
     return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
 
 
@@ -310,7 +311,7 @@ def attention_kernel(shape: Shape, settings: Mapping[str, Any]) -> str:
 def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, cpu: bool) -> int:
     """Bytes that the attention of a layer keeps: query, keys, values, output, a float32 for each head and token.
 
-    Packed (`attention.py`): queries of the segments a second time, and keys and values of [prompt, segment] for each
+    Packed (attention.py): queries of the segments a second time, and keys and values of [prompt, segment] for each
     segment, there for every query head unless on a CPU. Unpacked: keys and values repeated, and a mask for each row;
     eager also keeps the scores; flash repeats nothing.
     """
@@ -325,7 +326,7 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
             kept = 4 + (c if c != 4 else 0) + (c if shape.family == "gemma2" else 0)
             return tokens * 3 * c * q + scores * heads * kept
         return tokens * (4 * c * q + 4 * heads) + scores * c
-    c = 4 if cpu else c  # attention.py computes in float32 there
+    c = 4 if cpu else c  # trainer/attention.py computes in float32 there
     keys = work.rows * (work.prompt - 1 + work.completion) + (work.last and work.prompt - 1 + work.last)
     kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
     prompts = tokens - work.scored
@@ -372,7 +373,7 @@ def layer_workspace(shape: Shape, precise: Precision, work: Work) -> int:
 
 
 def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
-    """The largest micro-batch that trainer.py can make: completions of full length, filled to the token budget.
+    """The largest micro-batch that trainer/trainer.py can make: completions of full length, filled to the token budget.
 
     The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
     that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
@@ -386,23 +387,6 @@ def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
     group = settings["num_generations"]
     rows, last = fill(budget, run.prompt, t, group, run.rows * run.steps)
     return Work(-(-(rows + bool(last)) // group), rows, run.prompt, t, packed=True, last=last)
-
-
-def fill(budget: int, prompt: int, completion: int, group: int, there: int) -> tuple[int, int]:
-    """The most that packing can put into ``budget`` tokens of a step of ``there`` rows: so many completions of full
-    length, group by group, and the tokens of a shorter one in what is left. A completion over the budget stays whole.
-
-    >>> fill(100, 10, 20, 2, there=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
-    (4, 0)
-    >>> fill(84, 10, 20, 2, there=8), fill(5, 10, 20, 2, there=8), fill(100, 10, 20, 2, there=3)
-    ((3, 6), (1, 0), (3, 0))
-    """
-    whole, rest = divmod(budget, prompt - 1 + group * completion)
-    more, last = divmod(max(0, rest - (prompt - 1)), completion)
-    rows = whole * group + more
-    if rows == 0:
-        return 1, 0
-    return (there, 0) if rows >= there else (rows, last)
 
 
 class Stored(NamedTuple):

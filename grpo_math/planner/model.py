@@ -28,7 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256},
 }
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-EMBEDDED = "embedded"  # models.py's name of SmolLM2-135M-Instruct
+EMBEDDED = "embedded"  # generation/models.py's name of SmolLM2-135M-Instruct
 
 
 class Linear(NamedTuple):

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.planner.memory import GB, TERMS
+from grpo_math.planner.memory import TERMS
+from grpo_math.run.machine import GB
 
 WIDTH = 50
 MARKS = "█▓▒░#*+=-:~oxs%&@"  # one for each term that is drawn

@@ -6,20 +6,21 @@ Does not print, and keeps to what it is told: nothing on the machine is asked bu
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math import batch
 from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, memory
-from grpo_math.planner.memory import GB, Run
+from grpo_math.planner.memory import Run
 from grpo_math.planner.model import Shape, read_config, shape_of
-from grpo_math.planner.settings import NotPlanned, Zero, deepspeed_config, resolve
+from grpo_math.planner.settings import NotPlanned, Zero, resolve
+from grpo_math.run.machine import GB, main_memory
+from grpo_math.settings import batch
+from grpo_math.settings.accelerate import deepspeed_config
 
 MARGIN = 0.95  # of a GPU that a plan may fill: the rest is for fragmentation
 PROMPT_TOKENS = 512
-# Fields whose terms of the loss look at whole micro-batches: with them config.py refuses a token budget.
+# Fields whose terms of the loss look at whole micro-batches: with them trainer/config.py refuses a token budget.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 ZERO_2 = {
     "bf16": {"enabled": "auto"},
@@ -316,11 +317,6 @@ def _divides(settings: Mapping[str, Any], given: set[str], processes: int) -> bo
 def _prompt_tokens(settings: Mapping[str, Any]) -> int:
     length, completion = settings["vllm_max_model_length"], settings["max_completion_length"]
     return length - completion if length and length > completion else PROMPT_TOKENS
-
-
-def main_memory() -> float:
-    """GB of main memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
 
 
 # What to change

@@ -8,15 +8,10 @@ Does not decide anything.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError, one_of
-from grpo_math.recipe import read_recipe
-from grpo_math.shipped import find
-
-__all__ = ["Zero", "deepspeed_config", "read_recipe", "resolve"]
 
 MODEL = {
     "model_name_or_path": None,
@@ -158,27 +153,3 @@ class Zero:
         bucket = zero.get("reduce_bucket_size", 500_000_000)
         self.bucket = hidden * hidden if bucket == "auto" else int(float(bucket))
         self.overlaps = zero.get("overlap_comm", self.stage == 3) in (True, "auto")
-
-
-def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The DeepSpeed settings that will hold: the recipe's field ``deepspeed``, or the accelerate config's."""
-    value = settings["deepspeed"]
-    name = "deepspeed"
-    if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
-        own = accelerate.get("deepspeed_config") or {}
-        if not (value := own.get("deepspeed_config_file")):
-            zero: dict[str, Any] = {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto"}
-            for what in ("optimizer", "param"):
-                zero[f"offload_{what}"] = {"device": own.get(f"offload_{what}_device", "none")}
-            return {"zero_optimization": zero}
-        name = "deepspeed_config_file"
-    if value is None or isinstance(value, dict):
-        return value
-    try:
-        read = json.loads(find(value).read_text(encoding="utf-8"))
-        if not isinstance(read, dict):
-            raise ValueError("a list, or a single value")
-        return read
-    except (OSError, ValueError) as error:
-        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON object"
-        raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None

@@ -7,7 +7,7 @@ MathML, in the browser).
 Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
 """
 
-from grpo_math.report.compare import (
+from grpo_math.evaluation.compare import (
     Change,
     ResultsError,
     changed,

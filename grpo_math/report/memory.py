@@ -9,9 +9,9 @@ import math
 from html import escape
 from typing import Any
 
-from grpo_math import metrics
 from grpo_math.errors import UserError
 from grpo_math.report.run_dir import Run
+from grpo_math.run import metrics
 
 GB = 2**30
 COLOURS = 12  # .t0 to .t11 of page.css

@@ -20,13 +20,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math import metrics
-from grpo_math.checks import Finding
-from grpo_math.checks.diagnosis import CHECKS, diagnose, evaluation_line
+from grpo_math.checks.diagnosis import CHECKS, diagnose
+from grpo_math.checks.finding import Finding
+from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
-from grpo_math.metrics import CATEGORIES
-from grpo_math.redact import is_secret
-from grpo_math.report.compare import (
+from grpo_math.evaluation.compare import (
     ANSWER_RIGHT,
     Change,
     Results,
@@ -37,11 +35,14 @@ from grpo_math.report.compare import (
     count,
     share,
 )
+from grpo_math.evaluation.stats import PairedDifference, mcnemar, wilson
 from grpo_math.report.memory import memory_html
 from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed, inline_svg, render, shows
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.report.viewer import CHANGE_NAMES, safe_json, viewer, visible
-from grpo_math.stats import PairedDifference, mcnemar, wilson
+from grpo_math.run import metrics
+from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.redact import is_secret
 
 CHANGES_SHOWN = 5
 CHANGE_SHOWN = 4000  # characters of a completion; the viewer has all of it

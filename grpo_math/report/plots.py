@@ -1,7 +1,7 @@
 """A run's history -> panels, as PNG figures for the folder and as inline SVG for the page.
 
 Each panel is a title, the metrics that it shows and one drawing function; names, units and meanings come from
-`grpo_math.metrics`. matplotlib is imported where it is used and through its object interface: pyplot's global state,
+`run.metrics`. matplotlib is imported where it is used and through its object interface: pyplot's global state,
 and with it the caller's own figures, stays untouched.
 
 Does not read files and does not write them.
@@ -17,10 +17,10 @@ from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from grpo_math import metrics
-from grpo_math.report.compare import count, share
+from grpo_math.evaluation.compare import count, share
+from grpo_math.evaluation.stats import wilson
 from grpo_math.report.run_dir import History, Run
-from grpo_math.stats import wilson
+from grpo_math.run import metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

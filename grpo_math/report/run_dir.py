@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_math import metrics
-from grpo_math.checks.lines import numbers, put
 from grpo_math.errors import ConfigError
-from grpo_math.report.compare import Results, ResultsError, read_results
+from grpo_math.evaluation.compare import Results, ResultsError, read_results
+from grpo_math.run import metrics
+from grpo_math.run.history import numbers, put
 
 History = list[dict[str, float]]
 

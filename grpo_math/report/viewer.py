@@ -16,9 +16,9 @@ import json
 import re
 from typing import Any
 
-from grpo_math.metrics import CATEGORIES
-from grpo_math.report.compare import Results
+from grpo_math.evaluation.compare import Results
 from grpo_math.report.run_dir import Run, prompt_of, text_of
+from grpo_math.run.metrics import CATEGORIES
 
 CHANGE_NAMES = {
     (0, 1): "wrong to right",

@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_math import metrics
-from grpo_math.checks.diagnosis import diagnose, evaluation_line
+from grpo_math.checks.diagnosis import diagnose
+from grpo_math.checks.series import evaluation_line
 from grpo_math.report.run_dir import read_run
+from grpo_math.run import metrics
 
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests" / "cases" / "real_runs"
@@ -204,7 +205,7 @@ RUNS: dict[str, BadRun] = {
 
 def prepare(folder: Path) -> None:
     """The problem files, and the copies of the embedded model whose small files are wrong."""
-    from grpo_math.models import embedded_model
+    from grpo_math.generation.models import embedded_model
 
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)

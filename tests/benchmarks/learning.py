@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_math.stats import paired_bootstrap
+from grpo_math.evaluation.stats import paired_bootstrap
 
 ROOT = Path(__file__).parents[2]
 STEPS, PROMPTS, HELD_OUT, LEARNING_RATE = 16, 4, 128, 5e-4
@@ -69,9 +69,9 @@ def arguments(name: str, seed: int, folder: str) -> list[str]:
 
 def run(name: str, seed: int, output: Path) -> None:
     """One run in this process, to a file: which held-out problems were right, and how the training rewards went."""
-    from grpo_math.data import load_problems
-    from grpo_math.evaluation import evaluate
-    from grpo_math.train import main as train
+    from grpo_math.evaluation.results import evaluate
+    from grpo_math.problems.datasets import load_problems
+    from grpo_math.train.program import main as train
 
     adapter, rewards = None, []
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ Nothing is measured here: these are the figures of `grpo-math plan`.
 from __future__ import annotations
 
 from grpo_math.planner import plan
-from grpo_math.planner.memory import GB
+from grpo_math.run.machine import GB
 
 MODELS = ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
 PROMPT = 256

@@ -97,12 +97,12 @@ def train(options: argparse.Namespace) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from grpo_math.cli import recipe
-    from grpo_math.config import MathGRPOConfig
-    from grpo_math.data import load_problems, to_dataset
-    from grpo_math.evaluation import evaluate
-    from grpo_math.models import fast_dtype, load_tokenizer, model_path
+    from grpo_math.evaluation.results import evaluate
+    from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
+    from grpo_math.problems.datasets import load_problems, to_dataset
     from grpo_math.rewards import load_reward
-    from grpo_math.trainer import MathGRPOTrainer
+    from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.trainer import MathGRPOTrainer
 
     own = yaml.safe_load(recipe("demo_cpu.yaml").read_text(encoding="utf-8"))
     settings = {name: value for name, value in own.items() if name in GRPOConfig.__dataclass_fields__}

@@ -13,7 +13,7 @@ import sys
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from grpo_math.bench import QWEN2_SMALL, SHAPES, bench_update, table
+from grpo_math.checks.bench import QWEN2_SMALL, SHAPES, bench_update, table
 
 # The least ratio TRL / ours on 2 CPU cores, median of 5 interleaved runs; and no more memory than TRL anywhere.
 BARS = {"gsm8k": 3.5, "short": 4.0, "math": 2.8, "degenerate": 5.5, "equal": 0.95, "one_token_prompt": 0.95}

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_math import metrics
-from grpo_math.checks import LEVELS, Finding
-from grpo_math.checks.diagnosis import CHECKS, EXPLAINED_BY, diagnose, evaluation_line
+from grpo_math.checks.diagnosis import CHECKS, EXPLAINED_BY, diagnose
+from grpo_math.checks.finding import LEVELS, Finding
+from grpo_math.checks.series import evaluation_line
+from grpo_math.run import metrics
 
 CASES = Path(__file__).parents[1] / "cases"
 CONFIG = {

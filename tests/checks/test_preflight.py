@@ -12,12 +12,12 @@ import yaml
 from packaging.requirements import Requirement
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from grpo_math import resume
-from grpo_math.checks import machine, prompting, rewarding, services
+from grpo_math.checks import machine, prompts, rewards, services
 from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
-from grpo_math.recipe import read
-from grpo_math.rollout import token_ids
+from grpo_math.generation.completions import token_ids
+from grpo_math.run import resume
+from grpo_math.settings.recipe import read
 
 ARGV = ["--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"]
 
@@ -110,7 +110,7 @@ def test_a_plan_that_does_not_fit_is_a_warning_with_what_to_change(monkeypatch):
 def test_memory_is_planned_for_the_prompts_that_there_are(tokenizer):
     [(level, text)] = found("memory", tokenizer=tokenizer)
     assert level == "info"
-    longest = prompting.longest_prompt(setup(tokenizer=tokenizer))
+    longest = prompts.longest_prompt(setup(tokenizer=tokenizer))
     assert longest < 512
     assert text.endswith(f"as planned for prompts of {longest} tokens: ")
 
@@ -142,7 +142,7 @@ def test_a_reward_that_hangs_is_left_behind(monkeypatch, tmp_path):
         "import time\ndef slow(completions, **columns):\n    time.sleep(30)\n    return [0.0] * len(completions)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(rewarding, "SECONDS", 0.05)
+    monkeypatch.setattr(rewards, "SECONDS", 0.05)
     [(level, text)] = found("rewards", "--rewards", "slow_reward:slow")
     assert level == "warning"
     assert "slow_reward:slow took over" in text
@@ -180,7 +180,7 @@ class Other:
 
 
 def test_the_embedded_model_ends_its_turn_where_generation_stops(tokenizer):
-    assert prompting.turn_end(tokenizer) == tokenizer.eos_token_id
+    assert prompts.turn_end(tokenizer) == tokenizer.eos_token_id
     assert found("end_of_turn", tokenizer=tokenizer) == []
 
 
@@ -224,8 +224,8 @@ def test_padding_that_cannot_work_is_an_error(changed, words, tokenizer):
 
 def test_prompt_lengths_are_those_that_training_tokenizes(tokenizer):
     given = setup("--template", "boxed", tokenizer=tokenizer)
-    prompts = [row["prompt"] for row in given.sample(256)]
-    assert prompting.lengths_of(given) == sorted(map(len, token_ids(tokenizer, prompts)))
+    texts = [row["prompt"] for row in given.sample(256)]
+    assert prompts.lengths_of(given) == sorted(map(len, token_ids(tokenizer, texts)))
 
 
 def test_prompts_that_do_not_fit_the_context_are_an_error(tokenizer):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_math import metrics
+from grpo_math.run import metrics
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from bad_runs import CASES, READ_METRICS, READ_SETTINGS, ROOT, RUNS, findings_by_step, judge, read_case
@@ -33,8 +33,10 @@ def test_the_saved_runs_are_those_of_the_program():
 
 
 def test_what_the_checks_read_is_saved():
-    """A saved run has lost nothing that a check would have seen: the names in checks/diagnosis.py are all kept."""
-    source = (ROOT / "grpo_math" / "checks" / "diagnosis.py").read_text(encoding="utf-8")
+    """A saved run has lost nothing that a check would have seen: the names in checks/symptoms.py and series.py are all kept."""
+    source = "".join(
+        (ROOT / "grpo_math/checks" / f"{name}.py").read_text(encoding="utf-8") for name in ("symptoms", "series")
+    )
     read = {getattr(metrics, name) for name in set(re.findall(r"metrics\.([A-Z_]+)", source))}
     assert read - READ_METRICS == {metrics.SAMPLER_DIFFERENCE}  # no vLLM in these runs
     assert set(re.findall(r"run\.get\(\s*\"(\w+)\"", source)) <= set(READ_SETTINGS)

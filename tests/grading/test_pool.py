@@ -135,8 +135,9 @@ def test_workers_that_are_killed_all_the_time_do_not_end_a_run_nor_make_an_answe
     from datasets import Dataset
     from transformers import TrainerCallback
 
-    from grpo_math import MathGRPOConfig, MathGRPOTrainer, trainer
-    from grpo_math.metrics import verdict_key
+    from grpo_math import MathGRPOConfig, MathGRPOTrainer
+    from grpo_math.run.metrics import verdict_key
+    from grpo_math.trainer import trainer
 
     class UntilSixKills(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):

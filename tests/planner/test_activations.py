@@ -11,13 +11,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from grpo_math import attention
-from grpo_math.bench import _peak
-from grpo_math.packing import pack
+from grpo_math.checks.bench import _peak
 from grpo_math.planner import memory
 from grpo_math.planner.memory import Precision, Work
 from grpo_math.planner.model import shape_of
 from grpo_math.planner.settings import resolve
+from grpo_math.trainer import attention
+from grpo_math.trainer.packing import pack
 
 FLOAT32 = Precision(4, 4, 4, False)
 WIDE = {"hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}

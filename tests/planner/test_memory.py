@@ -14,6 +14,7 @@ from grpo_math.planner import memory
 from grpo_math.planner.memory import Precision, Run, Work
 from grpo_math.planner.model import Shape, shape_of, shipped
 from grpo_math.planner.settings import Zero, resolve
+from grpo_math.run import machine
 
 SMALL = {
     "hidden_size": 64,
@@ -178,7 +179,7 @@ def run_of(**changes: Any) -> Run:
             "steps": 4,
             "rollout": 32,
             "prompt": 100,
-            "gpu_bytes": 24 * memory.GB,
+            "gpu_bytes": 24 * machine.GB,
             "generation": "transformers",
             **changes,
         }
@@ -254,7 +255,7 @@ def test_a_sleeping_vllm_takes_its_share_in_generation_alone():
     awake = phases(recipe, generation="colocate")[0]
     asleep = phases({**recipe, "vllm_enable_sleep_mode": True}, generation="colocate")[0]
     share = sum(size for term, size in awake["training"].items() if term.startswith("vllm"))
-    assert share == int(0.3 * 24 * memory.GB)
+    assert share == int(0.3 * 24 * machine.GB)
     assert not any(term.startswith("vllm") for term in asleep["training"])
     assert awake["generation"] == asleep["generation"]
 

@@ -16,10 +16,10 @@ import yaml
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.planner import picture, plan
-from grpo_math.planner.memory import GB
 from grpo_math.planner.model import shipped
 from grpo_math.planner.plan import MARGIN
-from grpo_math.train import SETTINGS
+from grpo_math.run.machine import GB
+from grpo_math.settings.parser import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 MODELS = [

@@ -7,11 +7,12 @@ from dataclasses import MISSING, fields
 import pytest
 from trl import ModelConfig
 
-from grpo_math.config import MathGRPOConfig
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import settings
-from grpo_math.planner.settings import read_recipe, resolve
-from grpo_math.train import TrainArguments
+from grpo_math.planner.settings import resolve
+from grpo_math.settings.arguments import TrainArguments
+from grpo_math.settings.recipe import read_recipe
+from grpo_math.trainer.config import MathGRPOConfig
 
 
 @pytest.mark.parametrize(

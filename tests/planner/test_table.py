@@ -7,9 +7,9 @@ import json
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.planner.memory import GB
 from grpo_math.planner.plan import MARGIN
 from grpo_math.planner.table import GPUS, MAIN_MEMORY, MEMORY, MODELS, RECIPE, best, cells
+from grpo_math.run.machine import GB
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -24,8 +24,10 @@ from types import SimpleNamespace
 import numpy
 import torch
 
-from grpo_math import resume, train
-from grpo_math.trainer import MathGRPOTrainer
+from grpo_math.report import verdict
+from grpo_math.run import resume
+from grpo_math.train import program
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 FAILS = math.inf
 
@@ -112,7 +114,7 @@ def main(job: dict) -> int:
             return began(*args, **kwargs)
 
         MathGRPOTrainer.train = begin
-    return train.main(job["arguments"])
+    return program.main(job["arguments"])
 
 
 def forked(job: dict) -> int:
@@ -130,7 +132,7 @@ def forked(job: dict) -> int:
 
 
 if __name__ == "__main__":
-    train.print_verdict = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
+    verdict.print_verdict = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
     jobs = json.loads(Path(sys.argv[1]).read_text())
     if "RANK" in os.environ:
         sys.exit(main(jobs[0]))

@@ -9,7 +9,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from grpo_math.trainer import MathGRPOTrainer
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def letters(completions, **columns):

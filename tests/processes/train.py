@@ -18,10 +18,10 @@ from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.config import MathGRPOConfig
 from grpo_math.grading import Verdict
-from grpo_math.reference import _whole
-from grpo_math.trainer import MathGRPOTrainer
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.reference import _whole
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, with more words in it than the others", "x"]
 

@@ -19,9 +19,9 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
-from grpo_math.adapters import logps
-from grpo_math.config import MathGRPOConfig
-from grpo_math.trainer import MathGRPOTrainer
+from grpo_math.generation.adapters import logps
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = ["What is 3 + 4?", "Name a colour.", "What is 12 times 3?", "Say hello.", "What is 9 - 5?", "Count to five."]
 

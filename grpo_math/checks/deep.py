@@ -1,0 +1,159 @@
+"""`grpo-math doctor --deep`: what only the model can answer, on a few problems.
+
+A few completions are sampled as training samples them (by transformers: vLLM is not asked), then scored by policy and
+reference as an update scores them.
+
+Does not take a step, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import GenerationConfig
+from trl import ModelConfig
+
+from grpo_math.checks.finding import Finding
+from grpo_math.checks.setup import Setup
+from grpo_math.checks.symptoms import KL_FIRST, SAMPLER_APART
+from grpo_math.grading import grade_batch
+from grpo_math.rewards.rules import accuracy
+from grpo_math.trainer.build import trainer_of
+from grpo_math.trainer.config import MathGRPOConfig
+
+PROMPTS, EACH = 4, 2  # problems, and completions of each
+CUT = 0.5  # share of completions at the limit, from which it is too short for this model
+
+
+def deep_checks(setup: Setup, config: MathGRPOConfig, model_args: ModelConfig) -> Iterator[Finding]:
+    """Completions with their verdicts and lengths; do trainer and sampler agree; does the KL start at zero?"""
+    config.use_vllm = False
+    with tempfile.TemporaryDirectory() as folder:
+        config.output_dir = folder
+        trainer: Any = trainer_of(config, model_args, setup.rows, setup.tokenizer, [accuracy])
+        torch.manual_seed(config.seed)
+        ids, mask, sampled, finished = _sample(trainer, setup)
+        length = sampled.size(1)
+        lengths = mask[:, -length:].sum(dim=1).tolist()
+        yield completions(setup, trainer.processing_class.batch_decode(ids[:, -length:], True), lengths, finished)
+        model = trainer.model.train()  # as in an update: dropout is on
+        with torch.no_grad():
+            scored = _score(trainer, model, ids, mask, length)
+            yield agreement(scored, sampled, mask[:, -length:].bool())
+            reference = _reference(trainer, model, ids, mask, length)
+        if reference is not None:
+            yield first_kl(scored, reference, mask[:, -length:].bool(), setup.settings["lora_dropout"])
+
+
+def completions(setup: Setup, texts: list[str], lengths: list[int], finished: list[bool]) -> Finding:
+    """Verdicts and lengths of the untrained model; a warning where the limit cuts too many."""
+    s, rows = setup.settings, _rows(setup)
+    grades = grade_batch(
+        [row["answer"] for row in rows], texts, answer_format=s["template"], timeout=s["grade_timeout"]
+    )
+    counts = Counter(str(grade.verdict) for grade in grades)
+    cut = 1 - sum(finished) / len(finished)
+    said = (
+        f"{len(texts)} completions of the untrained model: {', '.join(f'{n} {v}' for v, n in counts.most_common())}; "
+        f"median {median(lengths):g}, longest {max(lengths)} tokens, {cut:.0%} cut at {s['max_completion_length']}; "
+        f"the first: {texts[0][:120]!r}"
+    )
+    figures: dict[str, Any] = {"verdicts": dict(counts), "lengths": lengths, "cut": cut}
+    if cut < CUT:
+        return Finding("info", "completions", said, "", figures)
+    return Finding("warning", "completions", said, f"max_completion_length: {2 * s['max_completion_length']}", figures)
+
+
+def agreement(scored: Tensor, sampled: Tensor, mask: Tensor) -> Finding:
+    """Mean |log p of the trainer - log p of the sampler| over the completions' tokens, in nats.
+
+    >>> one = torch.ones(1, 2, dtype=torch.bool)
+    >>> agreement(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -1.0]]), one).level
+    'error'
+    """
+    apart = (scored - sampled).abs()[mask].mean().item()
+    said = f"log-probs of trainer and sampler differ by {apart:.1g} nats a token"
+    figures = {"nats_per_token": apart}
+    if apart < SAMPLER_APART:
+        return Finding("info", "sampler_apart", said, "", figures)
+    remedy = "pack_updates: false; if that mends it, report the model's name; else dtype: float32"
+    return Finding("error", "sampler_apart", said, remedy, figures)
+
+
+def first_kl(scored: Tensor, reference: Tensor, mask: Tensor, dropout: float) -> Finding:
+    """The k3 estimate of the KL to the reference, which is the policy itself before the first step.
+
+    >>> one = torch.ones(1, 2, dtype=torch.bool)
+    >>> first_kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -2.0]]), one, 0.0).level
+    'info'
+    """
+    ratio = reference - scored
+    kl = (ratio.exp() - ratio - 1)[mask].mean().item()
+    said = f"the KL to the reference is {kl:.1g} nats a token before the first step"
+    if kl < KL_FIRST:
+        return Finding("info", "kl_not_zero_at_start", said, "", {"kl": kl})
+    remedy = "lora_dropout: 0.0" if dropout else "see that the reference is the model that training starts from"
+    return Finding("error", "kl_not_zero_at_start", said, remedy, {"kl": kl})
+
+
+def _rows(setup: Setup) -> list[dict[str, Any]]:
+    return [row for row in setup.sample(PROMPTS) for _ in range(EACH)]
+
+
+def _sample(trainer: Any, setup: Setup) -> tuple[Tensor, Tensor, Tensor, list[bool]]:
+    """Ids and mask of prompts and completions (B, S + T), the sampler's log-probs (B, T), and who ended by itself."""
+    tokenizer, args = trainer.processing_class, trainer.args
+    prompts = [row["prompt"] for row in _rows(setup)]
+    if not isinstance(prompts[0], str):
+        extra = args.chat_template_kwargs or {}
+        prompts = [
+            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **extra)
+            for prompt in prompts
+        ]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(trainer.args.device)
+    config = GenerationConfig(
+        max_new_tokens=args.max_completion_length,
+        do_sample=True,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        eos_token_id=trainer.eos_token_ids,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = trainer.accelerator.unwrap_model(trainer.model).eval()
+    with torch.no_grad():
+        output = model.generate(
+            **inputs, generation_config=config, return_dict_in_generate=True, output_logits=True, disable_compile=True
+        )
+    logits = torch.stack(output.logits, dim=1).float() / args.temperature
+    new = output.sequences[:, inputs["input_ids"].size(1) :]
+    sampled = logits.log_softmax(dim=-1).gather(2, new[:, :, None])[:, :, 0]
+    ends = torch.isin(new, torch.tensor(trainer.eos_token_ids, device=new.device))
+    kept = ends.cumsum(dim=1) - ends.long() == 0  # up to the first end, and with it
+    return (
+        output.sequences,
+        torch.cat([inputs["attention_mask"], kept.long()], dim=1),
+        sampled,
+        ends.any(dim=1).tolist(),
+    )
+
+
+def _score(trainer: Any, model: Any, ids: Tensor, mask: Tensor, length: int) -> Tensor:
+    return trainer._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
+
+
+def _reference(trainer: Any, model: Any, ids: Tensor, mask: Tensor, length: int) -> Tensor | None:
+    """The reference's log-probs: the base without its adapter, or the model that TRL keeps; None without either."""
+    if isinstance(model, PeftModel):
+        with model.disable_adapter():
+            return _score(trainer, model, ids, mask, length)
+    if trainer.ref_model is not None:
+        return _score(trainer, trainer.ref_model, ids, mask, length)
+    return None

@@ -1,0 +1,56 @@
+"""The diagnosis while a run goes on, as a transformers callback.
+
+Does not look for anything itself: diagnosis.py does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from grpo_math.checks.diagnosis import diagnose
+from grpo_math.checks.finding import Finding
+from grpo_math.checks.series import evaluation_line
+from grpo_math.run import metrics
+from grpo_math.run.log import History, Tell
+
+
+class Diagnosis(TrainerCallback):
+    """One line on the terminal when a warning or an error appears for the first time; asked every so many steps.
+
+    ``tell`` gets it too, as text, but for what only the end of training shows: trackers are closed by then.
+    """
+
+    def __init__(
+        self, history: History, settings: dict[str, Any], every: int = 10, tell: Tell = lambda *told: None
+    ) -> None:
+        self.history, self.settings, self.every, self.tell = history, settings, every, tell
+        self.asked, self.said = 0, set[str]()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        last = state.global_step >= state.max_steps
+        if logs and metrics.LOSS in logs and (last or state.global_step - self.asked >= self.every):
+            for finding in self.look(state):
+                self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.look(state)
+
+    def look(self, state: Any) -> list[Finding]:
+        """What is found for the first time, printed."""
+        if not state.is_world_process_zero or not self.history.path.exists():
+            return []
+        self.asked = state.global_step
+        before = self.history.path.with_name("before.json")
+        base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
+        checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
+        found = diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings, checkpoints)
+        new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
+        for finding in new:
+            self.said.add(finding.check)
+            tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)
+        return new

@@ -1,0 +1,167 @@
+"""A run's history as series of numbers: windows, changes with their certainty, trends.
+
+Does not judge them: symptoms.py does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from grpo_math.run import metrics
+from grpo_math.run.history import number, settled
+
+TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
+RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two standard errors) counts as not rising
+SATURATED = 0.85  # of the reward's range; from there on a flat reward is a full one
+SURE = 2.0  # standard errors of a stated bound
+FALL = 0.2  # of the reward's range; less is within what a harder stretch of problems costs
+WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
+START = 3  # lines before a run that learns within `WINDOW` lines has learned: the demo at a rate of 5e-4 takes four
+
+
+class Seen(NamedTuple):
+    """What a check has found: the figures in words and as numbers, and the line of the recipe."""
+
+    words: str
+    figures: dict[str, Any]
+    setting: str
+
+
+@dataclass(frozen=True)
+class Series:
+    """The lines that hold one metric."""
+
+    steps: list[int]
+    values: list[float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def last(self, lines: int = WINDOW) -> Series:
+        return Series(self.steps[-lines:], self.values[-lines:])
+
+    def first(self, lines: int = WINDOW) -> Series:
+        return Series(self.steps[:lines], self.values[:lines])
+
+    @property
+    def span(self) -> str:
+        return f"steps {self.steps[0]} to {self.steps[-1]}"
+
+    @property
+    def level(self) -> float:
+        return median(self.values[-WINDOW:])
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of one line around a slow trend, from successive differences."""
+        pairs = zip(self.values, self.values[1:], strict=False)
+        return math.sqrt(fmean((b - a) ** 2 for a, b in pairs) / 2) if len(self) > 1 else 0.0
+
+
+class Change(NamedTuple):
+    """From the first `WINDOW` lines to the last third: ``rise`` of the mean and its standard error."""
+
+    early: Series
+    late: Series
+    rise: float
+    error: float
+
+    def below(self, bound: float) -> bool:
+        """Surely smaller than ``bound``."""
+        return self.rise + SURE * self.error < bound
+
+    @property
+    def words(self) -> str:
+        return f"{fmean(self.early.values):.2f} in {self.early.span}, {fmean(self.late.values):.2f} in {self.late.span}"
+
+
+class Run:
+    """The lines of a history in order, the settings, and the steps of the checkpoints, where these are known."""
+
+    def __init__(
+        self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str] | None
+    ) -> None:
+        self.config, self.lines = config, settled(history)
+        steps = [number(name.rpartition("-")[2]) for name in checkpoints or ()]
+        self.saved = None if checkpoints is None else sorted(int(step) for step in steps if step is not None)
+
+    def get(self, name: str, default: Any) -> Any:
+        """A setting; the default where it is absent or of another kind."""
+        value = self.config.get(name)
+        if isinstance(default, (int, float)) and not isinstance(default, bool):
+            return default if (found := number(value)) is None else found
+        return value if isinstance(value, type(default)) else default
+
+    def series(self, name: str) -> Series:
+        found = [(line[metrics.STEP], line[name]) for line in self.lines if name in line]
+        return Series([step for step, _ in found], [value for _, value in found])
+
+    def change(self, name: str, lines: int = TREND) -> Change | None:
+        """None in a run too short to tell."""
+        series = self.series(name)
+        if len(series) < lines:
+            return None
+        early, late = series.first(), series.last(len(series) // 3)
+        error = series.noise * math.sqrt(1 / len(early) + 1 / len(late))
+        return Change(early, late, fmean(late.values) - fmean(early.values), error)
+
+    @cached_property
+    def bottom(self) -> float:
+        return min(self.series(metrics.REWARD_MIN).values, default=0.0)
+
+    @cached_property
+    def span(self) -> float:
+        """The range of rewards that the run has seen."""
+        return (max(self.series(metrics.REWARD_MAX).values, default=1.0) - self.bottom) or 1.0
+
+    @cached_property
+    def comparable(self) -> bool:
+        """Whether the rewards of early and late steps are of the same problems: not if these were chosen by rewards."""
+        return self.get("curriculum", "none") == "none" and not self.get("resample_groups", 0)
+
+    @cached_property
+    def not_rising(self) -> Change | None:
+        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise.
+
+        What it surely rose since the first `START` lines counts too.
+        """
+        change = self.change(metrics.REWARD) if self.comparable else None
+        if change is None or not change.below(RISE * self.span):
+            return None
+        start, late = self.series(metrics.REWARD).first(START), change.late
+        error = self.series(metrics.REWARD).noise * math.sqrt(1 / len(start) + 1 / len(late))
+        if fmean(late.values) - fmean(start.values) - SURE * error > RISE * self.span:
+            return None
+        heldout = self.series(metrics.HELDOUT_ACCURACY).values
+        if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:
+            return None
+        full = fmean(change.late.values) >= self.bottom + SATURATED * self.span
+        return None if full and change.rise > -FALL * self.span else change
+
+    def learning_rate(self, factor: float) -> str:
+        """The setting times a factor, to two digits."""
+        rate = self.get("learning_rate", 0.0) or max(self.series(metrics.LEARNING_RATE).values, default=0.0)
+        return f"learning_rate: {rate * factor or 1e-5:.2g}"
+
+
+def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """A held-out evaluation (before.json as step 0, after.json as the last) as lines to go with a history.
+
+    >>> evaluation_line(0, {"accuracy": 0.5, "n": 64})
+    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}]
+    >>> evaluation_line(0, None)
+    []
+    """
+    accuracy, n = (number((results or {}).get(name)) for name in ("accuracy", "n"))
+    if accuracy is None or not n:
+        return []
+    return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

@@ -1,0 +1,424 @@
+"""The symptoms of a run that learns nothing, less than it could, or gets worse; each with its bound.
+
+One function a symptom: a `Run` -> what was seen, or None.
+
+Does not say what to do about it: diagnosis.py does.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean, median
+
+from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Seen, Series, percent
+from grpo_math.run import metrics
+
+FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
+LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
+GONE = 0.05  # chance of so long a stretch without any reward, if the problems had always been that hard
+FALL_SURE = 4.0  # standard errors; the peak is the best of many windows, and each checks anew
+SWING = 0.2  # of the reward's range, for each swing of an oscillation
+SWING_SURE = 6.0  # standard errors of a window's mean; noise alone has extremes 4 apart in 20 windows
+SWINGS = 4  # up, down, up, down: once may be a hard stretch, twice in turn hardly
+SWING_LINES = 5  # lines of a window in which swings are looked for
+SWING_SPAN = 100  # newest lines in which they are: an oscillation that has ended is history
+FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
+KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
+KL_LARGE = 1.0  # nats a token; too far only where the reward did not rise with it
+KL_SMALL = 1e-4  # nats a token; after so many steps the policy is the reference for all that sampling can tell
+KL_ZERO = 1e-9  # nats a token; adapter on and adapter off give the same bits
+KL_FIRST = 0.01  # nats a token at step 1; bfloat16 rounding between two ways to score stays below 0.002
+ENTROPY_SHARE = 0.2  # of the entropy at the start; a healthy run falls as far, but its reward rises with it
+TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
+NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
+LONG_LIMIT = 256  # tokens in which an answer to these problems fits: if nothing ends by then, nothing would
+DULL = 0.8  # share of groups without signal; four fifths of the generation is then for nothing
+CLIPPED_SHARE = 0.2  # of the tokens; PPO runs are healthy at a few per cent
+TIMEOUT_SHARE = 0.01  # of the answers; each is left out of its group
+SAMPLER_APART = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
+WORSE = 0.02  # of the held-out problems
+WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed nothing
+GRADIENT_GREW = 5.0  # times its median in the first lines; healthy gradients at most about double
+POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
+LOW_LORA, LOW_FULL = 5e-6, 1e-7  # learning rates under which an adapter, or all weights, hardly move in some 100 steps
+LOSS_SMALL = 0.01  # a loss that is read as zero
+
+FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
+
+
+# The checks, one for each finding: Run -> Seen, or None. All but the figures of their texts stands in CHECKS below.
+
+
+def flat_reward(run: Run) -> Seen | None:
+    """The rise from the first lines to the last third is surely below `RISE` of the range."""
+    if (change := run.not_rising) is None or change.rise < -SURE * change.error - RISE / 2 * run.span:
+        return None
+    figures = {"rise": change.rise, "standard_error": change.error, "steps": change.late.steps[-1]}
+    return Seen(change.words, figures, run.learning_rate(3))
+
+
+def oscillating(run: Run) -> Seen | None:
+    """At least `SWINGS` swings in turn between means of `SWING_LINES` lines. Faster ones are not told from noise."""
+    reward = run.series(metrics.REWARD).last(SWING_SPAN)
+    if len(reward) < TREND or not run.comparable:
+        return None
+    parts = [reward.values[i : i + SWING_LINES] for i in range(0, len(reward) - SWING_LINES + 1, SWING_LINES)]
+    least = max(SWING * run.span, SWING_SURE * reward.noise / math.sqrt(SWING_LINES))
+    turns = turning_points([fmean(part) for part in parts], least)
+    if len(turns) - 1 < SWINGS:
+        return None
+    words = f"{len(turns) - 1} swings of at least {least:.2f} in {reward.span}"
+    return Seen(words, {"swings": len(turns) - 1, "turning_points": turns}, run.learning_rate(0.5))
+
+
+def turning_points(values: list[float], least: float) -> list[float]:
+    """The ends of the swings of at least ``least``.
+
+    >>> turning_points([0, 1, 0.9, 0, 1], least=0.5)
+    [0, 1, 0, 1]
+    >>> turning_points([0, 0.4, 0.1, 0.3], least=0.5)
+    [0]
+    """
+    turns, direction = values[:1], 0
+    for value in values[1:]:
+        move = value - turns[-1]
+        if move * direction > 0:
+            turns[-1] = value
+        elif abs(move) >= least:
+            turns.append(value)
+            direction = 1 if move > 0 else -1
+    return turns
+
+
+def collapse(run: Run) -> Seen | None:
+    """The newest window's mean is surely below the best earlier window's, by `FALL` of the range.
+
+    Or no completion is rewarded any more, from a line on that came too early for two windows.
+    """
+    reward = run.series(metrics.REWARD)
+    if not run.comparable:
+        return None
+    if len(reward) < TREND:
+        return _gone(run)
+    starts = range(len(reward) - 2 * WINDOW + 1)
+    means = [fmean(reward.values[i : i + WINDOW]) for i in starts]
+    best = max(starts, key=means.__getitem__)
+    late = reward.last()
+    drop, error = means[best] - fmean(late.values), reward.noise * math.sqrt(2 / WINDOW)
+    if drop < max(FALL * run.span, FALL_SURE * error):
+        return _gone(run)
+    peak = Series(reward.steps[best : best + WINDOW], [])
+    words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
+    figures = {"peak": means[best], "peak_steps": [peak.steps[0], peak.steps[-1]], "drop": drop, "now": late.steps[-1]}
+    return Seen(words, figures, run.learning_rate(0.5))
+
+
+def _gone(run: Run) -> Seen | None:
+    """The last ``n`` lines hold no reward above the lowest, of the ``k`` before them ``r`` did, and that is no chance:
+
+        P(none in n | r of k) = B(r + 1, k - r + n + 1) / B(r + 1, k - r + 1) < `GONE`
+
+    with every share of rewarded lines held for equally likely before the run (Laplace's rule of succession).
+    """
+    top = run.series(metrics.REWARD_MAX)
+    rewarded = [value > run.bottom + 1e-9 for value in top.values]
+    if not any(rewarded):
+        return None
+    n = rewarded[::-1].index(True)
+    k, r = len(top) - n, sum(rewarded)
+    if n < WINDOW or math.prod((k - r + i) / (k + 1 + i) for i in range(1, n + 1)) >= GONE:
+        return None
+    before, none = top.first(k), top.last(n)
+    words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
+    figures = {"rewarded_until": before.steps[-1], "lines_rewarded": r, "lines": k, "now": none.steps[-1]}
+    return Seen(f"{words}; {_checkpoint(run, before.steps)}", figures, run.learning_rate(0.1))
+
+
+def _checkpoint(run: Run, peak: list[int]) -> str:
+    """Which checkpoint to keep: the last one up to the best held-out accuracy, or up to the end of the peak."""
+    now, heldout = run.lines[-1][metrics.STEP], run.series(metrics.HELDOUT_ACCURACY)
+    known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
+    best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
+    why = f", held-out accuracy was best at step {best}" if len(known) > 1 else ""
+    if run.saved is not None:
+        earlier = [step for step in run.saved if step <= best] or run.saved[:1]
+        return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
+    every, limit = int(run.get("save_steps", 500)), run.get("save_total_limit", 0)
+    if run.get("save_strategy", "steps") != "steps" or every < 1:  # save_steps below 1 is a share of the run
+        return f"keep a checkpoint near step {best}, if there is one"
+    saved = max(1, best // every) * every
+    if saved > now or (limit and saved <= now // every * every - limit * every):
+        return f"no checkpoint near step {best} is kept"
+    return f"keep checkpoint-{saved}{why}"
+
+
+def reward_stuck_low(run: Run) -> Seen | None:
+    return _stuck(run, high=False)
+
+
+def reward_stuck_high(run: Run) -> Seen | None:
+    return _stuck(run, high=True)
+
+
+def _stuck(run: Run, high: bool) -> Seen | None:
+    """In each of the newest lines the smallest reward is the largest one too."""
+    low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
+    if len(low) < WINDOW or low.steps != top.steps:
+        return None
+    if any(b - a > 1e-9 for a, b in zip(low.values, top.values, strict=True)):
+        return None
+    right = run.series(metrics.ACCURACY)
+    value, share = median(low.values), right.level if len(right) else None
+    for_format = bool(names := _reward_names(run)) and all(map(_rewards_format, names))
+    if high != (value > 0 and (share >= 0.5 if share is not None and not for_format else value >= 1)):
+        return None
+    words = f"{value:g} in {low.span}" + (f", {percent(share)} of the answers right" if share is not None else "")
+    setting = "difficulty_band: [0.1, 0.9]"
+    if high and for_format:
+        setting = "rewards: [accuracy, gated]"
+    elif not high and _level(run, metrics.TRUNCATED) > 0.5:
+        setting = _longer(run)  # the format never comes, since it is cut off
+    elif not high and share:
+        setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
+    elif not high and _level(run, metrics.verdict_key("no_answer")) > 0.5:
+        setting = "rewards: [shaped]"  # pays a little for the format
+    return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
+
+
+def _reward_names(run: Run) -> list[str]:
+    return [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
+
+
+def _rewards_format(name: str) -> bool:
+    return name in FORMAT_REWARDS or "format" in name
+
+
+def _level(run: Run, name: str) -> float:
+    series = run.series(name)
+    return series.level if len(series) else 0.0
+
+
+def format_without_accuracy(run: Run) -> Seen | None:
+    """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
+    accuracy = run.change(metrics.ACCURACY, LONG_TREND)
+    if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
+        return None
+    names = {*FORMAT_REWARDS, *filter(_rewards_format, _reward_names(run))}
+    for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
+        change = run.change(key, LONG_TREND)
+        rise = 0.0 if change is None else change.rise
+        if key == metrics.verdict_key("no_answer"):
+            rise = -rise
+        if change and rise - SURE * change.error > FORMAT_RISE:
+            figures = {"format_rise": rise, "accuracy_rise": accuracy.rise}
+            return Seen(f"{key} {change.words}; accuracy {accuracy.words}", figures, "rewards: [accuracy, gated]")
+    return None
+
+
+def kl_explosion(run: Run) -> Seen | None:
+    """The median of the newest lines is above `KL_EXPLODED`."""
+    kl = run.series(metrics.KL).last()
+    if len(kl) < WINDOW or kl.level < KL_EXPLODED:
+        return None
+    return Seen(
+        f"{kl.level:.3g} nats a token in {kl.span}", {"kl": kl.level, "steps": kl.steps}, run.learning_rate(0.3)
+    )
+
+
+def kl_not_zero_at_start(run: Run) -> Seen | None:
+    """The KL of step 1, which is taken before any weight has moved."""
+    kl = run.series(metrics.KL)
+    if not len(kl) or kl.steps[0] != 1 or abs(kl.values[0]) <= KL_FIRST or run.get("logging_steps", 1) != 1:
+        return None
+    # A new adapter adds exactly nothing, with lora_dropout or without it. TRL's disable_dropout turns off modules, and
+    # attention_dropout is none.
+    setting = "disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
+    return Seen(f"{kl.values[0]:.3g} nats a token at step 1", {"kl": kl.values[0]}, setting)
+
+
+def entropy_collapse(run: Run) -> Seen | None:
+    """The entropy fell under `ENTROPY_SHARE` of its start while the reward is surely not rising."""
+    entropy, change = run.series(metrics.ENTROPY), run.not_rising
+    if change is None or len(entropy) < TREND:
+        return None
+    before = median(entropy.first().values[: WINDOW // 2])
+    if entropy.level > ENTROPY_SHARE * before:
+        return None
+    words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
+    return Seen(words, {"before": before, "now": entropy.level}, "entropy_coef: 0.001")
+
+
+def truncation(run: Run) -> Seen | None:
+    """The median of the newest lines, from line `FEW` on."""
+    cut = run.series(metrics.TRUNCATED)
+    if len(cut) < FEW or cut.level <= TRUNCATED_SHARE:
+        return None
+    return Seen(f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, _longer(run))
+
+
+def _longer(run: Run) -> str:
+    return f"max_completion_length: {2 * run.get('max_completion_length', 256)}"
+
+
+def eos_mismatch(run: Run) -> Seen | None:
+    """No completion has ended by itself since the start, though answers are right or the limit is ample."""
+    cut, right = run.series(metrics.TRUNCATED), run.series(metrics.ACCURACY).values
+    if len(cut) < WINDOW or min(cut.values) < NONE_ENDED:
+        return None
+    limit = run.get("max_completion_length", LONG_LIMIT)
+    if max(right, default=0) == 0 and limit < LONG_LIMIT:
+        return None
+    words = (
+        f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(max(right, default=0))} are right"
+    )
+    return Seen(
+        words, {"truncated": min(cut.values), "steps": len(cut)}, "eos_token_id: [...] in generation_config.json"
+    )
+
+
+def groups_too_easy(run: Run) -> Seen | None:
+    return _dull(run, metrics.ALL_RIGHT, metrics.ALL_WRONG)
+
+
+def groups_too_hard(run: Run) -> Seen | None:
+    return _dull(run, metrics.ALL_WRONG, metrics.ALL_RIGHT)
+
+
+def _dull(run: Run, kind: str, other: str) -> Seen | None:
+    """The mean share of groups with equal rewards, and which kind of group has the larger one.
+
+    Not the median: in a run of one prompt a step each line's share is 0 or 1.
+    """
+    dull, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
+    if len(dull) < FEW or (share := fmean(dull.values)) < DULL or not len(ours) or not len(theirs):
+        return None
+    if fmean(ours.values) <= fmean(theirs.values):
+        return None
+    words = f"{percent(share)} of the groups in {dull.span}, {percent(fmean(ours.values))} for this cause"
+    return Seen(words, {"degenerate": share, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
+
+
+def clipping(run: Run) -> Seen | None:
+    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips.
+
+    Without those of gradient zero: where no completion has an advantage, there is nothing to clip.
+    """
+    lines = [line for line in run.lines if metrics.CLIP_REGION in line and line.get(metrics.GRAD_NORM, 1) > 0]
+    clipped = Series([line[metrics.STEP] for line in lines], [line[metrics.CLIP_REGION] for line in lines]).last(FEW)
+    if len(clipped) < WINDOW or (share := fmean(clipped.values)) <= CLIPPED_SHARE:
+        return None
+    setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)
+    return Seen(f"{percent(share)} of the tokens in {clipped.span}", {"clipped": share}, setting)
+
+
+def adapter_not_moving(run: Run) -> Seen | None:
+    """Gradients of zero though advantages are not; or a learning rate of zero; or a KL of zero after ten lines."""
+    what = "the adapter" if run.get("use_peft", False) else "the model"
+    signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
+    rate = run.series(metrics.LEARNING_RATE)
+    if len(rate) >= WINDOW and max(rate.values) == 0:
+        return Seen(f"a learning rate of 0 in {rate.span}", {"learning_rate": 0.0}, "learning_rate: 1e-5")
+    setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
+    if len(signal) >= WINDOW and all(line[metrics.GRAD_NORM] == 0 for line in signal):
+        words = f"{what} has a gradient of 0 in {len(signal)} steps whose advantages are not 0"
+        return Seen(words, {"grad_norm": 0.0, "steps": len(signal)}, setting)
+    kl = run.series(metrics.KL)
+    refreshed = run.get("reference_refresh_steps", 0) or run.get("sync_ref_model", False)
+    if len(kl) >= FEW and len(signal) >= WINDOW and not refreshed and max(map(abs, kl.values)) < KL_ZERO:
+        return Seen(f"{what} has a KL of 0 to its start in {kl.span}", {"kl": kl.level}, setting)
+    return None
+
+
+def grader_timeouts(run: Run) -> Seen | None:
+    """The mean of the newest `FEW` lines."""
+    late = run.series(metrics.verdict_key("timeout")).last(FEW)
+    if len(late) < FEW or (share := fmean(late.values)) <= TIMEOUT_SHARE:
+        return None
+    return Seen(
+        f"{percent(share)} of the answers in {late.span}",
+        {"timeouts": share},
+        f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}",
+    )
+
+
+def sampler_apart(run: Run) -> Seen | None:
+    """The median of the newest lines of TRL's mean distance between vLLM's log-probs and the trainer's."""
+    apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
+    if len(apart) < WINDOW or apart.level <= SAMPLER_APART:
+        return None
+    return Seen(
+        f"{apart.level:.2g} nats a token in {apart.span}", {"difference": apart.level}, "cast_lm_head_to_fp32: true"
+    )
+
+
+def heldout_worse(run: Run) -> Seen | None:
+    """The newest held-out accuracy against that of step 0, as two shares: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
+    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
+    if len(scores) < 2 or scores[0][metrics.STEP] != 0:
+        return None
+    base, m = scores[0][metrics.HELDOUT_ACCURACY], scores[0][metrics.HELDOUT_N]
+    now, n = scores[-1][metrics.HELDOUT_ACCURACY], scores[-1][metrics.HELDOUT_N]
+    pooled = (base * m + now * n) / (m + n)
+    if base - now <= max(WORSE, WORSE_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))):
+        return None
+    step = scores[-1][metrics.STEP]
+    words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
+    return Seen(words, {"before": base, "now": now}, run.learning_rate(0.3))
+
+
+def learning_rate_too_high(run: Run) -> Seen | None:
+    """Gradients `GRADIENT_GREW` times those of the start; or the policy leaves its rollout or its reference."""
+    gradient, moved, kl = (run.series(name) for name in (metrics.GRAD_NORM, metrics.APPROX_KL, metrics.KL))
+    ceiling = run.get("max_grad_norm", 1.0) or 1.0
+    if len(gradient) >= TREND:
+        before = median(gradient.first().values)
+        if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
+            words = (
+                f"gradient norm {before:.2g} in {gradient.first().span}, {gradient.level:.2g} in {gradient.last().span}"
+            )
+            return Seen(words, {"before": before, "now": gradient.level}, run.learning_rate(0.3))
+    if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
+        words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
+        return Seen(words, {"approx_kl": mean}, run.learning_rate(0.3))
+    if len(kl) >= TREND and kl.level > KL_LARGE and run.not_rising:
+        words = f"a KL of {kl.level:.2g} nats a token in {kl.last().span}, and the reward {run.not_rising.words}"
+        return Seen(words, {"kl": kl.level}, run.learning_rate(0.3))
+    return None
+
+
+def learning_rate_too_low(run: Run) -> Seen | None:
+    """There are gradients and the KL is tiny, while the reward does not surely rise: it cannot, so close to the start.
+
+    Without a KL: the reward surely does not rise, and the learning rate itself is tiny.
+    """
+    change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
+    if change is None or not len(gradient) or gradient.level <= 0:
+        return None
+    if len(kl) >= TREND and not run.get("reference_refresh_steps", 0) and not run.get("sync_ref_model", False):
+        if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
+            return None
+        words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
+        return Seen(words, {"kl": kl.level, "grad_norm": gradient.level}, run.learning_rate(10))
+    rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
+    if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
+        return None
+    words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
+    return Seen(words, {"learning_rate": rate, "grad_norm": gradient.level}, run.learning_rate(10))
+
+
+def loss_near_zero(run: Run) -> Seen | None:
+    """On policy and without a KL term, the loss is -mean(advantage) in value, and its gradient is not zero."""
+    loss, gradient = run.series(metrics.LOSS).last(), run.series(metrics.GRAD_NORM)
+    reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > run.get(
+        "gradient_accumulation_steps", 1
+    )
+    if len(loss) < WINDOW or reused or run.get("beta", 0.0) or not len(gradient) or gradient.level <= 0:
+        return None
+    size = median(map(abs, loss.values))
+    if size > LOSS_SMALL:
+        return None
+    return Seen(
+        f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}",
+        {"loss": size, "grad_norm": gradient.level},
+        "none",
+    )

@@ -1,0 +1,205 @@
+"""Who generates the answers of an evaluation: transformers here, a vLLM server, or vLLM in this process.
+
+`opened` gives the function that does, by the names of a model and an adapter; weights are loaded only then. Each takes
+the token ids of a batch and its seed (`rollout.Generate`), stops at the same tokens, and samples at top_p 1 without
+top_k. vLLM rounds in another way than transformers, so that near ties may fall otherwise.
+
+Does not batch or grade, and does not start a server.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.evaluation.fingerprint import weights_hash
+from grpo_math.generation.completions import Completion, Generate, batch_seed, read_off, stop_ids, with_model
+from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.server import Server, served_rank
+
+BACKENDS = ("hf", "vllm-server", "vllm")
+AT_ONCE = 64  # requests to a server
+
+
+def check(backend: str, server: str | None, adapter: str | None) -> None:
+    """What cannot work, before anything is loaded."""
+    one_of("backend", backend, BACKENDS)
+    if backend == "vllm-server" and server is None:
+        raise ConfigError("server", None, "is needed by backend=vllm-server", "give its URL, http://127.0.0.1:8000")
+    if backend != "vllm-server" and server is not None:
+        raise ConfigError("server", server, f"would be ignored by backend={backend}", "add --backend vllm-server")
+    if backend == "vllm" and find_spec("vllm") is None:
+        raise ConfigError("backend", "vllm", "needs the package vllm", "install it, or use vllm-server or hf")
+    if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
+        if backend == "vllm-server" and not Path(adapter).exists():
+            return  # the name of one that the server has
+        raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
+
+
+def tokenizer_of(model: str) -> Any:
+    return _from_pretrained(model, lambda path: load_tokenizer(path))
+
+
+def check_weights_of(model: str) -> None:
+    """That the weights in a model's folder are those of its config.json."""
+    _from_pretrained(model, check_weights)
+
+
+def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:
+    """That the model has a chat template, and one that takes such a prompt."""
+    from jinja2 import TemplateError
+
+    try:
+        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    except (TemplateError, ValueError, TypeError) as error:
+        reason = f"has no chat template that takes this prompt ({_first_line(error)})"
+        raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
+
+
+def opened(
+    model: str,
+    adapter: str | None,
+    tokenizer: Any,
+    *,
+    backend: str,
+    server: str | None,
+    temperature: float,
+    max_new_tokens: int,
+) -> Generate:
+    """The function that generates a batch. `ConfigError` for a model or an adapter that cannot be loaded."""
+    sampling: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    if backend == "hf":
+        return with_model(_weights(model, adapter), tokenizer, **sampling)
+    stops = stop_ids(tokenizer, _from_pretrained(model, _generation_config))
+    if backend == "vllm":
+        return with_vllm(model_path(model), adapter, tokenizer, stops, **sampling)
+    client = Server(str(server))
+    served = client.models()[0]
+    if served not in (model, model_path(model)):
+        raise ConfigError("model", model, f"is not what the server has, {served!r}", "give --model as the server does")
+    name = served
+    if adapter is not None:
+        name = adapter
+        if Path(adapter).is_dir():  # a name for these weights alone: vLLM's prefix cache goes by the name
+            name = f"evaluated-{weights_hash(adapter)}"
+            client.unload_adapter(name)
+            client.load_adapter(name, str(Path(adapter).resolve()))
+    return with_server(client, name, tokenizer, stops, **sampling)
+
+
+def with_server(
+    server: Server, name: str, tokenizer: Any, stops: list[int], *, temperature: float, max_new_tokens: int
+) -> Generate:
+    """Batches by a server, under the ``name`` of its model or of an adapter that it has loaded.
+
+    vLLM gives every prompt of a request the request's seed, so that a request holds one prompt, and all its samples.
+    """
+
+    def ask(job: tuple[list[int], int, int]) -> list[Completion]:
+        prompt, samples, seed = job
+        sampled = server.generate(
+            [prompt],
+            model=name,
+            n=samples,
+            temperature=temperature,
+            max_tokens=max_new_tokens,
+            seed=seed,
+            logprobs=False,
+            extra={"stop_token_ids": stops},
+        )
+        return [read_off(tokenizer, ids, stops) for ids in sampled.token_ids]
+
+    def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return [completion for part in pool.map(ask, jobs(prompts, seed)) for completion in part]
+
+    return generate
+
+
+def with_vllm(
+    path: str, adapter: str | None, tokenizer: Any, stops: list[int], *, temperature: float, max_new_tokens: int
+) -> Generate:
+    """Batches by vLLM's ``LLM`` in this process, with an adapter's folder beside the weights, not merged."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    lora: dict[str, Any] = {}
+    if adapter is not None:
+        config = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))
+        lora = {"enable_lora": True, "max_lora_rank": served_rank(config["r"])}
+    llm = LLM(model=path, **lora)
+    request = None if adapter is None else LoRARequest("adapter", 1, adapter)
+
+    def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
+        batch = jobs(prompts, seed)
+        sampling = [
+            SamplingParams(n=n, temperature=temperature, max_tokens=max_new_tokens, seed=own, stop_token_ids=stops)
+            for _, n, own in batch
+        ]
+        inputs: Any = [{"prompt_token_ids": prompt} for prompt, _, _ in batch]
+        outputs = llm.generate(inputs, sampling, use_tqdm=False, lora_request=request)
+        return [read_off(tokenizer, list(one.token_ids), stops) for output in outputs for one in output.outputs]
+
+    return generate
+
+
+def jobs(prompts: list[list[int]], seed: int) -> list[tuple[list[int], int, int]]:
+    """The prompts of a batch, equal neighbours as one: (token ids, how many, a seed of its own).
+
+    >>> [(prompt, samples) for prompt, samples, _ in jobs([[5], [5], [6]], seed=0)]
+    [([5], 2), ([6], 1)]
+    """
+    runs = [(prompt, len(list(same))) for prompt, same in groupby(prompts)]
+    return [(prompt, samples, batch_seed(seed, i)) for i, (prompt, samples) in enumerate(runs)]
+
+
+def _weights(model: str, adapter: str | None) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def load(path: str) -> Any:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
+
+    weights = _from_pretrained(model, load)
+    if adapter is not None:
+        from peft import PeftModel
+
+        try:
+            weights = PeftModel.from_pretrained(weights, adapter)
+        except Exception as error:  # peft has no error of its own for a folder that it cannot use
+            raise ConfigError("adapter", adapter, f"does not go on {model}", _first_line(error)) from None
+    return weights.to("cuda") if torch.cuda.is_available() else weights
+
+
+def _generation_config(path: str) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:  # a model without the file ends as its tokenizer says
+        return None
+
+
+def _from_pretrained(model: str, load: Callable[[str], Any]) -> Any:
+    try:
+        return load(model_path(model))
+    except ConfigError as error:  # generation/models.py names the recipe's field
+        raise ConfigError("model", error.value, error.reason, error.remedy) from None
+    except UserError:
+        raise
+    except Exception as error:  # transformers, safetensors and the Hub each have their own
+        raise ConfigError("model", model, "cannot be loaded", _first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text[:200]}"

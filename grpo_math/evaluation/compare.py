@@ -1,0 +1,258 @@
+"""Two results files of the same problems -> the paired difference, the problems that changed, and a table.
+
+A row is right if its category is ``correct``: the answer is right and in the format. Problems are what is paired: of
+several samples a problem has its mean. Results over different problems, prompts, graders or sampling settings (`SAME`)
+are refused, since their difference would say nothing about the training.
+
+Does not evaluate or grade: it reads what `evaluate` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from grpo_math.errors import UserError
+from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
+from grpo_math.run.metrics import CATEGORIES
+
+Results = dict[str, Any]
+Row = dict[str, Any]
+
+RIGHT = ("correct",)
+ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
+# What two results must have in common beside the problems, and what to do where they do not.
+SAME = {
+    "template": "evaluate both with the same template to compare them",
+    "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
+    "grader_hash": "answers were extracted or graded by other code, evaluate both with the same version",
+    "samples": "evaluate both with as many samples to compare them",
+    "temperature": "evaluate both at the same temperature to compare them",
+    "max_new_tokens": "evaluate both with the same limit to compare them",
+}
+SHOWN_LINES = 12  # of each completion of an example, on the terminal
+
+
+class ResultsError(UserError, ValueError):
+    """Results files that cannot be read, or that cannot be compared with each other."""
+
+
+class Change(NamedTuple):
+    """A problem whose verdict differs between two runs."""
+
+    id: Any
+    problem: str
+    gold: str
+    before: str
+    after: str
+
+
+def read_results(path: str | Path) -> Results:
+    """A results file of `evaluate`, checked as far as the report relies on it; `ResultsError` in one line."""
+    path = Path(path)
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror}): give a results file of `evaluate`") from None
+    except ValueError:
+        raise ResultsError(f"{path}: is not JSON: it is half written or damaged, evaluate again") from None
+    if not isinstance(results, dict) or results.get("schema") != 1:
+        raise ResultsError(f"{path}: is not a results file of schema 1: evaluate again with this version")
+    rows = results.get("rows")
+    if not isinstance(rows, list) or not rows:
+        raise ResultsError(f"{path}: rows is empty: there is nothing to report, evaluate again")
+    seen = set()
+    for number, row in enumerate(rows, start=1):
+        for name, kind in (("id", (str, int)), ("completion", str), ("category", str)):
+            if not isinstance(row, dict) or not isinstance(row.get(name), kind):
+                raise ResultsError(f"{path}: row {number} has no {name}: it is damaged, evaluate again")
+        key = (str(row["id"]), row.get("sample", 0))
+        if key in seen:
+            raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")
+        seen.add(key)
+    return results
+
+
+def compare(before: Results, after: Results) -> PairedDifference:
+    """The paired difference in accuracy; `ResultsError` unless both have `SAME` and the problems in common."""
+    return paired_bootstrap(*_scores(before, after, RIGHT))
+
+
+def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[Change]:
+    """The first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
+
+    Of several samples: the problems that are right more often, with a completion that was wrong before and one that is
+    right after; with ``lost`` the other way round.
+    """
+    changes = []
+    for old, new in _by_problem(before, after):
+        if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
+            was = next(row for row in old if (row["category"] == "correct") == lost)
+            now = next(row for row in new if (row["category"] == "correct") != lost)
+            text = (_string(now.get("problem")), _string(now.get("gold")))
+            changes.append(Change(was["id"], *text, was["completion"], now["completion"]))
+    return changes[:limit]
+
+
+def comparison(before: Results, after: Results, examples: int = 3) -> dict[str, Any]:
+    """All figures of a comparison, for ``--json``.
+
+    ``p`` is McNemar's exact test, with one sample a problem; with several, the same test on the problems whose share
+    of right answers rose or fell, which is the sign test.
+    """
+    paired = compare(before, after)
+    several = any(row.get("sample", 0) for row in before["rows"])
+    return {
+        "n": paired.n,
+        "before": _side(before, 0, before, after),
+        "after": _side(after, 1, before, after),
+        "difference": paired.difference,
+        "ci95": [paired.lo, paired.hi],
+        "gained": paired.gained,
+        "lost": paired.lost,
+        "test": "sign" if several else "mcnemar",
+        "p": mcnemar(paired.gained, paired.lost),
+        "improvements": [change._asdict() for change in changed(before, after, examples)],
+        "regressions": [change._asdict() for change in changed(before, after, examples, lost=True)],
+    }
+
+
+def _side(results: Results, which: int, before: Results, after: Results) -> dict[str, Any]:
+    flags = [[row["category"] == "correct" for row in pair[which]] for pair in _by_problem(before, after)]
+    return {
+        "model": results.get("model"),
+        "adapter": results.get("adapter"),
+        "accuracy": share(results),
+        "ci95": list(wilson_of_means(flags)),
+        "answer_accuracy": share(results, ANSWER_RIGHT),
+        "categories": {name: count(results, name) for name in categories_of(before, after)},
+    }
+
+
+def text_of(before: Results, after: Results, answer: dict[str, Any]) -> str:
+    """A `comparison` on the terminal: the table, then problems gained and lost with both completions."""
+    blocks = [terminal_table(before, after)]
+    for name, total in (("improvements", "gained"), ("regressions", "lost")):
+        if answer[name]:
+            blocks.append(f"{name} ({len(answer[name])} of {answer[total]})")
+            blocks.append(terminal_changes(Change(**change) for change in answer[name]))
+    return "\n\n".join(blocks)
+
+
+def terminal_table(before: Results, after: Results, paired: PairedDifference | None = None) -> str:
+    """The table that ends a run: before, after, and the difference with its 95% paired interval."""
+    paired = paired or compare(before, after)
+    lines = table(before, after, paired)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
+    return "\n".join([*text, moved(before, paired)])
+
+
+def table(before: Results, after: Results, paired: PairedDifference) -> list[list[str]]:
+    """The rows of that table, the head first."""
+    lines = [["", "before", "after", "difference", "95% paired interval"]]
+    for name, right, difference in (
+        ("accuracy", ("correct",), paired),
+        ("answer right, any format", ANSWER_RIGHT, paired_bootstrap(*_scores(before, after, ANSWER_RIGHT))),
+    ):
+        shares = [f"{share(results, right):.1%}" for results in (before, after)]
+        interval = f"[{100 * difference.lo:+.1f}, {100 * difference.hi:+.1f}]"
+        lines.append([name, *shares, f"{100 * difference.difference:+.1f} points", interval])
+    for category in categories_of(before, after):
+        old, new = (count(results, category) for results in (before, after))
+        lines.append([CATEGORIES.get(category, category), str(old), str(new), f"{new - old:+d}", ""])
+    return lines
+
+
+def moved(before: Results, paired: PairedDifference) -> str:
+    """How many problems rose and fell, with the test of it, as one sentence."""
+    several = any(row.get("sample", 0) for row in before["rows"])
+    words = "are right more often, {} less often" if several else "went from wrong to right, {} back"
+    test = f"{'sign test' if several else 'McNemar, exact'}: p = {mcnemar(paired.gained, paired.lost):.2g}"
+    return f"{paired.n} problems: {paired.gained} {words.format(paired.lost)} ({test})"
+
+
+def terminal_changes(changes: Iterable[Change], width: int | None = None) -> str:
+    """Changed problems, the completions before and after side by side, cut at `SHOWN_LINES` lines.
+
+    As text that is safe to print: no control character gets through.
+    """
+    column = ((width or min(160, shutil.get_terminal_size((100, 24)).columns)) - 7) // 2
+    blocks = []
+    for change in changes:
+        sides = [_wrapped(name, text, column) for name, text in (("before", change.before), ("after", change.after))]
+        lines = [f"  {old:<{column}} | {new}".rstrip() for old, new in zip_longest(*sides, fillvalue="")]
+        blocks.append("\n".join([f"{_printable(change.problem)}  (gold: {_printable(change.gold)})", *lines]))
+    return "\n\n".join(blocks)
+
+
+def _wrapped(name: str, text: str, width: int) -> list[str]:
+    lines = [part for line in _printable(text.strip()).split("\n") for part in textwrap.wrap(line, width) or [""]]
+    left_out = len(lines) - SHOWN_LINES
+    if left_out > 1:  # the end holds the answer
+        lines[: left_out + 1] = [f"... {left_out + 1} lines"]
+    return [name, *lines]
+
+
+def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
+    """The rows of the same problem and sample; `ResultsError` names what the two results do not have in common."""
+    for name, remedy in SAME.items():
+        if before.get(name) != after.get(name):
+            raise ResultsError(f"{name} differs (before {before.get(name)!r}, after {after.get(name)!r}): {remedy}")
+    old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
+    if alone := sorted(old.keys() ^ new.keys(), key=str):
+        counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
+        raise ResultsError(
+            f"the problems differ ({counts}): evaluate both on the same data, n and seed to compare them"
+        )
+    for key, row in old.items():
+        for name in ("problem", "gold"):
+            if row.get(name) != new[key].get(name):
+                raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
+    return [(row, new[key]) for key, row in old.items()]
+
+
+def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
+    problems: dict[str, tuple[list[Row], list[Row]]] = {}
+    for old, new in pairs(before, after):
+        both = problems.setdefault(str(old["id"]), ([], []))
+        both[0].append(old)
+        both[1].append(new)
+    return list(problems.values())
+
+
+def _score(rows: Sequence[Row], right: Sequence[str] = RIGHT) -> float:
+    return fmean(row["category"] in right for row in rows)
+
+
+def _scores(before: Results, after: Results, right: Sequence[str]) -> tuple[list[float], list[float]]:
+    both = _by_problem(before, after)
+    return [_score(old, right) for old, _ in both], [_score(new, right) for _, new in both]
+
+
+def count(results: Results, *categories: str) -> int:
+    return sum(row["category"] in categories for row in results["rows"])
+
+
+def share(results: Results, categories: Sequence[str] = ("correct",)) -> float:
+    return count(results, *categories) / len(results["rows"])
+
+
+def categories_of(*several: Results | None) -> list[str]:
+    """The known categories in their order, then any other that occurs."""
+    found = {str(row["category"]) for results in several if results for row in results["rows"]}
+    return [*CATEGORIES, *sorted(found - CATEGORIES.keys())]
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _string(value: object) -> str:
+    return "" if value is None else str(value)

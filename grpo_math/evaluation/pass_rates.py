@@ -1,0 +1,110 @@
+r"""The pass rate of each problem, measured once with the model that is to be trained, and kept in a file.
+
+.. math:: \text{pass rate} = \frac{\text{completions graded correct}}{\text{completions that could be graded}}
+
+The file is JSONL: one line says what was measured (model, template, temperature, longest completion, completions a
+problem), and then there is one line for each problem. It is written as the measuring goes, so that what was interrupted
+goes on; it serves every data set whose problems are in it. problems/difficulty.py chooses and orders by the rates.
+
+Does not use vLLM, and does not look again: the rates are those of the model before training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from grpo_math.evaluation import journal
+from grpo_math.evaluation.results import answered
+from grpo_math.grading import Verdict
+from grpo_math.problems.difficulty import Rates, Row, key
+
+FIELD = "difficulty_file"
+
+
+def default_file(output_dir: str | Path, about: Mapping[str, Any]) -> Path:
+    """Beside the run's folder, one file for each way of measuring, so that the next run finds it.
+
+    >>> about = {"model": "org/Small", "template": "gsm8k"}
+    >>> default_file("runs/demo", about).as_posix()
+    'runs/pass_rates/Small-f2b3cb20.jsonl'
+    """
+    digest = sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:8]
+    return Path(output_dir).parent / "pass_rates" / f"{Path(str(about['model'])).name}-{digest}.jsonl"
+
+
+def read(path: Path, about: Mapping[str, Any]) -> Rates:
+    """The rates of a file that `measure` wrote; none where there is no file.
+
+    A file that was measured in another way than ``about`` is a `ConfigError`. A last line that was cut off is left out.
+    """
+    return _rates(path, journal.read(path, about, FIELD))
+
+
+def measure(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    path: Path,
+    about: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    batch_size: int = 64,
+    grade_timeout: float = 5.0,
+) -> Rates:
+    """The rates of all ``rows``; those that the file lacks are measured, over all processes, and added to it.
+
+    ``about`` is what the file's first line says: ``samples`` completions of each prompt are drawn at ``temperature``,
+    of at most ``max_tokens`` tokens. The main process alone reads and writes the file. Torch's generators stay as they
+    are, so that a run that measures trains the same as one that finds the file.
+    """
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+    from tqdm import tqdm
+
+    from grpo_math.run.main_process import on_main
+
+    state = PartialState()
+    rates: Rates = on_main(lambda: _rates(path, journal.go_on(path, about, FIELD)))
+    todo = list({key(row): row for row in rows if key(row) not in rates}.values())
+    samples = about["samples"]
+    share = max(1, batch_size // samples)  # problems of one process at a time
+    with tqdm(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
+        for start in range(0, len(todo), share * state.num_processes):
+            every = todo[start : start + share * state.num_processes]
+            part = every[state.process_index :: state.num_processes]
+            _, grades = answered(
+                model,
+                tokenizer,
+                part,
+                samples=samples,
+                temperature=about["temperature"],
+                max_new_tokens=about["max_tokens"],
+                batch_size=batch_size,
+                seed=seed + len(rates) * state.num_processes + state.process_index,
+                grade_timeout=grade_timeout,
+            )
+            lines = []
+            for i, row in enumerate(part):
+                verdicts = [grade.verdict for grade in grades[i * samples : (i + 1) * samples]]
+                counts = {
+                    "correct": verdicts.count(Verdict.CORRECT),
+                    "graded": sum(not verdict.ungradable for verdict in verdicts),
+                }
+                lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
+            lines = gather_object(lines)
+            if state.is_main_process:
+                journal.append(path, lines)
+            rates.update(_rates(path, lines))
+            bar.update(len(every))
+    return rates
+
+
+def _rates(path: Path, lines: Sequence[Row]) -> Rates:
+    try:
+        return {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines}
+    except (KeyError, TypeError):
+        raise journal.not_one(path, FIELD) from None

@@ -1,0 +1,404 @@
+"""A model or adapter on a problem set -> results: accuracy with its interval, categories, and every completion.
+
+An answer counts only within the format that the prompt asked for (the rule of the r1_zero reward); how often it was
+right in any form stands beside it as ``answer_accuracy``. Each batch is graded as it comes and its answers are kept,
+so that what was cut goes on. The results carry hashes of prompt, problems and grader (fingerprint.py), so that what
+differs in them is not compared.
+
+Does not compare two results: report/compare.py does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation import backends, journal
+from grpo_math.evaluation.fingerprint import grader_hash, problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
+from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids, with_model
+from grpo_math.generation.models import model_path
+from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.run.files import refuse_unwritable, write_json
+from grpo_math.run.metrics import CATEGORIES
+
+SCHEMA = 1
+PARTS = ("subject", "level")
+VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
+Row = dict[str, Any]
+Record = dict[str, Any]
+Results = dict[str, Any]
+
+
+def category(grade: Grade, truncated: bool) -> str:
+    """Which of `CATEGORIES` a completion falls in.
+
+    >>> category(Grade(Verdict.CORRECT, "7", in_format=False), truncated=False)
+    'correct_answer_bad_format'
+    >>> category(Grade(Verdict.WRONG, "8", in_format=True), truncated=True)
+    'truncated'
+    """
+    if grade.verdict.ungradable:
+        return "ungradable"
+    if grade.verdict is Verdict.CORRECT:
+        return "correct" if grade.in_format else "correct_answer_bad_format"
+    if truncated:
+        return "truncated"
+    return "wrong_answer" if grade.in_format else "bad_format"
+
+
+def answered(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    *,
+    samples: int,
+    temperature: float,
+    max_new_tokens: int,
+    batch_size: int,
+    seed: int,
+    grade_timeout: float,
+) -> tuple[list[Completion], list[Grade]]:
+    """``samples`` completions of each row, row after row, and their grades."""
+    repeated = [row for row in rows for _ in range(samples)]
+    completions = complete(
+        model,
+        tokenizer,
+        [row["prompt"] for row in repeated],
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    return completions, _grades(repeated, completions, grade_timeout)
+
+
+def evaluate(
+    model: Any,
+    rows: Sequence[Row],
+    *,
+    tokenizer: Any = None,
+    adapter: str | None = None,
+    samples: int = 1,
+    temperature: float = 0.0,
+    max_new_tokens: int = 512,
+    batch_size: int = 32,
+    seed: int = 0,
+    grade_timeout: float = 5.0,
+    backend: str = "hf",
+    server: str | None = None,
+    progress: bool = True,
+    output: str | Path | None = None,
+    about: dict[str, Any] | None = None,
+    contamination: dict[str, Any] | None = None,
+) -> Results:
+    """Results of ``model`` (a name, or a loaded model with its ``tokenizer``) on rows of `data.load_problems`.
+
+    ``samples`` completions of each problem are drawn at ``temperature``; 0 is greedy and takes one sample.
+    ``accuracy`` is the share of completions that are right and in the format, and ``ci95`` its `wilson_of_means`.
+
+    ``output`` names the results file; a name that does not end in .json is a folder, in which the settings name the
+    file. Answers are kept beside it as they come (`answers_file`): the same call goes on where it was cut, with the
+    completions of a call that was not, and one with other settings or other weights is a `ConfigError`. A model that
+    is given loaded has no name to recognise it by, and starts anew. (A verdict of ``timeout`` is the machine's: on
+    one that is busy an answer may run into ``grade_timeout`` that otherwise does not. It counts as ungradable.)
+
+    ``backend``: hf (transformers, here), vllm-server (the vLLM server at ``server``) or vllm (in this process).
+    ``about`` adds facts to the results that the call must have in common with the one that it goes on with, and
+    ``contamination`` what `contamination.overlap` has found.
+    """
+    if not rows:
+        raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
+    if samples < 1 or (samples > 1 and temperature == 0):
+        raise ConfigError("samples", samples, f"cannot be drawn at temperature {temperature:g}", "greedy takes 1")
+    for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
+        if value < 1:
+            raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
+    if len({str(row["id"]) for row in rows}) < len(rows):
+        raise ConfigError("rows", len(rows), "have an id twice", "give each problem an id of its own")
+    if temperature < 0:
+        raise ConfigError("temperature", temperature, "is negative", "0 is greedy, above 0 samples")
+    if not math.isfinite(temperature):
+        raise ConfigError("temperature", temperature, "is not finite", "0 is greedy, above 0 samples")
+    started = time.perf_counter()
+    named = isinstance(model, str)
+    if named:
+        backends.check(backend, server, adapter)
+        _check_output(output)
+        tokenizer = backends.tokenizer_of(model)
+        if not isinstance(rows[0]["prompt"], str):
+            backends.check_chat(model, tokenizer, rows[0]["prompt"])
+        if backend == "hf":
+            backends.check_weights_of(model)
+    settings = {
+        **(about or {}),
+        "model": model if named else getattr(model.config, "_name_or_path", "") or "in memory",
+        "adapter": adapter,
+        "backend": backend,
+        "template": rows[0].get("answer_format"),
+        "samples": samples,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "seed": seed,
+        "prompt_hash": prompt_hash(rows, tokenizer),
+        "problems_hash": problems_hash(rows),
+        "grader_hash": grader_hash(),
+    }
+    answers, records = None, {}
+    if named and output is not None:
+        settings["weights_hash"] = weights_hash(model_path(model), adapter)
+        output = Path(output) if Path(output).suffix == ".json" else Path(output) / _file_name(settings)
+        answers = answers_file(output)
+        if output.exists() and not answers.exists():
+            raise ConfigError("output", str(output), "holds results without their answers", "name another file")
+        records = _known(answers, settings, rows, samples)
+
+    def opened() -> Generate:
+        sampling: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+        if named:
+            return backends.opened(model, adapter, tokenizer, backend=backend, server=server, **sampling)
+        return with_model(model, tokenizer, **sampling)
+
+    for batch in _batches(rows, samples, batch_size, seed, tokenizer, opened, grade_timeout, records, progress):
+        if answers is not None:
+            journal.append(answers, batch)
+        records.update((_key(record), record) for record in batch)
+    ordered = [records[str(row["id"]), sample] for row in rows for sample in range(samples)]
+    results = {
+        "schema": SCHEMA,
+        **settings,
+        **summary(ordered, samples),
+        **({"contamination": contamination} if contamination is not None else {}),
+        "seconds": round(time.perf_counter() - started, 2),
+        "versions": _versions(),
+        "prompt_of_first_row": rows[0]["prompt"],
+        "rows": ordered,
+    }
+    if output is not None:
+        write_json(output, results)
+        results["results"] = str(output)
+    return results
+
+
+def _check_output(output: str | Path | None) -> None:
+    """That the results can be written, before anything is loaded."""
+    if output is None:
+        return
+    folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
+    refuse_unwritable("output", str(output), folder, "name another file or folder")
+
+
+def answers_file(output: str | Path) -> Path:
+    """Where the answers of a results file are kept as they come: one line a completion.
+
+    >>> answers_file("runs/base.json").as_posix()
+    'runs/base.answers.jsonl'
+    """
+    return Path(output).with_suffix(".answers.jsonl")
+
+
+def _batches(
+    rows: Sequence[Row],
+    samples: int,
+    batch_size: int,
+    seed: int,
+    tokenizer: Any,
+    opened: Callable[[], Generate],
+    grade_timeout: float,
+    known: dict[tuple[str, int], Record],
+    progress: bool,
+) -> Iterator[list[Record]]:
+    """The graded records of each batch that is not ``known`` in whole, with a bar of problems and accuracy so far.
+
+    A batch of which a part is missing is generated again in whole: by its seed it gives the same answers again.
+    """
+    jobs = [(row, sample) for row in rows for sample in range(samples)]
+    ids = [ids for ids in token_ids(tokenizer, [row["prompt"] for row in rows]) for _ in range(samples)]
+    every = [[(i, jobs[i], (str(jobs[i][0]["id"]), jobs[i][1])) for i in batch] for batch in batches(ids, batch_size)]
+    missing = [number for number, batch in enumerate(every) if any(key not in known for _, _, key in batch)]
+    if not missing:
+        return
+    generate = opened()
+    done = [batch for number, batch in enumerate(every) if number not in missing]
+    right = [known[key]["category"] == "correct" for batch in done for _, _, key in batch]
+    with tqdm(
+        total=len(rows), initial=len(right) // samples, desc="evaluating", unit="problem", disable=not progress
+    ) as bar:
+        for number in missing:
+            completions = generate([ids[i] for i, _, _ in every[number]], batch_seed(seed, number))
+            grades = _grades([row for _, (row, _), _ in every[number]], completions, grade_timeout)
+            records = [
+                _record(row, sample, completion, grade)
+                for (_, (row, sample), _), completion, grade in zip(every[number], completions, grades, strict=True)
+            ]
+            yield records
+            right += [record["category"] == "correct" for record in records]
+            bar.set_postfix_str(f"accuracy {sum(right) / len(right):.1%}", refresh=False)
+            bar.update(len(right) // samples - bar.n)
+
+
+def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float) -> list[Grade]:
+    return grade_batch(
+        [row["answer"] for row in rows],
+        [completion.text for completion in completions],
+        answer_format=[row.get("answer_format") for row in rows],
+        timeout=timeout,
+    )
+
+
+def _known(path: Path, settings: dict[str, Any], rows: Sequence[Row], samples: int) -> dict[tuple[str, int], Record]:
+    """The records that an earlier call has left."""
+    lines = journal.go_on(path, settings, "output")
+    wanted = {(str(row["id"]), sample) for row in rows for sample in range(samples)}
+    try:
+        known = {_key(line): line for line in lines}
+        if not known.keys() <= wanted or not all(line["category"] in CATEGORIES for line in lines):
+            raise ValueError("a line of something else")
+    except (KeyError, TypeError, ValueError):
+        raise journal.not_one(path, "output") from None
+    return known
+
+
+def _versions() -> dict[str, str]:
+    installed = {dist.name for dist in metadata.distributions()}
+    return {name: metadata.version(name) for name in VERSIONS if name in installed}
+
+
+def _key(record: Record) -> tuple[str, int]:
+    return str(record["id"]), record["sample"]
+
+
+def _file_name(settings: dict[str, Any]) -> str:
+    """Of model, adapter and data, for the reader, and of all settings, so that no two ways of evaluating share it."""
+    words = [settings["model"], settings["adapter"], settings.get("data")]
+    digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+    return "-".join([*(Path(word).stem.replace(":", "_") for word in words if word), digest]) + ".json"
+
+
+def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
+    """The figures over graded records, ``samples`` consecutive ones for each problem.
+
+    ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k of
+    powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` are there where the problems carry them.
+
+    >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7"},
+    ...         {"id": "b", "category": "bad_format", "verdict": "no_answer", "answer": None}]
+    >>> figures = summary(rows)
+    >>> figures["n"], figures["accuracy"], figures["answer_accuracy"], figures["pass@k"]
+    (2, 0.5, 0.5, {'1': 0.5})
+    """
+    problems = [records[i : i + samples] for i in range(0, len(records), samples)]
+    right = [[record["category"] == "correct" for record in problem] for problem in problems]
+    mean, error = mean_at_n(right)
+    ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
+    counts = Counter(record["category"] for record in records)
+    return {
+        "n": len(problems),
+        "accuracy": mean,
+        "ci95": list(wilson_of_means(right)),
+        "mean@n": {"n": samples, "mean": mean, "standard_error": error},
+        "answer_accuracy": sum(record["verdict"] == Verdict.CORRECT for record in records) / len(records),
+        "categories": {name: counts[name] for name in CATEGORIES},
+        "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
+        "maj@k": {
+            str(k): fmean(
+                maj_at_k([record["answer"] for record in problem], flags, k)
+                for problem, flags in zip(problems, right, strict=True)
+            )
+            for k in ks
+        },
+        **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
+    }
+
+
+def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bool]]) -> dict[str, Any]:
+    parts: dict[str, list[list[bool]]] = {}
+    for problem, flags in zip(problems, right, strict=True):
+        value = problem[0].get(name)
+        parts.setdefault("none" if value is None else str(value), []).append(flags)
+    return {
+        part: {"n": len(flags), "accuracy": mean_at_n(flags).mean, "ci95": list(wilson_of_means(flags))}
+        for part, flags in sorted(parts.items())
+    }
+
+
+def text_of(results: Results) -> str:
+    """The figures as a compact table for the terminal.
+
+    >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7", "level": 1}]
+    >>> print(text_of({"temperature": 0.0, "samples": 1, **summary(rows)}))
+    accuracy  100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
+    any form  100.0%
+    <BLANKLINE>
+    correct, in the format       1  100.0%
+    answer right, format wrong   0    0.0%
+    format right, answer wrong   0    0.0%
+    wrong, and not in the format 0    0.0%
+    cut at the length limit      0    0.0%
+    ungradable                   0    0.0%
+    <BLANKLINE>
+    level 1                      1  100.0%  20.7% to 100.0%
+    """
+    n, samples = results["n"], results["samples"]
+    drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"
+    lines = [
+        f"accuracy  {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
+        f"{n} problem{'' if n == 1 else 's'}, {drawn}",
+        f"any form  {results['answer_accuracy']:6.1%}",
+    ]
+    if samples > 1:
+        mean = results["mean@n"]
+        error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
+        lines.append(f"mean@{samples:<4} {mean['mean']:6.1%}{error}")
+        for name in ("pass@k", "maj@k"):
+            lines.append(f"{name:<8}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
+    rows = [
+        [label, results["categories"][name], results["categories"][name] / (n * samples), ""]
+        for name, label in CATEGORIES.items()
+    ]
+    width = max(map(len, CATEGORIES.values()))
+    parts = [
+        [f"{name} {part}" if name == "level" else part, figures["n"], figures["accuracy"], _range(figures["ci95"])]
+        for name in PARTS
+        for part, figures in results.get(f"by_{name}", {}).items()
+    ]
+    digits = len(str(n * samples))
+    for block in filter(None, (rows, parts)):
+        lines.append("")
+        lines += [
+            f"{label:<{width}} {count:>{digits}}  {share:6.1%}  {note}".rstrip() for label, count, share, note in block
+        ]
+    return "\n".join(lines)
+
+
+def _range(interval: Sequence[float]) -> str:
+    return f"{interval[0]:.1%} to {interval[1]:.1%}"
+
+
+def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Record:
+    return {
+        "id": row["id"],
+        "sample": sample,
+        "problem": row["problem"],
+        "gold": row["answer"],
+        **{name: row[name] for name in PARTS if name in row},
+        "completion": completion.text,
+        "verdict": str(grade.verdict),
+        "answer": grade.answer,
+        "in_format": grade.in_format,
+        "category": category(grade, completion.truncated),
+        "tokens": completion.tokens,
+        "truncated": completion.truncated,
+    }

@@ -1,0 +1,1 @@
+"""Prompts -> completions, by transformers or vLLM, and the adapter's way to the vLLM server."""

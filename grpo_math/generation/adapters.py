@@ -1,0 +1,119 @@
+"""A LoRA adapter as vLLM takes it: what it cannot serve is refused by name; the trained tensors become a folder.
+
+vLLM adds ``lora_alpha / r * B A`` to linear layers, with one rank and one alpha for all of them; anything else that an
+adapter may hold it refuses late, ignores, or scales wrongly.
+
+Does not talk to vLLM: sync.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftType, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from grpo_math.errors import ConfigError
+
+ADAPTER = "default"  # the one that TRL trains; "ref" beside it is the reference
+MERGED = "leave it out, or set vllm_sync to merged"
+# Settings of `peft.LoraConfig` under which the policy is more than the base and one low-rank term for each layer.
+UNSERVED = {
+    "use_dora": "vLLM has no DoRA",
+    "modules_to_save": "vLLM takes no whole modules beside an adapter",
+    "lora_bias": "vLLM takes no biases of adapters",
+    "rank_pattern": "vLLM scales every layer by the same lora_alpha / r",
+    "alpha_pattern": "vLLM scales every layer by the same lora_alpha / r",
+    "layer_replication": "vLLM's base has no replicated layers",
+    "target_parameters": "vLLM adapts linear layers, not bare parameters",
+    "trainable_token_indices": "vLLM keeps the base's embeddings",
+    "alora_invocation_tokens": "vLLM applies the adapter to every token",
+    "use_qalora": "vLLM has no QA-LoRA",
+    "use_bdlora": "vLLM has no block-diagonal LoRA",
+    "arrow_config": "vLLM has no Arrow routing",
+    "kasa_config": "vLLM has no KaSA",
+    "monteclora_config": "vLLM has no MonteCLoRA",
+}
+MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways of initialising that also change base weights
+
+
+def refuse_unserved(model: Any) -> None:
+    """Raise `ConfigError` for the first thing in the trained adapter that vLLM does not serve as it is trained."""
+    config = model.peft_config[ADAPTER]
+    if config.peft_type != PeftType.LORA:
+        raise _refusal("peft_type", getattr(config.peft_type, "value", config.peft_type), "vLLM takes LoRA alone")
+    for name, why in UNSERVED.items():
+        if getattr(config, name, None):
+            raise _refusal(name, getattr(config, name), why)
+    if config.bias != "none":
+        raise _refusal("bias", config.bias, "vLLM takes no biases beside an adapter")
+    if str(config.init_lora_weights).lower().startswith(MOVE_THE_BASE):
+        raise _refusal("init_lora_weights", config.init_lora_weights, "it changes the base, which vLLM has unchanged")
+    head = model.get_output_embeddings()
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            base = layer.get_base_layer()
+            if isinstance(base, nn.Embedding) or layer is head or base is head:
+                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts no embeddings and no LM head")
+            if isinstance(base, nn.modules.conv._ConvNd):
+                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts linear layers alone")
+
+
+def _refusal(name: str, value: object, why: str) -> ConfigError:
+    shown = sorted(value) if isinstance(value, (set, frozenset)) else value
+    return ConfigError(name, shown, f"cannot be synced as an adapter ({why})", MERGED)
+
+
+def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
+    """The trained tensors on the CPU, under the names that a saved adapter has.
+
+    ``gathered(parameters)`` is a context in which sharded parameters are whole (TRL's `gather_params`); a collective,
+    as is this.
+    """
+    named = {name: p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name}
+    with gathered(list(named.values())):
+        whole = {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in named.items()}
+        saved = get_peft_model_state_dict(model, state_dict=whole, adapter_name=ADAPTER, save_embedding_layers=False)
+        return {name: tensor.cpu().clone().contiguous() for name, tensor in saved.items()}
+
+
+def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: float = 1.0) -> None:
+    """Write a new folder that vLLM loads; ``scale`` multiplies the adapter's effect."""
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = copy(model.peft_config[ADAPTER])
+    config.lora_alpha *= scale
+    config.save_pretrained(str(folder))
+
+
+@contextmanager
+def scaled(model: Any, factor: float) -> Iterator[None]:
+    """The model with its adapter's effect multiplied; with 0 it is the base."""
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer) and ADAPTER in layer.scaling]
+    before = [layer.scaling[ADAPTER] for layer in layers]
+    try:
+        for layer, scale in zip(layers, before, strict=True):
+            layer.scaling[ADAPTER] = scale * factor
+        yield
+    finally:
+        for layer, scale in zip(layers, before, strict=True):
+            layer.scaling[ADAPTER] = scale
+
+
+@torch.no_grad()
+def logps(model: Any, prompt: list[int], completion: list[int]) -> Tensor:
+    """Log-probs (T,) in float32 of a completion's tokens at temperature 1, dropout off."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([prompt + completion], device=device)
+    was_training = model.training
+    model.eval()
+    logits = model(input_ids=ids, logits_to_keep=len(completion) + 1, use_cache=False).logits[0, :-1]
+    model.train(was_training)
+    return logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu()

@@ -1,0 +1,122 @@
+"""Completions of a model for an evaluation: prompts -> texts, in order, greedy or sampled.
+
+The prompts are cut into batches once, by length, and each batch has a seed of its own. What a batch says therefore
+does not depend on which batches ran before it, and an evaluation that was cut goes on with the same answers.
+
+Does not grade them, knows no vLLM (evaluation/backends.py does), and does not generate for training: TRL does, in
+`decoding.lean_generation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig
+
+from grpo_math.generation.decoding import forgets, lean_generation
+
+Prompt = str | list[dict[str, str]]
+
+
+class Completion(NamedTuple):
+    """One answer of a model: its text, its length with the end token, and whether the limit cut it off."""
+
+    text: str
+    tokens: int
+    truncated: bool
+
+
+Generate = Callable[[list[list[int]], int], list[Completion]]  # the token ids of a batch's prompts, and its seed
+
+
+def complete(
+    model: Any,
+    tokenizer: Any,
+    prompts: Sequence[Prompt],
+    *,
+    temperature: float = 0.0,
+    max_new_tokens: int = 512,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> list[Completion]:
+    """One completion of each prompt, in order; 0 as temperature is greedy. The caller's generators stay as they are."""
+    ids = token_ids(tokenizer, prompts)
+    generate = with_model(model, tokenizer, temperature=temperature, max_new_tokens=max_new_tokens)
+    completions: dict[int, Completion] = {}
+    for number, batch in enumerate(batches(ids, batch_size)):
+        answers = generate([ids[i] for i in batch], batch_seed(seed, number))
+        completions.update(zip(batch, answers, strict=True))
+    return [completions[i] for i in range(len(prompts))]
+
+
+def token_ids(tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Exactly the ids that TRL trains on: the chat template for messages, the plain text otherwise."""
+    return [
+        tokenizer(text=prompt)["input_ids"]
+        if isinstance(prompt, str)
+        else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
+        for prompt in prompts
+    ]
+
+
+def batches(ids: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
+    """Which prompts are generated together: short with short, so that little is padded, and equal ones side by side.
+
+    >>> batches([[5, 5, 5], [5], [5, 5, 5], [5, 5]], batch_size=2)
+    [[1, 3], [0, 2]]
+    """
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def batch_seed(seed: int, number: int) -> int:
+    """The seed of one batch: a hash, since neighbouring seeds of an evaluation must not share batches' seeds.
+
+    >>> batch_seed(0, 1) == batch_seed(0, 1), batch_seed(0, 1) == batch_seed(1, 0)
+    (True, False)
+    """
+    return int.from_bytes(sha256(f"{seed} {number}".encode()).digest()[:4], "big")
+
+
+def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int) -> Generate:
+    """Batches by transformers' ``generate``, in this process and on the model's device."""
+    stops = stop_ids(tokenizer, model.generation_config)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
+    )
+    shares = forgets(model.config) is None
+
+    def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
+        inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(model.device)
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model) if shares else nullcontext():
+                torch.manual_seed(seed)
+                output = model.generate(**inputs, generation_config=config)
+        finally:
+            model.train(was_training)
+        rows = output[:, inputs["input_ids"].size(1) :].tolist()
+        return [read_off(tokenizer, ids, stops) for ids in rows]
+
+    return generate
+
+
+def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
+    """Every token that ends a completion, by the tokenizer or by the model's generation_config."""
+    ends = generation_config.eos_token_id if generation_config is not None else None
+    return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+
+
+def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
+    """What stands in generated ids up to the first token that ends a completion."""
+    end = next((t for t, token in enumerate(ids) if token in stops), None)
+    kept = ids if end is None else ids[: end + 1]
+    return Completion(tokenizer.decode(kept, skip_special_tokens=True), len(kept), end is None)

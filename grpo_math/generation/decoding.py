@@ -1,0 +1,314 @@
+"""Generation without an engine of its own: what `generate` samples, without computing what nobody reads.
+
+TRL gives ``generate`` every prompt of the batch G times, and ``generate`` computes every row until the last one ends.
+Here each prompt is prefilled once and its cache repeated for the group, rows that have ended leave the batch, and the
+cache grows in place.
+
+Does not sample differently: the logits processors, the softmax and the random numbers are those of transformers, row
+by row, so that a seed gives the same tokens (to the rounding of the logits: a smaller matrix product may round the
+other way, which in bfloat16 turns a token here and there). Whatever these loops do not know is left to transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.generation import GenerationMode, logits_process
+
+# What a layer's buffer has room for beyond the tokens that it holds.
+ROOM = 64
+# What `generate` hands to its loop besides the settings.
+HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+# Processors that treat each row by itself: for fewer rows they give the same scores.
+ROW_BY_ROW = {
+    logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper,
+    logits_process.ExponentialDecayLengthPenalty,
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinLengthLogitsProcessor,
+    logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.MinPLogitsWarper,
+    logits_process.NoBadWordsLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor,
+    logits_process.SuppressTokensAtBeginLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.TypicalLogitsWarper,
+}
+
+
+def forgets(config: Any) -> str | None:
+    """What keeps a model's layers from holding all keys and values of a prompt, or None where they hold them.
+
+    >>> from types import SimpleNamespace as Config
+    >>> forgets(Config(layer_types=["full_attention", "sliding_attention"]))
+    "layers of type 'sliding_attention'"
+    >>> forgets(Config(layer_types=["full_attention"], sliding_window=4096, use_sliding_window=False))
+    """
+    if other := sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"}):
+        return f"layers of type {other[0]!r}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"a sliding window of {config.sliding_window}"
+    return None
+
+
+@contextmanager
+def lean_generation(model: Any) -> Iterator[None]:
+    """While open, ``model.generate(input_ids=..., attention_mask=...)`` computes equal prompts once and no ended rows.
+
+    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. For models
+    whose layers all keep full keys and values (`forgets` tells) and left-padded prompts. A call with
+    settings that `decode` does not know goes to the plain method as it is: beams, caches that are not dynamic,
+    processors that mix rows, dropout, several processes that step together (FSDP, ZeRO-3).
+    """
+    plain = model.generate
+    had_own = "generate" in model.__dict__
+
+    def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if _knows_call(model, kwargs):
+            try:
+                return plain(**inputs, **kwargs, custom_generate=decode)
+            except UnknownSetting:
+                pass
+        return plain(**inputs, **kwargs)
+
+    model.generate = generate
+    try:
+        yield
+    finally:
+        if had_own:
+            model.generate = plain
+        else:
+            del model.generate
+
+
+class UnknownSetting(Exception):
+    """Raised by `decode`, before it computes anything, for what transformers' own loop has to do."""
+
+
+def decode(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    **model_kwargs: Any,
+) -> Tensor:
+    """The loop of `generate` (its ``custom_generate``): prompts (B, S) -> prompts and completions (B, S + T), padded.
+
+    Every distinct prompt is prefilled once, and a row that has ended is computed no more. Raises `UnknownSetting`.
+    """
+    if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
+        raise UnknownSetting
+    batch = input_ids.size(0)
+    # Without an end token transformers samples on for rows that a criterion has stopped: none may leave.
+    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    rows = torch.arange(batch, device=input_ids.device)  # which row of the batch each computed row is
+    unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
+    processor = logits_processor
+    logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
+    with model._optimize_model_for_decode():
+        while True:
+            scores = processor(input_ids[rows], logits)
+            tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
+            column = torch.zeros_like(input_ids[:, 0])
+            if ends:
+                column += generation_config._pad_token_tensor.to(column.device)
+            column[rows] = tokens
+            input_ids = torch.cat([input_ids, column[:, None]], dim=1)
+            unfinished &= ~stopping_criteria(input_ids, None)
+            if not unfinished.any():
+                return input_ids
+            if ends and not unfinished[rows].all():
+                rows, model_kwargs = _leave(rows, unfinished, model_kwargs)
+                processor = _of_rows(logits_processor, rows)
+            inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
+            outputs = model(**inputs, return_dict=True)
+            model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+            logits = outputs.logits[:, -1].float()
+
+
+def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """The logits (B, V) of the first token, each distinct prompt computed once; the cache then has all B rows."""
+    batch = input_ids.size(0)
+    shaped = [value for value in model_kwargs.values() if isinstance(value, Tensor) and value.shape == input_ids.shape]
+    _, prompt = torch.unique(torch.cat([input_ids, *shaped], dim=1), dim=0, return_inverse=True)
+    one_row = torch.zeros_like(prompt).scatter_(0, prompt, torch.arange(batch, device=prompt.device))
+    one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
+    inputs = model.prepare_inputs_for_generation(
+        input_ids[one_row], is_first_iteration=True, **_select(model_kwargs, one_row, batch)
+    )
+    outputs = model(**inputs, return_dict=True)
+    cache = model_kwargs["past_key_values"]
+    cache.layers = [GrowingLayer(layer.keys[prompt], layer.values[prompt]) for layer in cache.layers]
+    model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
+    return outputs.logits[:, -1].float()[prompt], model_kwargs
+
+
+def _leave(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """Take the rows that have ended out of the cache and of the arguments; the last rows fill their places."""
+    stays = unfinished[rows]
+    n = int(stays.sum())
+    places = torch.arange(n, device=rows.device)
+    holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
+    for layer in model_kwargs["past_key_values"].layers:
+        layer.move(movers, holes, n)
+    places[holes] = movers
+    return rows[places], _select(model_kwargs, places, rows.numel())
+
+
+def _select(model_kwargs: dict[str, Any], rows: Tensor, batch: int) -> dict[str, Any]:
+    """The arguments with these rows alone."""
+    return {
+        name: value[rows] if isinstance(value, Tensor) and value.dim() == 2 and value.size(0) == batch else value
+        for name, value in model_kwargs.items()
+    }
+
+
+def _of_rows(processors: Any, rows: Tensor) -> Any:
+    """The processors for these rows alone: a repetition penalty knows how much padding each row has."""
+    of_rows = []
+    for processor in processors:
+        if isinstance(padding := getattr(processor, "prompt_ignore_length", None), Tensor):
+            processor = copy(processor)
+            processor.prompt_ignore_length = padding[rows.to(padding.device)]
+        of_rows.append(processor)
+    return logits_process.LogitsProcessorList(of_rows)
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values (rows, H, T, D) of one layer: views of buffers in which further tokens are written in place.
+
+    transformers' layer copies the whole cache for every token.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.buffers = (keys, values)
+        self._hold(keys.size(0), keys.size(2))
+
+    def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        self.rows, self.length = rows, length
+        keys, values = (buffer[:rows, :, :length] for buffer in self.buffers)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        start, end = self.length, self.length + key_states.size(2)
+        if end > self.buffers[0].size(2):
+            self.buffers = (self._with_room(self.buffers[0], end), self._with_room(self.buffers[1], end))
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[: self.rows, :, start:end] = states
+        return self._hold(self.rows, end)
+
+    def _with_room(self, buffer: Tensor, length: int) -> Tensor:
+        larger = buffer.new_empty(self.rows, buffer.size(1), length + ROOM, buffer.size(3))
+        larger[:, :, : self.length] = buffer[: self.rows, :, : self.length]
+        return larger
+
+    def move(self, sources: Tensor, targets: Tensor, rows: int) -> None:
+        """Copy the rows ``sources`` over the rows ``targets`` and keep the first ``rows``."""
+        for buffer in self.buffers:
+            buffer[targets, :, : self.length] = buffer[sources, :, : self.length]
+        self._hold(rows, self.length)
+
+
+def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
+    """One token of each row from scores (R, V): what ``multinomial`` draws for ``rows`` of the full batch.
+
+    ``torch.multinomial(p, 1)`` is argmax(p / q) with q exponential noise of p's shape. So q is drawn for all of the
+    batch, which leaves the generator where it would be, and the rest is computed for R rows.
+
+    >>> scores = torch.randn(4, 1000)
+    >>> _ = torch.manual_seed(0)
+    >>> drawn = torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]
+    >>> _ = torch.manual_seed(0)
+    >>> torch.equal(sample(scores[[3, 1]], torch.tensor([3, 1]), 4), drawn[[3, 1]])
+    True
+    """
+    ratio = scores.softmax(dim=-1).div_(_exponential(rows, batch, scores))
+    tokens = ratio.argmax(dim=-1)
+    if not (ratio.gather(1, tokens[:, None]) > 0).all():
+        raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
+    return tokens
+
+
+def _exponential(rows: Tensor, batch: int, like: Tensor) -> Tensor:
+    """``rows`` of exponential noise (batch, V); the generator moves on as if all of it had been drawn.
+
+    On a CPU torch draws a double u for each number and takes -log(1 - u) one by one, which is most of the time of
+    ``multinomial``. Here the logarithm is taken for whole rows at once, and for no others.
+    """
+    vocabulary = like.size(1)
+    if like.device.type != "cpu" or not _noise_is_log_of_uniform():
+        return torch.empty(batch, vocabulary, device=like.device).exponential_()[rows]
+    noise = like.new_empty(rows.numel(), vocabulary)
+    uniform = torch.empty(vocabulary, dtype=torch.float64)
+    place = {row: i for i, row in enumerate(rows.tolist())}
+    for row in range(batch):
+        uniform.uniform_()
+        if row in place:
+            noise[place[row]] = uniform.neg_().log1p_().neg_()
+    return noise
+
+
+@cache
+def _noise_is_log_of_uniform() -> bool:
+    """Whether this build of torch draws exponential numbers as `_exponential` supposes."""
+    direct, rebuilt = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
+    noise = torch.empty(4096).exponential_(generator=direct)
+    uniform = torch.empty(4096, dtype=torch.float64).uniform_(generator=rebuilt)
+    return torch.equal(noise, -torch.log1p(-uniform).float()) and torch.equal(direct.get_state(), rebuilt.get_state())
+
+
+def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether `decode` may be tried at all: what `generate` would not hand to it, or hides from it."""
+    from transformers import GenerationConfig
+    from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
+
+    if set(kwargs) - {"generation_config", "logits_processor", "stopping_criteria"} - set(vars(GenerationConfig())):
+        return False
+    if is_deepspeed_zero3_enabled() or any(is_fsdp_managed_module(module) for module in model.modules()):
+        return False
+    for adapter in getattr(model, "peft_config", {}).values():
+        if adapter.is_prompt_learning or getattr(adapter, "alora_invocation_tokens", None):
+            return False
+    drops = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
+    return not (model.training and (drops or getattr(model.config, "attention_dropout", 0)))
+
+
+def _knows_settings(
+    model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
+) -> bool:
+    """Whether `decode` gives what transformers' loop would give with these prepared settings."""
+    held = model_kwargs.get("past_key_values")
+    return (
+        generation_config.get_generation_mode() in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
+        and not generation_config.return_dict_in_generate
+        and generation_config.prefill_chunk_size is None
+        and set(model_kwargs) <= HANDED
+        and type(held) is DynamicCache
+        and not held.offloading
+        and held.get_seq_length() == 0
+        and all(type(layer) is DynamicLayer for layer in held.layers)
+        and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
+        and len(set(getattr(model, "hf_device_map", {}).values())) <= 1
+        and input_ids.device == model.device
+        and input_ids.device.type in ("cpu", "cuda")  # on others `generate` may draw once more than it returns
+    )

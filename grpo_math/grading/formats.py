@@ -1,0 +1,91 @@
+"""What an answer looks like: the formats that a prompt can ask for, and whether a completion keeps to one.
+
+Does not find the answer in a completion (extract.py) nor build prompts (problems/prompts.py).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from grpo_math.errors import one_of
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What a completion must look like. ``marker`` finds answers (group 1); ``strict`` matches a whole completion.
+
+    ``tags`` are the pieces that partial credit counts, in the order in which they must stand; ``example`` is a whole
+    completion in the format, with ANSWER where the answer stands.
+    """
+
+    name: str
+    marker: re.Pattern[str]
+    strict: re.Pattern[str]
+    tags: tuple[str, ...]
+    example: str
+
+
+# Every pattern is linear: no nested quantifier that could backtrack on a hostile completion. `boxed` only finds where
+# a box opens, since braces nest; the extractor walks them.
+FORMATS: dict[str, AnswerFormat] = {
+    "gsm8k": AnswerFormat(
+        "gsm8k",
+        marker=re.compile(r"####[ \t]*([^\n]*)"),
+        strict=re.compile(r"[^#]*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?", re.DOTALL),
+        tags=("####",),
+        example="It follows.\n#### ANSWER",
+    ),
+    "boxed": AnswerFormat(
+        "boxed",
+        marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
+        strict=re.compile(r"(?:(?!\\f?boxed[ \t]*\{).)*\\f?boxed[ \t]*\{.*\}.*", re.DOTALL),
+        tags=("\\boxed",),
+        example=r"It follows: \boxed{ANSWER}.",
+    ),
+    # The prompt has opened <think> already.
+    "r1_zero": AnswerFormat(
+        "r1_zero",
+        marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
+        strict=re.compile(
+            r"(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?answer>).)+</answer>\s*", re.DOTALL
+        ),
+        tags=("</think>", "<answer>", "</answer>"),
+        example="It follows. </think> <answer>ANSWER</answer>",
+    ),
+    "xml": AnswerFormat(
+        "xml",
+        marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
+        strict=re.compile(
+            r"\s*<reasoning>(?:(?!</?reasoning>|</?answer>).)*</reasoning>\s*"
+            r"<answer>(?:(?!</?answer>).)+</answer>\s*",
+            re.DOTALL,
+        ),
+        tags=("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
+        example="<reasoning>\nIt follows.\n</reasoning>\n<answer>\nANSWER\n</answer>\n",
+    ),
+}
+
+
+def in_format(completion: str, answer_format: str) -> bool:
+    """Does the whole completion keep to the format?
+
+    >>> in_format("3 + 4 = 7\\n#### 7", "gsm8k"), in_format("It is 7.", "gsm8k")
+    (True, False)
+    >>> in_format("easy </think> <answer>7</answer>", "r1_zero"), in_format("<answer>7</answer>", "r1_zero")
+    (True, False)
+    """
+    one_of("answer_format", answer_format, tuple(FORMATS))
+    return FORMATS[answer_format].strict.fullmatch(completion) is not None
+
+
+def made_up(answer: str, answer_format: str) -> str:
+    """A completion that keeps to the format and gives ``answer``.
+
+    >>> made_up("7", "gsm8k")
+    'It follows.\\n#### 7'
+    >>> all(in_format(made_up("7", name), name) for name in FORMATS)
+    True
+    """
+    one_of("answer_format", answer_format, tuple(FORMATS))
+    return FORMATS[answer_format].example.replace("ANSWER", answer)

@@ -1,0 +1,1 @@
+"""Data sets, generated problems and templates -> rows of prompt and answer."""

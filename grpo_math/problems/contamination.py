@@ -1,0 +1,120 @@
+r"""Which problems of an evaluation are in a training set too: n-gram overlap by words.
+
+A problem overlaps if 13 words in a row of it stand in a training problem, the rule of the GPT-3 paper (Brown et al.
+2020, arXiv 2005.14165, section 4). Words are compared without case and punctuation; a number is a word, and so is each
+operator, since in mathematics they are the problem. The paper lets a shorter text overlap wherever it occurs whole;
+here it has to be the whole training problem, or "What is 1 + 2?" would be in "What is 1 + 2 + 3?". The paper's choice
+of n between 8 and 13 by the length of a set's texts is not taken: 8 words in a row are often a figure of speech (81
+of GSM8K's 1,319 test problems have them in common with a training problem; 3 have 13 in a row).
+
+An overlap is a reason to look, and no proof: a phrase that a source repeats counts like a copy. So the examples come
+with the share of the problem's n-grams that one training problem has.
+
+Does not find a problem that was put in other words, and looks at problems, not at solutions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from grpo_math.problems.datasets import load_problems
+
+NGRAM = 13
+EXAMPLES = 5
+SPLITS = ("train", "test", "heldout")
+WORD = re.compile(r"[^\W\d_]+|\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[-+*/=<>^|%]")
+SPACING = re.compile(r"[\s$]|\\[,;!]")
+
+Row = Mapping[str, Any]
+
+
+def words(text: str) -> list[str]:
+    r"""The words of a text as they are compared.
+
+    >>> words("What is $1,200 + 4.5$?"), words(r"\frac{x}{2}")
+    (['what', 'is', '1200', '+', '4.5'], ['frac', 'x', '2'])
+    """
+    return [word.replace(",", "") for word in WORD.findall(text.casefold())]
+
+
+def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM) -> dict[str, Any]:
+    """How many of ``problems`` have ``ngram`` words in a row in common with a training problem, or are equal to one.
+
+    ``equal`` are those that differ in nothing but case, spaces and the mark at the end. ``examples`` are the worst: the
+    problem, the training problem that shares most of its n-grams, and which share of them.
+
+    >>> train = [{"id": "t", "problem": "What is 3 + 4?"}]
+    >>> found = overlap([{"id": "a", "problem": "what is 3+4"}, {"id": "b", "problem": "What is 3 + 5?"}], train)
+    >>> found["overlapping"], found["equal"], found["share"], found["examples"][0]["training_id"]
+    (1, 1, 0.5, 't')
+    """
+    grams = [_ngrams(row["problem"], ngram) for row in problems]
+    holders: dict[tuple[str, ...] | str, list[int]] = {}  # which problems have an n-gram, and which a whole text
+    for i, row in enumerate(problems):
+        holders.setdefault(_whole(row["problem"]), []).append(i)
+        for gram in grams[i]:
+            holders.setdefault(gram, []).append(i)
+    worst: dict[int, tuple[bool, float, Row]] = {}  # (equal, share of its n-grams, the training problem) of each
+    size = 0
+    for row in training:
+        size += 1
+        equal = holders.get(_whole(row["problem"]), [])
+        shared = Counter(i for gram in _ngrams(row["problem"], ngram) for i in holders.get(gram, ()))
+        for i in {*equal, *shared}:
+            found = (i in equal, 1.0 if i in equal else shared[i] / len(grams[i]), row)
+            if i not in worst or found[:2] > worst[i][:2]:
+                worst[i] = found
+    order = sorted(worst, key=lambda i: (worst[i][:2], -i), reverse=True)
+    return {
+        "ngram": ngram,
+        "n": len(problems),
+        "training_problems": size,
+        "overlapping": len(worst),
+        "share": len(worst) / len(problems),
+        "equal": sum(same for same, _, _ in worst.values()),
+        "examples": [
+            {
+                "id": problems[i]["id"],
+                "problem": problems[i]["problem"],
+                "training_id": worst[i][2]["id"],
+                "training_problem": worst[i][2]["problem"],
+                "share_of_ngrams": round(worst[i][1], 3),
+            }
+            for i in order[:EXAMPLES]
+        ],
+    }
+
+
+def against(problems: Sequence[Row], training: str) -> dict[str, Any]:
+    """`overlap` with a training set by name, as `data.load_problems` takes it, and ``:SPLIT`` unless it is train."""
+    name, _, split = training.rpartition(":")
+    if split not in SPLITS:
+        name, split = training, "train"
+    rows = load_problems(name, split, skip_bad_rows=True)
+    return {"training_data": name, "training_split": split, **overlap(problems, rows)}
+
+
+def text_of(found: Mapping[str, Any]) -> str:
+    """One line.
+
+    >>> text_of(overlap([{"id": "a", "problem": "What is 3 + 4?"}], [{"id": "t", "problem": "What is 3 + 4?"}]))
+    'contamination: 1 of 1 (100.0%) problems overlaps with the 1 of training by 13 words in a row, 1 is equal to one'
+    """
+    overlapping, equal = found["overlapping"], found["equal"]
+    return (
+        f"contamination: {overlapping} of {found['n']} ({found['share']:.1%}) problems "
+        f"overlap{'s' if overlapping == 1 else ''} with the {found['training_problems']:,} of training by "
+        f"{found['ngram']} words in a row, {equal} {'is' if equal == 1 else 'are'} equal to one"
+    )
+
+
+def _ngrams(text: str, n: int) -> set[tuple[str, ...]]:
+    found = words(text)
+    return {tuple(found[start : start + n]) for start in range(len(found) - n + 1)}
+
+
+def _whole(text: str) -> str:
+    return SPACING.sub("", text.casefold()).rstrip(".?!")

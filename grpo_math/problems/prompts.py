@@ -1,0 +1,70 @@
+r"""A problem -> the prompt that the model sees, and the answer format that this prompt asks for.
+
+Each template is one function: the text of a problem -> a text, or a list of chat messages, that TRL can tokenize.
+Its name is also the name of the answer format, and `FORMATS` holds what that format looks like. No other module
+spells an answer marker.
+
+>>> r1_zero("What is 3 + 4?")[-20:]
+'?\nAssistant: <think>'
+>>> gsm8k("What is 3 + 4?")[-1]
+{'role': 'user', 'content': 'What is 3 + 4?'}
+
+Does not tokenize, and does not apply a chat template: TRL does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from grpo_math.errors import one_of
+
+Prompt = str | list[dict[str, str]]
+
+
+def gsm8k(problem: str) -> Prompt:
+    """A chat with one worked example whose last line is ``#### N`` (the format of GSM8K's own solutions)."""
+    return [
+        {"role": "system", "content": "Work it out, then give the number after ####."},
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "3 + 4 = 7\n#### 7"},
+        {"role": "user", "content": problem},
+    ]
+
+
+def boxed(problem: str) -> Prompt:
+    r"""A chat that asks for the final answer in ``\boxed{}``, the form of MATH's solutions."""
+    return [
+        {"role": "system", "content": r"Please reason step by step, and put your final answer within \boxed{}."},
+        {"role": "user", "content": problem},
+    ]
+
+
+def r1_zero(problem: str) -> Prompt:
+    """Plain text for a base model, after DeepSeek-R1-Zero (arXiv 2501.12948, table 1): think, then answer, in tags."""
+    return (
+        "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
+        "Assistant first thinks about the reasoning process in the mind and then provides the User with the answer. "
+        "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
+        "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
+        f"User: {problem}\nAssistant: <think>"
+    )
+
+
+def xml(problem: str) -> Prompt:
+    """A chat that asks for a reasoning part and an answer part, each in tags."""
+    return [
+        {
+            "role": "system",
+            "content": "Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>",
+        },
+        {"role": "user", "content": problem},
+    ]
+
+
+TEMPLATES: dict[str, Callable[[str], Prompt]] = {"gsm8k": gsm8k, "boxed": boxed, "r1_zero": r1_zero, "xml": xml}
+
+
+def build_prompt(problem: str, template: str) -> Prompt:
+    """The prompt of ``problem`` by the template's name; an unknown name is a `ConfigError`."""
+    one_of("template", template, tuple(TEMPLATES))
+    return TEMPLATES[template](problem)

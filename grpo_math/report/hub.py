@@ -1,0 +1,389 @@
+"""A finished run -> a repository on the Hub: weights in safetensors, tokenizer, model card, results, report.
+
+What reaches the repository is named here, file by file: no optimizer, no checkpoint, no pickle. `push` is safe to
+repeat. Each large file is uploaded for itself before the one commit that names them all, and the Hub knows contents by
+their hash, so that a push that was cut goes on with what the repository lacks. The same files make no second commit.
+
+A failure of the network or the Hub (5xx, 408, 429, a connection that breaks, no answer in `SECONDS`) is tried again
+after `WAITS` seconds, then ends in a `PushError`; what the user has to mend is a `UserError` at once. Where
+`huggingface_hub` uploads through Xet, hf_xet tries again by itself.
+
+The only module that writes to the network. Does not train, evaluate, or delete anything on the Hub.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, TypeVar
+
+from grpo_math.checks.services import check_repo_id, offline, owners
+from grpo_math.errors import ConfigError, PushError, UserError
+from grpo_math.generation.models import EMBEDDED, model_path
+from grpo_math.planner.model import is_folder, read_config
+from grpo_math.report import report
+from grpo_math.report.card import Base, base_of, model_card
+from grpo_math.report.run_dir import Run, read_run
+from grpo_math.run import lock
+from grpo_math.run.checkpoints import FINISHED, SUMS
+from grpo_math.run.redact import one_line, secret_values
+
+WAITS = (2, 5, 10, 20)  # seconds before the second, third, ... attempt
+SECONDS = 120.0  # without a byte from the Hub, until an attempt is given up
+
+# Of adapter/ or model/: the weights, the configuration and the tokenizer.
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
+RESULTS = ("config.yaml", "history.jsonl", "before.json", "after.json", "report.html")
+# What a loader would read beside, or instead of, what is pushed.
+LOADED = ("adapter_config.json", "adapter_model.*", "model*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+
+Content = Path | bytes
+T = TypeVar("T")
+
+
+def push(
+    run_dir: str | Path,
+    repo_id: str | None = None,
+    *,
+    private: bool | None = None,
+    merge: bool = False,
+    base_model: str | None = None,
+    revision: str | None = None,
+) -> dict[str, Any]:
+    """Push a run to ``repo_id`` (default: the run directory's name, under the token's user); {"url", "files"}.
+
+    ``private`` True makes a private repository, and refuses a public one that is there; None leaves the choice to the
+    Hub's own setting. ``merge`` adds the adapter to the base in bfloat16 and pushes the whole model. ``base_model`` is
+    the base's name on the Hub, where the run was trained from a folder. ``revision``: a branch, made if it is not
+    there.
+
+    Raises, each in one line: `UserError` for what the user can mend (a run that has not ended, a name, a token, a
+    repository that holds something else), `PushError`, which is one too, where the Hub or the network ended it.
+
+    >>> push("runs/nowhere", "ada/sums")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: run_dir='runs/nowhere' is not a folder: ...
+    """
+    run, kind, folder = _finished(Path(run_dir), merge)
+    if base_model:
+        check_repo_id("base_model", base_model)
+    if offline():
+        raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
+    wanted = repo_id or run.directory.resolve().name
+    check_repo_id("repo_id", wanted)
+    with _patient():
+        import huggingface_hub
+
+        api = huggingface_hub.HfApi()
+        owner = _again(owners, wanted)[0]  # a token that cannot write is said before anything is made
+        repo_id = wanted if "/" in wanted else f"{owner}/{wanted}"
+        base = base_of(run.config, base_model)
+        base = base._replace(licence=_licence(api, run, base))
+        if not (run.directory / "report.html").exists():
+            report(run.directory)
+        files = _files(run, folder, base, kind)
+        files["README.md"] = model_card(run, repo_id, base, kind).encode("utf-8")
+        _refuse_secrets(files)
+        _again(lambda: api.create_repo(repo_id, private=private, exist_ok=True), repo_id)
+        if revision:
+            _again(lambda: api.create_branch(repo_id, branch=revision, exist_ok=True), repo_id)
+        there = _again(lambda: api.model_info(repo_id, revision=revision), repo_id)
+        if private and not there.private:
+            reason = "is a public repository already"
+            raise ConfigError("repo_id", repo_id, reason, "make it private in its settings, or leave out --private")
+        with _scratch(run.directory) if kind == "merged" else nullcontext() as scratch:
+            if scratch:
+                files |= _merged(folder, run, Path(scratch))
+            _refuse_strangers(repo_id, [file.rfilename for file in there.siblings or []], files)
+            _upload(api, repo_id, revision, files, there.sha)
+    at = f"/tree/{revision}" if revision else ""
+    return {"url": f"{api.endpoint}/{repo_id}{at}", "files": sorted(files)}
+
+
+def push_finished(
+    run_dir: Path, repo_id: str | None, private: bool | None, revision: str | None = None
+) -> dict[str, Any]:
+    """The push that ends a training. If it fails the run is whole on disk, and the error names the command that tries
+    again; every failure that has a line is a `PushError`, so that the exit code is 1."""
+    try:
+        return push(run_dir, repo_id, private=private, revision=revision)
+    except (UserError, KeyboardInterrupt) as error:
+        again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or run_dir.resolve().name}"
+        again += " --private" if private else ""
+        again += f" --revision {revision}" if revision else ""
+        raise PushError(
+            f"the run is whole in {run_dir}, and is not on the Hub ({str(error) or 'interrupted'}): {again}"
+        ) from None
+
+
+# What is pushed
+
+
+def _finished(run_dir: Path, merge: bool) -> tuple[Run, str, Path]:
+    """The run, the kind of its repository, and the folder of its weights."""
+    run = read_run(run_dir)
+    if not run.config:
+        reason = "holds no config.yaml that can be read"
+        raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
+    if owner := lock.owner(run_dir):
+        reason = f"is in use: {owner} trains there"
+        raise ConfigError("run_dir", str(run_dir), reason, "push when it has ended, or train with --push_to_hub")
+    if not (run_dir / FINISHED).exists():  # what adapter/ may hold is then of an earlier, shorter run
+        reason = "holds a run that has not come to its end"
+        raise ConfigError("run_dir", str(run_dir), reason, "start the training again, which goes on, and then push")
+    for name, kind in (("adapter", "merged" if merge else "adapter"), ("model", "model")):
+        folder = run_dir / name
+        if any(folder.glob("*.safetensors")):
+            if merge and kind == "model":
+                raise ConfigError("merge", True, "would be ignored: all weights were trained", "leave it out")
+            return run, kind, folder
+    reason = "holds no adapter/ or model/ with *.safetensors"
+    raise ConfigError("run_dir", str(run_dir), reason, "put the trained weights back")
+
+
+def _files(run: Run, folder: Path, base: Base, kind: str) -> dict[str, Content]:
+    """Where each file stands in the repository, and what it holds; all but the card and merged weights."""
+    files = _of_a_model(folder)
+    if kind == "merged":
+        files = {name: content for name, content in files.items() if not name.startswith("adapter_")}
+    elif kind == "adapter":
+        said = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        said["base_model_name_or_path"] = base.hub or base.folder  # not a folder of this machine
+        files["adapter_config.json"] = (json.dumps(said, indent=2, sort_keys=True) + "\n").encode("utf-8")
+    files |= {name: run.directory / name for name in RESULTS if (run.directory / name).exists()}
+    return files | {f"plots/{path.name}": path for path in sorted((run.directory / "plots").glob("*.png"))}
+
+
+def _scratch(run_dir: Path) -> tempfile.TemporaryDirectory[str]:
+    """Beside the run, since /tmp may be too small for a whole model."""
+    return tempfile.TemporaryDirectory(prefix=".merged-", dir=run_dir)
+
+
+def _of_a_model(folder: Path) -> dict[str, Content]:
+    there = sorted(path for path in folder.iterdir() if path.name != SUMS)  # of files that are changed here
+    return {path.name: path for path in there if _is_any(path.name, WEIGHTS)}
+
+
+def _merged(adapter: Path, run: Run, folder: Path) -> dict[str, Content]:
+    """The base in bfloat16 with the adapter added, as the files of a model, made in ``folder``.
+
+    Weights that are stored in fewer bits are refused; of a base that was only trained in 4 bit the full weights are
+    taken, which is said.
+    """
+    name = str(run.config.get("model_name_or_path"))
+    revision = str(run.config.get("model_revision") or "main")
+    if read_config(name, revision).get("quantization_config"):
+        reason = "is stored quantised, and cannot take an adapter into its weights"
+        raise ConfigError("merge", True, f"({name}) {reason}", "push the adapter alone")
+    if run.config.get("load_in_4bit") or run.config.get("load_in_8bit"):
+        _say("the adapter was trained on a quantised base, and is merged into the full one: evaluate what comes of it")
+    _say(f"merging base and adapter in bfloat16: {name}")
+    with redirect_stdout(sys.stderr):  # DeepSpeed, where it is installed, tells stdout of its accelerator
+        import torch
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
+        try:
+            base = AutoModelForCausalLM.from_pretrained(
+                model_path(name),
+                revision=revision,
+                dtype=torch.bfloat16,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except OSError as error:
+            reason = f"needs the base {name}, which cannot be loaded ({one_line(error)})"
+            raise ConfigError("merge", True, reason, "push the adapter alone") from None
+        PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().save_pretrained(folder)
+    return _of_a_model(folder)
+
+
+def _licence(api: Any, run: Run, base: Base) -> dict[str, Any]:
+    """The licence of the base as its own card has it, in its folder or on the Hub; {} where that is not known."""
+    from huggingface_hub import metadata_load
+
+    name = str(run.config.get("model_name_or_path"))
+    if name == EMBEDDED:
+        return {"license": "apache-2.0"}
+    try:
+        if is_folder(name) and (Path(name).expanduser() / "README.md").exists():
+            said = metadata_load(Path(name).expanduser() / "README.md") or {}
+        elif base.hub:
+            revision = None if base.revision == "main" else base.revision
+            card = _again(lambda: api.model_info(base.hub, revision=revision), base.hub).card_data
+            said = card.to_dict() if card else {}
+        else:
+            said = {}
+    except (UserError, ValueError, OSError):
+        said = {}
+    return {key: said[key] for key in ("license", "license_name", "license_link") if isinstance(said.get(key), str)}
+
+
+def _is_any(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _refuse_secrets(files: dict[str, Content]) -> None:
+    """Nothing is published that holds the token, or what another secret variable of the environment holds."""
+    for name, content in files.items():
+        if not name.endswith((".safetensors", ".png")):
+            text = content if isinstance(content, bytes) else content.read_bytes()
+            if any(secret.encode() in text for secret in _secrets()):
+                raise UserError(f"{name} of the run holds a token or key of this environment: take it out, then push")
+
+
+def _refuse_strangers(repo_id: str, there: list[str], files: dict[str, Content]) -> None:
+    """Weights of another shape in the repository would be loaded beside ours, or in their place."""
+    strange = [name for name in there if _is_any(name, LOADED) and name not in files]
+    if strange:
+        reason = f"holds {strange[0]}, which would be loaded with what is pushed"
+        raise ConfigError("repo_id", repo_id, reason, "give another repository, or delete that file first")
+
+
+# The Hub
+
+
+def _upload(api: Any, repo_id: str, revision: str | None, files: dict[str, Content], head: str | None) -> None:
+    """The large files one by one, then one commit of everything on ``head``.
+
+    Each attempt starts from what the repository holds by then: had a commit come through whose answer was lost, the
+    next attempt finds nothing to do.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    def add(name: str) -> CommitOperationAdd:
+        content = files[name]
+        return CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+
+    large = sorted((name for name in files if name.endswith(".safetensors")), key=lambda name: -_size(files[name]))
+    for number, name in enumerate(large, start=1):
+        _say(f"{number} of {len(large)}: {name}, {_size(files[name]) / 1e6:,.1f} MB")
+        _again(lambda name=name: api.preupload_lfs_files(repo_id, [add(name)], revision=revision), repo_id)  # type: ignore[misc]
+    message = "A run of grpo_math"
+    made = _again(
+        lambda: api.create_commit(repo_id, map(add, sorted(files)), commit_message=message, revision=revision), repo_id
+    )
+    _say("all of it was there already" if made.oid == head else f"one commit of {len(files)} files")
+
+
+def _size(content: Content) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
+
+
+def _again(attempt: Callable[[], T], repo_id: str) -> T:
+    """The answer of the first attempt that gets one; what is no use to repeat is raised at once."""
+    for wait in (*WAITS, None):
+        try:
+            return attempt()
+        except UserError:
+            raise
+        except Exception as error:
+            if (refusal := _refusal(error, repo_id)) is not None:
+                raise refusal from None
+            why = _why(error)
+            if wait is None:
+                said = f"{repo_id} is not pushed: the Hub does not answer as it should ({why}, {len(WAITS) + 1} times)"
+                raise PushError(f"{said}: the same command goes on from here") from None
+        _say(f"{why}: again in {wait} seconds")
+        time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _refusal(error: Exception, repo_id: str) -> UserError | None:
+    """The line that a failure ends with; None for one that may pass."""
+    status = _status(error)
+    said = one_line(getattr(_response(error), "text", "") or error, _secrets())
+    if status == 401:
+        return UserError(f"the Hub does not take this token for {repo_id} (401): hf auth login, or another HF_TOKEN")
+    if status == 403:
+        return UserError(f"this token may not write to {repo_id} (403, {said}): give another repo_id or token")
+    if status == 404:
+        return UserError(f"{repo_id} is not there, or is hidden from this token (404): check the name and the token")
+    if status in (400, 402, 413, 422):
+        return PushError(f"the Hub refuses {repo_id} ({status}, {said}): mend what it names")
+    if status is not None:  # 409 and 412 among them: somebody else is writing
+        return None
+    if _of_the_network(error):
+        return None
+    if isinstance(error, (ValueError, OSError, RuntimeError)):
+        return PushError(
+            f"{repo_id} is not pushed ({type(error).__name__}: {said}): the same command goes on from here"
+        )
+    raise error
+
+
+def _response(error: BaseException | None) -> Any:
+    """Of an error of the Hub, or of the one that it was made from: one thread of an upload wraps its own."""
+    while error is not None:
+        if (response := getattr(error, "response", None)) is not None:
+            return response
+        error = error.__cause__
+    return None
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(_response(error), "status_code", None)
+
+
+def _of_the_network(error: BaseException | None) -> bool:
+    """Python's own ConnectionError is none: it is hf_xet's, which has tried again by itself, for minutes."""
+    while error is not None:
+        if type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "requests"):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _why(error: Exception) -> str:
+    status = _status(error)
+    last: BaseException = error
+    while last.__cause__ is not None:
+        last = last.__cause__
+    return f"HTTP {status}" if status else type(last).__name__
+
+
+def _secrets() -> set[str]:
+    import huggingface_hub
+
+    return secret_values(os.environ) | {token for token in (huggingface_hub.get_token(),) if token}
+
+
+@contextmanager
+def _patient() -> Iterator[None]:
+    """huggingface_hub waits for ever and tells of each of its own retries, with signed addresses; not here."""
+    import huggingface_hub
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils._http import default_client_factory
+
+    def client() -> Any:
+        made = default_client_factory()
+        made.timeout = SECONDS
+        return made
+
+    log, before = logging.getLogger("huggingface_hub"), logging.getLogger("huggingface_hub").level
+    bars = not are_progress_bars_disabled()
+    huggingface_hub.set_client_factory(client)
+    log.setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        huggingface_hub.set_client_factory(default_client_factory)
+        log.setLevel(before)
+        if bars:
+            enable_progress_bars()
+
+
+def _say(text: str) -> None:
+    print(f"push     {text}", file=sys.stderr, flush=True)

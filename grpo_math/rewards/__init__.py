@@ -1,0 +1,119 @@
+r"""Verdicts -> numbers: plain functions with TRL's signature, and the `REWARDS` table of their names.
+
+Every function takes ``(prompts, completions, **columns)`` and returns one number a completion, or None where the
+answer could not be graded (TRL leaves None out of the sum; it is never a zero). Completions are texts or chat
+messages. Columns that are read: ``answer`` (the gold; TRL's ``solution`` will do), ``answer_format``, ``grade`` (the
+Grades of this batch, where the trainer has them already), ``completion_ids``, ``max_completion_length``,
+``grade_timeout``. A function that takes settings is made by a factory whose name starts with ``make_``; the table
+holds it with the defaults, and your own module can hold another (``my_rewards:overlong`` in a recipe).
+
+>>> accuracy(["1 + 1?", "1 + 1?"], ["#### 2", "#### 3"], answer=["2", "2"])
+[1.0, 0.0]
+>>> gsm8k(["1 + 1?", "1 + 1?"], ["#### 2", "It is 2."], answer=["2", "2"])
+[1.0, 0.0]
+
+Does not weigh or sum: that is TRL's ``reward_weights``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.rewards.columns import Reward, text_of
+from grpo_math.rewards.guard import Mishaps, _one_line, checked
+from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
+from grpo_math.rewards.rules import (
+    accuracy,
+    format_soft,
+    format_strict,
+    gated,
+    gsm8k,
+    integer_only,
+    make_overlong,
+    make_repetition,
+    make_shaped,
+    number_match,
+    proximity,
+    r1_zero,
+    xml_count,
+)
+
+__all__ = [
+    "JUDGE_PROMPT",
+    "REWARDS",
+    "Mishaps",
+    "Reward",
+    "accuracy",
+    "checked",
+    "format_soft",
+    "format_strict",
+    "gated",
+    "gsm8k",
+    "integer_only",
+    "load_reward",
+    "make_llm_judge",
+    "make_overlong",
+    "make_repetition",
+    "make_shaped",
+    "number_match",
+    "proximity",
+    "r1_zero",
+    "text_of",
+    "xml_count",
+]
+
+
+def _named(name: str, reward: Reward) -> Reward:
+    reward.__name__ = reward.__qualname__ = name  # TRL logs rewards/<__name__>/mean
+    return reward
+
+
+REWARDS: dict[str, Reward] = {
+    "accuracy": accuracy,
+    "r1_zero": r1_zero,
+    "gsm8k": gsm8k,
+    "format_strict": format_strict,
+    "format_soft": format_soft,
+    "xml_count": xml_count,
+    "integer_only": integer_only,
+    "proximity": proximity,
+    "number_match": number_match,
+    "shaped": make_shaped(),
+    "overlong": make_overlong(),
+    "repetition": make_repetition(),
+    "llm_judge": make_llm_judge(),
+    "gated": _named("gated", gated(format_soft, on=accuracy)),
+}
+
+
+def load_reward(name: str) -> Reward:
+    """The reward of that name: a key of `REWARDS`, or ``module:function`` from the path or the current folder.
+
+    >>> load_reward("accuracy") is accuracy
+    True
+    >>> load_reward("acuracy")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: reward_funcs='acuracy' is not known: did you mean 'accuracy'? ...
+    """
+    if ":" not in name:
+        one_of("reward_funcs", name, tuple(REWARDS))
+        return REWARDS[name]
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        reason = f"names a module that cannot be imported ({type(error).__name__}: {_one_line(error)})"
+        raise ConfigError("reward_funcs", name, reason, "write module:function, module as in an import") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        have = ", ".join(n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_"))
+        reason = f"names no function of {module_name}"
+        raise ConfigError("reward_funcs", name, reason, f"use one of its functions: {have or 'it has none'}")
+    return function

@@ -1,0 +1,1 @@
+"""What a run leaves on disk, its logs, its signals: the ground that every room stands on."""

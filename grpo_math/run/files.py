@@ -1,0 +1,76 @@
+"""Files that a kill, a full disk or a read-only folder must not spoil: written beside and renamed, or refused before.
+
+Does not name what could not be written once a run is under way (disk.py does).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from grpo_math.errors import ConfigError
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest of its parents that is there."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def read_only(folder: Path) -> bool:
+    """Nothing new can be made in this folder."""
+    return not os.access(folder, os.W_OK | os.X_OK) or str(folder).startswith(("/proc", "/sys"))
+
+
+def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> None:
+    """Raise `ConfigError` unless the folder, or the nearest of its parents that is there, can be written to."""
+    there = existing(folder)
+    if not there.is_dir() or read_only(there):
+        raise ConfigError(field, value, f"cannot be written: {there} is read-only, or no folder", remedy)
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """As `resume.replace_text`: a reader never sees half a file. The folder is made."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write beside the file and rename: a kill at any moment leaves the old one or the new one."""
+    scratch = path.with_name(f".{path.name}.part")
+    scratch.write_text(text, encoding="utf-8")
+    flush(scratch)
+    scratch.replace(path)
+
+
+def keep_lines(path: Path, keep: Any) -> None:
+    """Drop the lines of a JSONL file that ``keep`` says no to, and a last one that was cut off in the middle.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp(), "history.jsonl")
+    >>> _ = path.write_text('{"step": 1}\\n{"step": 2}\\n{"st')
+    >>> keep_lines(path, lambda line: line["step"] < 2)
+    >>> path.read_text()
+    '{"step": 1}\\n'
+    """
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if keep(json.loads(line)):
+                kept.append(line + "\n")
+        except ValueError:
+            continue
+    replace_text(path, "".join(kept))
+
+
+def flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

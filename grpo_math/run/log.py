@@ -1,0 +1,190 @@
+"""What a run writes while it goes: config.yaml, history.jsonl, a progress bar; the way to stop.
+
+As transformers callbacks, so that any trainer can carry them. Each line of the history is flushed when it is written:
+a run that dies loses no step that it reported.
+
+Does not read a run directory: report/ does.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tqdm import tqdm
+from transformers import Trainer, TrainerCallback
+
+from grpo_math.run import files, metrics
+from grpo_math.run.disk import naming
+from grpo_math.run.files import write_json
+from grpo_math.run.history import number
+from grpo_math.run.machine import hardware, versions
+from grpo_math.run.redact import hidden, is_secret, without_secrets
+from grpo_math.run.signals import Stop
+from grpo_math.run.watchdog import Watchdog
+
+
+def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
+    """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
+    content = {
+        **without_secrets(settings),
+        "distributed_type": distributed_type,
+        "num_processes": processes,
+        "hardware": hardware(),
+        "versions": versions(),
+        "command": command_line(argv),
+    }
+    plain = json.loads(json.dumps(content, default=str))
+    files.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
+
+
+def command_line(argv: list[str]) -> str:
+    """The command as it can be typed again, with the values of tokens and keys hidden.
+
+    >>> command_line(["train.py", "--hub_token", "hf_x", "--seed=1", "--api-key=x"])
+    'train.py --hub_token *** --seed=1 --api-key=***'
+    >>> command_line(["train.py", "--model_init_kwargs", '{"token": "hf_x"}'])
+    "train.py --model_init_kwargs '{}'"
+    """
+    words, hide = [], False
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            hide = is_secret(name)
+            words.append(f"{name}=***" if hide and equals else shlex.quote(f"{name}{equals}{hidden(value)}"))
+        else:
+            words.append("***" if hide else shlex.quote(hidden(word)))
+    return " ".join(words)
+
+
+class History(TrainerCallback):
+    """``history.jsonl``: one line for each logged step, and ``training_history.json``, the same as one array."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = run_dir / "history.jsonl"
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A resumed run writes again what came after its checkpoint."""
+        if state.is_world_process_zero:
+            with naming(self.path):
+                files.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs and metrics.LOSS in logs:
+            self.append(state.global_step, logs)
+
+    def append(self, step: int, values: dict[str, Any]) -> None:
+        numbers = {name: number(value) for name, value in values.items()}
+        line = {metrics.STEP: step, **{name: value for name, value in numbers.items() if value is not None}}
+        with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of each line that was written to its end; the last may have been cut by a full disk, or by the run's end."""
+        *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
+        with suppress(ValueError):
+            json.loads(rest)
+            whole.append(rest)
+        return [json.loads(line) for line in whole if line.strip()]
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.path.exists():
+            write_json(self.path.with_name("training_history.json"), self.lines())
+
+
+Tell = Callable[..., None]
+
+
+def trackers(trainer: Trainer) -> Tell:
+    """``tell(args, state, control, values)`` sends values to the trackers of ``report_to`` (wandb, trackio, ...).
+
+    What TRL logs reaches them by itself, as ``train/NAME``: every metric of a step, and the table of completions where
+    ``log_completions`` is on. This is for the rest, under such names too: held-out accuracy and findings.
+    """
+
+    def tell(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
+        # Not on_log of the handler: that would take the step's own line for logged.
+        trainer.callback_handler.call_event("on_log", args, state, control, logs=values)
+
+    return tell
+
+
+class Progress(TrainerCallback):
+    """A bar with the step, the reward, the accuracy and the time left."""
+
+    bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="training", unit="step")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if self.bar is None or not logs or metrics.LOSS not in logs:
+            return
+        shown = {name: number(logs.get(name)) for name in (metrics.REWARD, metrics.ACCURACY)}
+        self.bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items() if value is not None})
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class Beat(TrainerCallback):
+    """Tells the watchdog of each step."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self.watchdog = watchdog
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watchdog.step(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.watchdog.step(state.global_step)
+
+
+class StopOnSignal(TrainerCallback):
+    """Once a signal has asked for it (signals.py), the run ends after the current step, with a checkpoint.
+
+    With several processes it is enough that one gets the signal; all end after the same step.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._agreed(args):
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A signal that came while a checkpoint was written needs no further step."""
+        if self._agreed(args):
+            control.should_training_stop = True
+
+    def _agreed(self, args: Any) -> bool:
+        code = self.stop.code
+        if args.world_size > 1:  # the signal may come to one just before this line, and to another just after
+            largest = torch.tensor(float(code), device=args.device)
+            torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+            code = int(largest)
+        if code:
+            self.stop.code, self.stop.heeded = code, True
+        return bool(code)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.end()

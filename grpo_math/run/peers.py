@@ -1,0 +1,117 @@
+"""A rank that is gone is noticed by the others of its machine, whatever they are waiting for.
+
+A collective that misses a rank raises over gloo. Over NCCL it may wait until ``ddp_timeout``, in C++, where no signal
+handler of Python's runs. So a thread of each rank watches the processes of the others (pidfd_open(2)). Where one was
+killed, the first of those left says so in one line, and all end with exit code 69. One that has ended by itself has
+said why, and has left its exit code in a note (memfd_create(2)), with which the others end too.
+
+Does not watch ranks on other machines, nor where Linux is not: a lost rank shows there as what the collective raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+from grpo_math.run.signals import GONE
+
+TOKEN = 16  # bytes of a note that say whose it is; the exit code follows
+PAUSE = 1.0  # seconds until torch's agent has seen that it was the other rank that was killed
+PATIENCE = 3.0  # seconds for a rank to end by itself after another has
+
+
+class Peer(NamedTuple):
+    rank: int
+    pid: int
+    process: int  # its pidfd: readable once the process has ended
+    note: int
+
+    def gone(self, seconds: float = 0.0) -> bool:
+        return bool(select.select([self.process], [], [], seconds)[0])
+
+    def code(self) -> int | None:
+        """What it has ended with, None if it was killed."""
+        said = os.pread(self.note, 1, TOKEN)
+        return said[0] if said else None
+
+
+class Peers:
+    """The other ranks of this machine, watched from `watch` on; before it, and with one process, there are none."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self._left = threading.Event()
+
+    def watch(self, advice: Callable[[], str]) -> None:
+        """Watch the others; all ranks call it together, and it raises what that collective does.
+
+        ``advice``: how the run goes on, for the end of the line about a rank that was killed.
+        """
+        state = PartialState()
+        if state.num_processes == 1 or sys.platform != "linux":
+            return
+        self.rank, self.advice = state.process_index, advice
+        token = secrets.token_bytes(TOKEN)
+        self._note = os.memfd_create("grpo_math")
+        os.write(self._note, token)
+        every: Any = gather_object([(self.rank, os.getpid(), self._note, token)])
+        self.peers = [peer for about in every if about[3] != token and (peer := _found(*about))]
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def leave(self, code: int) -> None:
+        """This rank ends with ``code``. Where another was killed it does not return: the process ends."""
+        if self.peers and not self._left.is_set():
+            if code and any(peer.gone() and peer.code() is None for peer in self.peers):
+                self._thread.join()
+            os.write(self._note, bytes([code]))
+            self._left.set()
+
+    def broken(self, seconds: float = 0.0) -> bool:
+        """Whether a rank has ended, but for one that was done; ``seconds``: to wait for that."""
+        until = time.monotonic() + seconds
+        while True:
+            if any(peer.gone() and peer.code() != 0 for peer in self.peers):
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+
+    def _watch(self) -> None:
+        while not self._left.wait(0.2):
+            for peer in [peer for peer in self.peers if peer.gone() and peer.code() != 0]:
+                code = peer.code()
+                if code is None:
+                    time.sleep(PAUSE)
+                    if self.rank < min((other.rank for other in self.peers if not other.gone()), default=sys.maxsize):
+                        os.write(2, f"\nerror: {self._line(peer)}\n".encode())
+                    os._exit(GONE)
+                if not self._left.wait(PATIENCE):
+                    os._exit(code)
+
+    def _line(self, peer: Peer) -> str:
+        return (
+            f"rank {peer.rank} (process {peer.pid}) was killed or has crashed, and the others cannot go on without it: "
+            f"{self.advice()} (the kernel's log, dmesg, tells whether memory had run out)"
+        )
+
+
+def _found(rank: int, pid: int, note: int, token: bytes) -> Peer | None:
+    """The rank as a process of this machine, and of this view of its processes; None where it is none."""
+    with contextlib.suppress(OSError):
+        copy = os.open(f"/proc/{pid}/fd/{note}", os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            if os.pread(copy, TOKEN, 0) == token:
+                return Peer(rank, pid, os.pidfd_open(pid), copy)
+        os.close(copy)
+    return None

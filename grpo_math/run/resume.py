@@ -1,0 +1,139 @@
+"""Whether a run that goes on is the same run: its settings, its problems, its number of processes.
+
+Does not know whether the code of a reward function, or what a Hub id resolves to, has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_math.errors import ConfigError
+from grpo_math.run.checkpoints import checkpoints
+from grpo_math.run.files import replace_text
+from grpo_math.run.redact import without_secrets
+
+PROBLEMS = "problems.txt"
+MODES = ("auto", "force")
+# Settings that say where a run's output goes, how often it is saved and whom it talks to: not what is computed.
+APART = {
+    *("output_dir", "resume", "resume_from_checkpoint", "difficulty_file", "dataset_num_proc"),
+    *("save_steps", "save_total_limit", "save_strategy", "disable_tqdm", "log_level", "log_level_replica"),
+    *("report_to", "run_name", "project", "trackio_space_id", "num_completions_to_print", "wandb_log_unique_prompts"),
+    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_revision", "hub_always_push"),
+    *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port"),
+    *("watchdog_minutes", "ddp_timeout"),
+}
+
+# Settings that say which weights are trained and what the optimizer keeps of them: not even force can change these.
+KEPT = (
+    *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
+    *("optim", "num_processes", "distributed_type"),
+)
+
+
+def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
+    """(the checkpoint that ``resume_from_checkpoint`` names, the folder of the run that is gone on with).
+
+    One of another folder is where a run starts: once it has checkpoints of its own, it goes on from those.
+    """
+    named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
+    # Not named.resolve(): a checkpoint may be a link to another disk.
+    if named is None or (named.parent.resolve() != run_dir.resolve() and checkpoints(run_dir)):
+        return None, run_dir
+    return named, named.parent
+
+
+def stated(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
+    """The settings that the recipe and the command line state, as config.yaml keeps them.
+
+    >>> stated({"seed": 1, "beta": 0.0, "hub_token": "hf_x"}, {"seed", "hub_token"})
+    {'seed': 1}
+    """
+    return json.loads(json.dumps(without_secrets({name: settings[name] for name in sorted(given)}), default=str))
+
+
+def config_of(run_dir: Path) -> dict[str, Any] | None:
+    """What config.yaml of a run directory says; None where there is no run."""
+    there = [name for name in ("config.yaml", "history.jsonl") if (run_dir / name).exists()]
+    if not there and not checkpoints(run_dir):
+        return None
+    try:
+        config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        config = None
+    return config if isinstance(config, dict) else {}
+
+
+def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], defaults: Any) -> list[str]:
+    """``field: before -> now`` of each setting that the run in config.yaml had otherwise. A setting that is not stated
+    has its default.
+
+    >>> config = {"stated": {"seed": 1, "save_steps": 5, "beta": 0.0}}
+    >>> changed(config, {"seed": 2, "top_p": 0.9}, {"seed", "top_p"}, {"seed": 42, "top_p": 1.0, "beta": 0.0})
+    ['seed: 1 -> 2', 'top_p: 1.0 -> 0.9']
+    """
+    before, now = config.get("stated", {}), stated(settings, given)
+    lines = []
+    for name in sorted((before.keys() | now.keys()) - APART):
+        default = json.loads(json.dumps(defaults.get(name), default=str))
+        old, new = before.get(name, default), now.get(name, default)
+        if old != new:
+            lines.append(f"{name}: {old} -> {new}")
+    return lines
+
+
+def write_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The hash of each problem, one a line, for `changed_problems`."""
+    replace_text(run_dir / PROBLEMS, "".join(problem_hash(row) + "\n" for row in rows))
+
+
+def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line if the problems are not those that the run was started with."""
+    try:
+        before = (run_dir / PROBLEMS).read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+    now = [problem_hash(row) for row in rows]
+    if before == now:
+        return []
+    if len(before) != len(now):
+        return [f"the dataset: {len(before)} -> {len(now)} problems"]
+    other = [number for number, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
+    more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+    return [f"the dataset: problem {other[0] + 1} of {len(now)} ({rows[other[0]]['id']}){more} is another one"]
+
+
+def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
+    """Raise `ConfigError` if the run that a folder holds was another one, unless ``resume`` is force.
+
+    Force does not help where a setting of `KEPT` has changed: the checkpoints are of other weights.
+    """
+    if kept := [line for line in lines if line.partition(":")[0] in KEPT]:
+        raise ConfigError(
+            "output_dir",
+            str(run_dir),
+            f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})",
+            "name a new folder, or give the settings that it had",
+        )
+    if lines and mode != "force":
+        raise ConfigError(
+            "output_dir",
+            str(run_dir),
+            f"holds a run with other settings ({'; '.join(lines)})",
+            "name a new folder, give the settings that it had, or add --resume force to go on with these",
+        )
+
+
+def problem_hash(row: Mapping[str, Any]) -> str:
+    """Of one problem and its gold."""
+    return short_hash([row["id"], row["problem"], row["answer"]])
+
+
+def short_hash(content: Any) -> str:
+    return sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()[:12]

@@ -1,0 +1,113 @@
+"""How a run is asked to stop, and the exit code that says how it ended.
+
+    SIGINT, which is Ctrl-C   the step is finished and saved, exit code 130; a second one ends the run at once
+    SIGTERM, SIGUSR1          the step is finished and saved, exit code 75: start the same command again
+
+More of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step to
+finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
+
+Imports nothing that takes time, so that signals are heard from the first moment.
+Does not save: log.py does, and all ranks agree there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on from here
+GONE = 69  # EX_UNAVAILABLE: another rank was killed
+INTERRUPTED = 130
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopped(SystemExit):
+    """A signal of `STOPPING` has come, and there was nothing to finish."""
+
+    def __init__(self) -> None:
+        super().__init__(AGAIN)
+
+
+class Stop:
+    """What this process was asked to do. A context in which signals are heard; the handlers before it come back.
+
+    ``code``: the exit code that is asked for, 0 until then; ``heeded``: the run has ended after a step for it.
+    ``too_late`` says whether the run cannot go on anyway, so that signals are left to what ends it. ``at_once``: the
+    first signal is the end of the process. While modules are imported an exception would not do: it may be caught,
+    and leave a module half imported.
+
+    >>> with Stop() as stop:
+    ...     stop.begin()
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     stop.code
+    75
+    >>> with Stop():
+    ...     signal.raise_signal(signal.SIGUSR1)
+    Traceback (most recent call last):
+    ...
+    grpo_math.run.signals.Stopped: 75
+    """
+
+    def __init__(self, too_late: Callable[[], bool] = lambda: False, at_once: bool = False) -> None:
+        self.code = 0
+        self.at_once = at_once
+        self.heeded = False
+        self.too_late = too_late
+        self._finishes = False  # a step is under way
+        self._pid = os.getpid()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stop:
+        for number in STOPPING:
+            self._hear(number, self._on_stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def begin(self) -> None:
+        """From here on a step is under way."""
+        if self.code:
+            raise Stopped  # again: whatever was under way when the signal came has caught it
+        self._finishes = True
+        self._hear(signal.SIGINT, self._on_interrupt)
+
+    def end(self) -> None:
+        """No step is under way any more; what came after the last one was done ends the run here."""
+        if self.heeded:
+            return  # all that is left is to say so
+        self._finishes = False
+        if signal.SIGINT in self._before:
+            signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
+        if self.code:
+            raise KeyboardInterrupt if self.code == INTERRUPTED else Stopped
+
+    def _hear(self, number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before[number] = signal.signal(number, handler)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a forked helper, which has nothing to save
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        elif self.at_once:
+            os._exit(AGAIN)
+        elif not self.too_late():
+            if not self._finishes:
+                self.code = AGAIN
+                raise Stopped
+            self._ask(AGAIN, f"{signal.Signals(number).name}: stopping after this step, with a checkpoint.")
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
+        self._ask(INTERRUPTED, "Stopping after this step, with a checkpoint; Ctrl-C again stops at once.")
+
+    def _ask(self, code: int, line: str) -> None:
+        if not self.code and int(os.environ.get("RANK", 0)) == 0:
+            os.write(2, f"\n{line}\n".encode())  # print may be what the signal has interrupted
+        self.code = max(self.code, code)

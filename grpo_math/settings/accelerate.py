@@ -1,0 +1,137 @@
+"""Checks of what starts the processes: an accelerate config, and the variables that a launcher sets.
+
+>>> accelerate_config("zero.yaml", {"distributed_type": "NO", "num_processes": 0})
+Traceback (most recent call last):
+...
+grpo_math.errors.ConfigError: num_processes=0 in zero.yaml is out of range: give a whole number of 1 or more
+
+Does not import accelerate: what it knows is read out of its source.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.settings.fields import classes_of
+from grpo_math.settings.shipped import find
+
+
+def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The DeepSpeed settings that will hold: the recipe's field ``deepspeed``, or the accelerate config's."""
+    value = settings["deepspeed"]
+    name = "deepspeed"
+    if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
+        own = accelerate.get("deepspeed_config") or {}
+        if not (value := own.get("deepspeed_config_file")):
+            zero: dict[str, Any] = {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto"}
+            for what in ("optimizer", "param"):
+                zero[f"offload_{what}"] = {"device": own.get(f"offload_{what}_device", "none")}
+            return {"zero_optimization": zero}
+        name = "deepspeed_config_file"
+    if value is None or isinstance(value, dict):
+        return value
+    try:
+        read = json.loads(find(value).read_text(encoding="utf-8"))
+        if not isinstance(read, dict):
+            raise ValueError("a list, or a single value")
+        return read
+    except (OSError, ValueError) as error:
+        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON object"
+        raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None
+
+
+NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "GRPO_MATH_GRADE_MEMORY")
+TRUTH = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f", "")
+SWITCHES = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
+PRECISIONS = ("no", "fp16", "bf16")
+LAUNCH = "unset it, or start with accelerate launch"
+DEVICE = re.compile(r"-?\d+|(GPU|MIG)-[\w/-]+")
+
+
+@functools.cache
+def _names(file: str, *classes: str) -> tuple[str, ...]:
+    """The names that these classes of accelerate give a type or a value."""
+    lines = [line for node in classes_of("accelerate", file, classes) for line in node.body]
+    typed = [ast.unparse(line.target) for line in lines if isinstance(line, ast.AnnAssign)]
+    return (*typed, *(ast.unparse(line.targets[0]) for line in lines if isinstance(line, ast.Assign)))
+
+
+def accelerate_config(name: str, says: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a file that `accelerate launch` would refuse."""
+
+    def refuse(field: str, reason: str, remedy: str) -> ConfigError:
+        return ConfigError(field, says.get(field), f"in {name} {reason}", remedy)
+
+    known = (*_names("commands/config/config_args.py", "BaseConfig", "ClusterConfig"), "command_file", "commands")
+    for field in says:
+        if field not in known:
+            raise refuse(field, "is no setting of accelerate", "take it out, or run accelerate config")
+    kinds = _names("utils/dataclasses.py", "DistributedType")
+    if says.get("distributed_type") not in (*kinds, False):  # YAML reads an unquoted NO as false
+        remedy = f"give one of {', '.join(kinds)}"
+        raise refuse("distributed_type", "is no way to distribute", remedy)
+    for field in ("num_processes", "num_machines", "main_process_port"):
+        value = says.get(field)
+        if value is None:
+            continue
+        least = 0 if field == "main_process_port" else 1
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 65535:
+            raise refuse(field, "is out of range", f"give a whole number of {least} or more")
+    if str(says.get("mixed_precision", "no")).lower() not in (*PRECISIONS, "false"):
+        raise refuse("mixed_precision", "is not known", f"give one of {', '.join(PRECISIONS)}")
+    own = says.get("deepspeed_config")
+    if own is not None and not isinstance(own, dict):
+        raise refuse("deepspeed_config", "is no mapping", "write its fields under it")
+    if says["distributed_type"] == "DEEPSPEED":
+        stage = (own or {}).get("zero_stage", 2)
+        if str(stage) not in ("0", "1", "2", "3"):
+            raise ConfigError("zero_stage", stage, f"in {name} is no stage of ZeRO", "give 1, 2 or 3")
+        deepspeed_config({"deepspeed": None}, says)
+
+
+def environment() -> None:
+    """Raise `ConfigError` for a variable that cannot be, before torch or accelerate trips over it."""
+    said = os.environ
+    for name in NUMBERS:
+        number = r"-1|\d+" if name.endswith("RANK") else r"\d+"  # transformers takes -1 for no launcher
+        if not re.fullmatch(number, said.get(name, "0")):
+            raise ConfigError(name, said[name], "is no whole number", "unset it, or give a number")
+    processes = int(said.get("WORLD_SIZE", "1"))
+    if processes > 1:
+        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in said:
+                raise ConfigError("WORLD_SIZE", processes, f"is set, and {name} is not", LAUNCH)
+    if int(said.get("RANK", "0")) >= max(processes, 1):
+        remedy = "unset both, or start with accelerate launch"
+        raise ConfigError("RANK", int(said["RANK"]), f"is not below WORLD_SIZE={processes}", remedy)
+    if "LOCAL_RANK" in said and int(said["LOCAL_RANK"]) >= 0 and "MASTER_ADDR" not in said:
+        raise ConfigError("LOCAL_RANK", int(said["LOCAL_RANK"]), "is set, and MASTER_ADDR is not", LAUNCH)
+    for name in SWITCHES:
+        if said.get(name, "").lower() not in TRUTH:
+            raise ConfigError(name, said[name], "is neither true nor false", "use one of the two, or unset it")
+    asked = said.get("ACCELERATE_USE_DEEPSPEED", "")
+    if asked.lower() in ("1", "true", "yes") and "RANK" not in said and not importlib.util.find_spec("mpi4py"):
+        raise ConfigError("ACCELERATE_USE_DEEPSPEED", asked, "needs processes that a launcher has started", LAUNCH)
+    one_of("ACCELERATE_MIXED_PRECISION", said.get("ACCELERATE_MIXED_PRECISION", "no").lower(), PRECISIONS)
+    backends = tuple(name.lower() for name in _names("utils/dataclasses.py", "DynamoBackend"))
+    one_of("ACCELERATE_DYNAMO_BACKEND", said.get("ACCELERATE_DYNAMO_BACKEND", "no").lower(), backends)
+    devices = said.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+    if devices and not all(DEVICE.fullmatch(device) for device in devices.rstrip(",").split(",")):
+        raise ConfigError("CUDA_VISIBLE_DEVICES", devices, "names no GPU", "give numbers, such as 0,1")
+
+
+def refused() -> UserError | None:
+    """What `environment` raises, if anything."""
+    try:
+        environment()
+    except UserError as error:
+        return error
+    return None

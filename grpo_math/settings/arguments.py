@@ -1,0 +1,98 @@
+"""The settings of a run beside TRL's: data, template, rewards, evaluation, difficulty.
+
+Does not import torch. Does not hold what the trainer itself reads: trainer/config.py does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.problems.difficulty import CURRICULA
+from grpo_math.problems.prompts import TEMPLATES
+from grpo_math.run import resume
+
+
+@dataclass
+class TrainArguments:
+    dataset: str = field(
+        default="generated",
+        metadata={"help": "gsm8k, math, math500, generated, generated:LEVEL,LEVEL or a path to a .jsonl file."},
+    )
+    dataset_split: str = field(default="train", metadata={"help": "The split to train on."})
+    dataset_limit: int | None = field(default=None, metadata={"help": "Train on at most so many problems."})
+    skip_bad_rows: bool = field(default=False, metadata={"help": "Count and report bad rows instead of stopping."})
+    template: str = field(default="gsm8k", metadata={"help": f"The prompt: {', '.join(TEMPLATES)}."})
+    rewards: list[str] = field(
+        default_factory=lambda: ["accuracy"],
+        metadata={"help": "Reward functions: keys of REWARDS, or module:function for your own."},
+    )
+    eval_dataset: str | None = field(default=None, metadata={"help": "Held-out problems; default: as dataset."})
+    eval_split: str = field(default="test", metadata={"help": "The split to evaluate on."})
+    eval_n: int = field(default=0, metadata={"help": "Evaluate so many problems before and after; 0: none."})
+    heldout_every: int = field(default=0, metadata={"help": "Evaluate heldout_n problems every so many steps."})
+    heldout_n: int = field(default=64, metadata={"help": "Held-out problems of the evaluations during training."})
+    watchdog_minutes: float = field(
+        default=20.0,
+        metadata={
+            "help": "No step for so many minutes: every rank prints where it waits, with its stacks; nothing is ended. "
+            "0: off."
+        },
+    )
+    prompts_per_step: int = field(
+        default=0,
+        metadata={
+            "help": "Prompts of an optimizer step, over all processes. The rows at a time and the accumulation follow "
+            "from it; per_device_train_batch_size is then the most rows at a time. 0: TRL's fields say it all."
+        },
+    )
+
+    resume: str = field(
+        default="auto",
+        metadata={
+            "help": "A run that output_dir holds is gone on with if its settings are these (auto), or in spite of "
+            "others (force)."
+        },
+    )
+
+    difficulty_band: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "Keep the training problems whose pass rate lies between these two, for example 0.1 0.9. The rate "
+            "is the untrained model's, at the recipe's temperature and completion length, and is measured once."
+        },
+    )
+    curriculum: str = field(
+        default="none",
+        metadata={"help": "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as TRL."},
+    )
+    difficulty_samples: int = field(default=8, metadata={"help": "Completions of a problem that its rate is over."})
+    difficulty_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "Where the pass rates are kept and found again. Default: a file in the folder pass_rates beside "
+            "output_dir, named after the model and the way of measuring."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        one_of("template", self.template, tuple(TEMPLATES))
+        one_of("curriculum", self.curriculum, CURRICULA)
+        one_of("resume", self.resume, resume.MODES)
+        for name in ("eval_n", "heldout_every", "heldout_n", "watchdog_minutes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
+        if self.difficulty_samples < 1:
+            raise ConfigError("difficulty_samples", self.difficulty_samples, "measures nothing", "give 1 or more")
+        band = self.difficulty_band
+        if band is not None and not (len(band) == 2 and 0 <= band[0] <= band[1] <= 1):
+            raise ConfigError("difficulty_band", band, "is no band of pass rates", "give two, for example 0.1 0.9")
+        if not self.needs_pass_rates:
+            for name in ("difficulty_samples", "difficulty_file"):
+                if getattr(self, name) != self.__dataclass_fields__[name].default:
+                    why = "would be ignored without difficulty_band or curriculum"
+                    raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
+
+    @property
+    def needs_pass_rates(self) -> bool:
+        return self.difficulty_band is not None or self.curriculum != "none"

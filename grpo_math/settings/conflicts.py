@@ -1,0 +1,155 @@
+"""Settings that cannot work together, or not here: refused before data and weights are read.
+
+Does not know ranges or choices of a single setting (recipe.py), nor what trainer/config.py refuses by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import DynamoBackend
+from transformers import Trainer, get_scheduler
+
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.run import checkpoints
+from grpo_math.run.files import refuse_unwritable
+from grpo_math.settings.arguments import TrainArguments
+from grpo_math.settings.generation import check_generation
+from grpo_math.trainer.config import MathGRPOConfig
+
+# What model_init_kwargs would set behind the back of a field that is checked
+FIELDS_OF_MODEL = {
+    **{name: name for name in ("dtype", "attn_implementation", "trust_remote_code")},
+    "torch_dtype": "dtype",
+    "revision": "model_revision",
+    "quantization_config": "load_in_4bit",
+}
+# of torch.utils.checkpoint.checkpoint
+CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn", "early_stop")
+
+
+def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> None:
+    """What cannot work, before data and weights are read."""
+    own: Any = config.model_init_kwargs or {}
+    if config.trust_remote_code or own.get("trust_remote_code"):
+        raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
+    if config.eval_strategy != "no":
+        raise ConfigError(
+            "eval_strategy", getattr(config.eval_strategy, "value", "?"), "evaluates nothing here", "use heldout_every"
+        )
+    needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
+    needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
+    whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
+    if needs_whole and (not whole or "FSDP" in kinds_of_checkpoint(config)):
+        name = needs_whole[0]
+        why = "needs the whole model on each process"
+        raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
+    if str(config.resume_from_checkpoint).lower() == "true" and not checkpoints.checkpoints(run_dir):
+        raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
+    for name in ("load_best_model_at_end", "save_strategy"):
+        value = getattr(getattr(config, name), "value", getattr(config, name))
+        if value in (True, "best"):
+            raise ConfigError(name, value, "needs transformers' evaluations, and there are none", "leave it out")
+    if config.enable_jit_checkpoint:
+        why = "would take SIGTERM for itself"
+        raise ConfigError("enable_jit_checkpoint", True, why, "leave it out: the step is finished and saved anyway")
+    if config.remove_unused_columns:
+        why = "would take the gold answers away from the rewards"
+        raise ConfigError("remove_unused_columns", True, why, "leave it out")
+    if getattr(config.logging_strategy, "value", config.logging_strategy) == "no":
+        why = "would leave the run without its history"
+        raise ConfigError("logging_strategy", "no", why, "leave it out, or set logging_steps")
+    if config.ignore_data_skip:
+        why = "would go on with other problems than the run has left off at"
+        raise ConfigError("ignore_data_skip", True, why, "leave it out")
+    for name in config.model_init_kwargs or {}:
+        if own := FIELDS_OF_MODEL.get(name):
+            raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {own}")
+    if train_args.difficulty_file:
+        rates = train_args.difficulty_file
+        refuse_unwritable("difficulty_file", rates, Path(rates).parent, "name another file")
+    check_generation(config)
+    _check_compute(config)
+    _check_batches(config)
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(config)
+    except (ImportError, ValueError) as error:
+        name = "optim_args" if config.optim_args else "optim"
+        value = config.optim_args or getattr(config.optim, "value", config.optim)
+        raise ConfigError(name, value, f"cannot be used ({error})", "leave it out, or use adamw_torch") from None
+    if config.optim_args:
+        _check_optim_args(config)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    extra: Any = config.lr_scheduler_kwargs
+    try:
+        get_scheduler(config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100, extra)
+    except (TypeError, ValueError) as error:
+        name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
+        reason = f"does not suit lr_scheduler_type={name} ({error})"
+        raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
+
+
+def kinds_of_checkpoint(config: MathGRPOConfig) -> set[str]:
+    """Who writes the optimizer's state in a way of its own: DEEPSPEED, FSDP, or nobody."""
+    fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    return {"DEEPSPEED"} if config.deepspeed_plugin is not None else {"FSDP"} if fsdp else set()
+
+
+def _check_optim_args(config: MathGRPOConfig) -> None:
+    """Every name in ``optim_args`` is one that this optimizer reads: transformers passes over others."""
+
+    def read_with(text: str | None) -> str:
+        try:
+            return str(Trainer.get_optimizer_cls_and_kwargs(replaced(text)))
+        except (ImportError, ValueError, TypeError) as error:
+            return str(error)
+
+    def replaced(text: str | None) -> MathGRPOConfig:
+        other = copy.copy(config)
+        other.optim_args = text
+        return other
+
+    for pair in str(config.optim_args).replace(" ", "").split(","):
+        name = pair.partition("=")[0]
+        if len({read_with(None), read_with(pair), read_with(f"{name}=3")}) == 1:
+            reason = f"holds {name}, which optim={getattr(config.optim, 'value', config.optim)} does not read"
+            raise ConfigError("optim_args", config.optim_args, reason, "leave it out")
+
+
+def _check_batches(config: MathGRPOConfig) -> None:
+    """What accelerate would do to a batch of rollouts, which is cut and shared out already."""
+    own: Any = config.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(own, name, None):
+            reason = "would tear groups of completions apart"
+            raise ConfigError("accelerator_config", {name: True}, reason, "leave it out")
+    if (getattr(own, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
+        reason = "has a field of its own"
+        raise ConfigError("accelerator_config", "num_steps", reason, "set gradient_accumulation_steps")
+    if not config.use_transformers_continuous_batching:
+        return
+    from transformers.generation import ContinuousBatchingConfig
+
+    try:
+        batching: Any = config.transformers_continuous_batching_config or {}
+        ContinuousBatchingConfig(**batching)
+    except (TypeError, ValueError) as error:
+        value = config.transformers_continuous_batching_config
+        reason = f"is refused ({' '.join(str(error).split())})"
+        raise ConfigError("transformers_continuous_batching_config", value, reason, "leave it out") from None
+
+
+def _check_compute(config: MathGRPOConfig) -> None:
+    """What torch would refuse in the first forward pass."""
+    backends = [backend.value.lower() for backend in DynamoBackend]
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    for name, known in (("torch_compile_backend", backends), ("torch_compile_mode", modes)):
+        if value := getattr(config, name):
+            one_of(name, value, tuple(known))
+    arguments: Any = config.gradient_checkpointing_kwargs or {}
+    for name in arguments:
+        one_of("gradient_checkpointing_kwargs", name, CHECKPOINT_ARGUMENTS)

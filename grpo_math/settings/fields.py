@@ -1,0 +1,124 @@
+"""Every setting there is, read out of the source of the classes that hold it: importing those takes seconds.
+
+A name, a default or a choice so stands in one place (`SOURCES`).
+
+Does not read a recipe (recipe.py does).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_math.errors import UserError
+
+# package, file, classes; a later one overrides a field of an earlier one
+SOURCES = (
+    ("transformers", "training_args.py", ("TrainingArguments",)),
+    ("trl", "trainer/base_config.py", ("_BaseConfig",)),
+    ("trl", "trainer/grpo_config.py", ("GRPOConfig",)),
+    ("trl", "trainer/model_config.py", ("ModelConfig",)),
+    ("grpo_math", "trainer/config.py", ("MathGRPOConfig",)),
+    ("grpo_math", "settings/arguments.py", ("TrainArguments",)),
+)
+CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
+COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
+
+# Choices that the source does not state as such
+NAMES = {
+    "vllm_mode": ("colocate", "server"),
+    "vllm_model_impl": ("vllm", "transformers", "auto"),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    "log_level": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
+    "log_level_replica": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
+    "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
+}
+OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
+
+
+class Field(NamedTuple):
+    """``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a list's items."""
+
+    name: str
+    kinds: frozenset[str]
+    item: str | None
+    default: Any
+    choices: tuple[str, ...]
+
+
+# The fields, from the source of their classes
+
+
+@functools.cache
+def fields() -> dict[str, Field]:
+    """Every field of a recipe by name."""
+    enums = {
+        node.name: {_target(line): ast.literal_eval(line.value) for line in node.body if isinstance(line, ast.Assign)}
+        for package, file in CHOICES
+        for node in _source(package, file).body
+        if isinstance(node, ast.ClassDef) and "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
+    }
+    found: dict[str, Field] = {}
+    for package, file, classes in SOURCES:
+        for node in _source(package, file).body:
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
+                found |= {line.target.id: _field(line, enums) for line in lines if isinstance(line.target, ast.Name)}
+    return found
+
+
+@functools.cache
+def _source(package: str, file: str) -> ast.Module:
+    spec = importlib.util.find_spec(package)  # of a top-level package: it is not imported
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"the package {package} is missing: install grpo_math again")
+    return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
+
+
+def classes_of(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef]:
+    """The source of these classes."""
+    return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
+
+
+def _target(line: ast.Assign) -> str:
+    return ast.unparse(line.targets[0])
+
+
+def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
+    name = ast.unparse(line.target)
+    outer = ast.parse(ast.unparse(line.annotation), mode="eval").body
+    kinds, item = set[str](), None
+    for part in ast.unparse(outer).split(" | "):
+        base, _, inside = part.partition("[")
+        kinds.add("bool" if base == "Literal" else base)
+        item = inside.removesuffix("]") if base == "list" else item
+    choices = NAMES.get(name) or next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
+    default: Any = None
+    value = line.value
+    if isinstance(value, ast.Call):
+        for keyword in value.keywords:
+            if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
+                named = {ast.unparse(k): v for k, v in zip(keyword.value.keys, keyword.value.values, strict=True) if k}
+                if isinstance(named.get("'choices'"), ast.List):
+                    choices = tuple(ast.literal_eval(named["'choices'"]))
+            elif keyword.arg == "default":
+                default = _literal(keyword.value, name, enums)
+            elif keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
+                default = _literal(keyword.value.body, name, enums)
+            elif keyword.arg == "default_factory" and ast.unparse(keyword.value) == "list":
+                default = []
+    elif value is not None:
+        default = _literal(value, name, enums)
+    return Field(name, frozenset(kinds), item, default, choices)
+
+
+def _literal(node: ast.expr, name: str, enums: dict[str, dict[str, str]]) -> Any:
+    if name in COMPUTED:
+        return COMPUTED[name]
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in enums:
+        return enums[ast.unparse(node.value)][node.attr]
+    return ast.literal_eval(node)

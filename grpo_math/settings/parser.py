@@ -1,0 +1,76 @@
+"""A recipe and a command line -> `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
+
+Does not check what two settings mean together: conflicts.py does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from trl import ModelConfig, TrlParser
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.settings import recipe
+from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.arguments import TrainArguments
+from grpo_math.settings.batch import plan
+from grpo_math.trainer.config import MathGRPOConfig
+
+SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
+
+
+class Parser(TrlParser):
+    """TRL's parser, fed with settings that recipe.py has read and checked one by one; what is refused is one line."""
+
+    def __init__(self) -> None:
+        usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's own is 300 lines long
+        super().__init__(SETTINGS, prog="grpo_math.train", usage=usage, allow_abbrev=False)
+        self.set_defaults(logging_steps=1)  # a line of the history for each step; TRL's own default is 10
+        self.given: set[str] = set()  # the settings that the recipe or the command line names
+
+    def error(self, message: str) -> Any:
+        raise ValueError(message)
+
+    def _named_in(self, message: str) -> str | None:
+        """The setting that a refusal of transformers or TRL speaks of, among those that are given."""
+        found = [name for name in self.given if re.search(rf"(?<!\w){name}(?!\w)", message)]
+        return max(found, key=len, default=None)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
+        settings, unknown = super().parse_known_args(args, namespace)
+        batch = plan(vars(settings), self.given, int(os.environ.get("WORLD_SIZE", 1)))
+        settings.per_device_train_batch_size, settings.gradient_accumulation_steps = batch.rows, batch.steps
+        return settings, unknown
+
+    def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
+        if {"-h", "--help"} & set(argv):
+            self.parse_args(["--help"])
+        read = recipe.read(argv)
+        if read.problems:
+            raise read.problems[0]
+        deepspeed_config(read.values, None)  # refuses a file that is not there
+        os.environ.update(read.env)
+        self.given = read.given
+        self.set_defaults(**{name: read.values[name] for name in read.given})
+        try:
+            train_args, config, model_args = self.parse_args_into_dataclasses(args=[])
+        except UserError:
+            raise
+        except (ValueError, TypeError, OSError, KeyError, ImportError, RuntimeError) as error:  # of TRL's own classes
+            file = error.filename if isinstance(error, OSError) else None
+            if name := next((name for name in self.given if file and read.values[name] == file), None):
+                reason = f"cannot be read ({str(error).partition('] ')[2].partition(':')[0]})"
+                raise ConfigError(name, file, reason, "give the path of a JSON file, or a mapping") from None
+            said = " ".join(str(error).split())
+            if name := self._named_in(said):
+                raise ConfigError(name, read.values[name], f"is refused ({said})", "mend this setting") from None
+            raise UserError(f"{said}: mend this setting") from None
+        if train_args.curriculum != "none":
+            if "shuffle_dataset" in self.given and config.shuffle_dataset:
+                why = f"contradicts curriculum={train_args.curriculum}"
+                raise ConfigError("shuffle_dataset", True, why, "leave one of them out")
+            config.shuffle_dataset = False
+        return train_args, config, model_args

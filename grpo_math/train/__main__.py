@@ -1,0 +1,13 @@
+"""`python -m grpo_math.train`: signals are heeded while torch and the rest are imported."""
+
+import logging
+import sys
+
+from grpo_math.run.signals import Stop
+
+if __name__ == "__main__":
+    Stop(at_once=True).__enter__()
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it offers a kernel of the Hub
+    from grpo_math.train.program import main
+
+    sys.exit(main())

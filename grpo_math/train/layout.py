@@ -1,0 +1,149 @@
+"""Who runs where on this machine: the GPUs of training and of the vLLM server, and the accelerate config that fits.
+
+Does not start anything (launcher.py and server.py do), and does not span several machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from grpo_math import planner
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner import devices
+from grpo_math.planner.devices import Gpu, Layout
+from grpo_math.planner.settings import DEFAULTS, NotPlanned
+from grpo_math.settings import accelerate, batch
+from grpo_math.settings.shipped import find
+from grpo_math.train.server import _say
+
+ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")  # tried in this order where plain data parallelism is short
+NEEDS_WHOLE = (
+    "eval_n",
+    "heldout_every",
+    "difficulty_band",
+    "curriculum",
+)  # settings/conflicts.py refuses them under ZeRO-3
+
+
+def _starts_server(recipe: Mapping[str, Any]) -> bool:
+    wanted = recipe.get("use_vllm") and recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) == "server"
+    return bool(wanted) and not devices.elsewhere(recipe)
+
+
+# Who runs where
+
+
+def _gpus(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
+    if recipe.get("use_cpu"):
+        if wanted:
+            raise ConfigError("gpus", wanted, "contradicts use_cpu=True", "leave one of them out")
+        return []
+    gpus = devices.visible()
+    if wanted is not None and not 0 < wanted <= len(gpus):
+        there = f"{len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
+        raise ConfigError(
+            "gpus", wanted, f"cannot be had: {there}", f"give 1 to {len(gpus)}" if gpus else "leave it out"
+        )
+    return gpus[:wanted]
+
+
+def _refuse_used(gpus: Sequence[Gpu]) -> None:
+    for gpu in gpus:
+        if gpu.used_by:
+            raise UserError(
+                f"GPU {gpu.number} is in use by {gpu.used_by}: end that, or name other GPUs in CUDA_VISIBLE_DEVICES"
+            )
+
+
+class Config(NamedTuple):
+    """An accelerate config: where it is, and what it says."""
+
+    path: Path
+    says: dict[str, Any]
+
+
+def _config(name: str) -> Config:
+    """By its path, or by its name in accelerate_configs/."""
+    path = find(name) if name.endswith((".yaml", ".yml", ".json")) else find(f"accelerate_configs/{name}.yaml")
+    if not path.is_file():
+        raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
+    says = planner.read_recipe(path)
+    accelerate.accelerate_config(name, says)
+    if int(says.get("num_machines") or 1) > 1:
+        reason = "is for several machines, and grpo-math train starts the processes of one"
+        raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each, as launch/slurm/ does")
+    return Config(path, says)
+
+
+def _arrange(
+    recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
+) -> tuple[Layout, Config | None]:
+    """The layout, and the accelerate config of its processes (None: a single one without); says both, with why."""
+    own = _config(asked) if asked is not None else None
+    if not gpus:
+        processes = int(own.says.get("num_processes") or 1) if own else 1
+        return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), own
+    configs: dict[str, Config | None] = {own.path.stem: own} if own else {"": None}
+    if not own and not recipe.get("deepspeed") and not recipe.get("fsdp") and _installed("deepspeed"):
+        whole = any(recipe.get(name) not in (None, 0, "none") for name in NEEDS_WHOLE)
+        for name in ZERO:
+            if not (whole and name.startswith("zero3")):
+                configs[name] = _config(name)
+    try:
+        name, counted = planner.choose(
+            recipe,
+            {name: config.says if config else None for name, config in configs.items()},
+            gpus=len(gpus),
+            gpu_gb=min(gpu.gb for gpu in gpus),
+        )
+        layout, config, problems = counted.layout, configs[name], counted.problems
+    except UserError as error:
+        if isinstance(error, NotPlanned):
+            _say("plan", str(error))
+        elif serves:
+            raise  # before a server is started for nothing; otherwise training says it
+        layout, config, problems = _unplanned(recipe, len(gpus)), own, []
+    if config is None and layout.policy > 1:
+        config = _config("multi_gpu")
+    _say("layout", f"{_roles(layout, gpus)} ({layout.why})")
+    if config is not None:
+        because = "asked for" if own else ("the first that fits" if config.path.stem in ZERO else "it fits")
+        because = "nothing is known to fit" if problems else because
+        _say("config", f"{config.path.stem}, {layout.policy} process{'es' if layout.policy > 1 else ''} ({because})")
+    for problem in problems:
+        _say("plan", f"may not fit: {problem}; grpo-math plan says what to change")
+    return layout, config
+
+
+def _unplanned(recipe: Mapping[str, Any], gpus: int) -> Layout:
+    def divides(processes: int) -> bool:
+        try:
+            batch.plan({**DEFAULTS, **recipe}, set(recipe), processes)
+        except ConfigError:
+            return False
+        return True
+
+    return devices.uncounted(recipe, gpus, divides)
+
+
+def _installed(package: str) -> bool:
+    try:  # not find_spec: in a checkout, the folder deepspeed/ would look like the package
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
+    said = []
+    for role in layout.roles():
+        numbers = [gpus[i].number for i in role["gpus"]]
+        said.append(f"GPU {', '.join(map(str, numbers))}: {role['role']}")
+    return "; ".join(said)
+
+
+def _numbers(gpus: Sequence[Gpu]) -> str:
+    return ",".join(str(gpu.number) for gpu in gpus)

@@ -1,0 +1,63 @@
+"""`accelerate launch` that ends as the process that failed did: `python -m grpo_math.train.ranks ARGUMENTS`.
+
+accelerate and torch's agent answer a failed process with a page about themselves and exit code 1. The process has said
+what there is to say, and its exit code means something: 2 is bad input, 75 and 130 are signals (run/signals.py).
+
+Signals go to the processes themselves, which finish their step for them, however long it takes: torch's agent would
+kill them after 30 seconds, and SIGUSR1 would end the agent alone.
+
+Does not choose anything: launcher.py does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, STOPPING
+from grpo_math.train import keeper
+
+LEFT_TO_THE_AGENT = "SIGHUP,SIGQUIT"
+
+
+def main(argv: list[str]) -> int:
+    module = argv[argv.index("-m") + 1] if "-m" in argv[:-1] else ""
+
+    def pass_on(number: int, frame: object) -> None:
+        if not keeper.send(module, number):  # none is there yet
+            raise SystemExit(INTERRUPTED if number == signal.SIGINT else AGAIN)
+
+    for number in (signal.SIGINT, *STOPPING):
+        signal.signal(number, pass_on)
+    os.environ["PET_SIGNALS_TO_HANDLE"] = LEFT_TO_THE_AGENT  # torchrun's variable for --signals-to-handle
+
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        launch_command(launch_command_parser().parse_args(argv))
+    except ChildFailedError as error:
+        failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
+        codes = [failure.exitcode for failure in failures]
+    except subprocess.CalledProcessError as error:  # there is one process alone
+        codes = [error.returncode]
+    except SignalException as error:
+        return 128 + error.sigval
+    else:
+        return 0
+    code = next((code for code in codes if code != GONE), GONE)
+    if code >= 0:
+        return code
+    if GONE not in codes:  # no process is left that could say so
+        name = signal.Signals(-code).name
+        print(f"error: training was ended by {name}: the same command starts it again", file=sys.stderr)
+    return 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,18 @@
+"""Rewards -> advantages -> loss -> gradient: `MathGRPOTrainer` and its parts, loaded on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "MathGRPOConfig": "config",
+    "MathGRPOTrainer": "trainer",
+}
+__all__ = ["MathGRPOConfig", "MathGRPOTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

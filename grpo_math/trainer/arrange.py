@@ -1,0 +1,126 @@
+"""Which rows of an optimizer step are computed together, and on which rank. Pure Python.
+
+A packed row computes each prompt once, so the completions of a prompt belong into one micro-batch; a micro-batch should
+be as full as memory allows; and no rank should wait for another. The rows of one optimizer step can be put together
+freely, since their gradients are added up: `losses.weight_of_part` keeps each at the weight that it had.
+
+Does not move a row to another optimizer step, and does not cut a completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def arrange(
+    prompts: Sequence[Hashable],
+    prompt_tokens: Sequence[int],
+    completion_tokens: Sequence[int],
+    budget: int,
+    ranks: int = 1,
+) -> list[list[list[int]]]:
+    """The micro-batches of each rank: lists of row numbers, each of at most ``budget`` tokens.
+
+    The three sequences have an entry for each row. Rows without a completion token are left out. Tokens of a
+    micro-batch are those that `packing.pack` makes of it: (prompt - 1) once a prompt, and every completion token. A
+    group over the budget is cut between completions, long ones with long ones; a single completion over the budget
+    stays whole. Ranks get near-equal tokens, largest part first to the least loaded rank; one may get nothing.
+
+    >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 0], budget=20)
+    [[[0, 1, 2]]]
+    >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=10)
+    [[[0, 1], [2, 3]]]
+    >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=20, ranks=2)
+    [[[0, 1]], [[2, 3]]]
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        if completion_tokens[row]:
+            groups.setdefault(prompt, []).append(row)
+
+    def tokens(rows: Sequence[int]) -> int:
+        own = ([column[row] for row in rows] for column in (prompt_tokens, completion_tokens))
+        return packed_tokens([prompts[row] for row in rows], *own)
+
+    total = sum(tokens(rows) for rows in groups.values())
+    limit = min(budget, -(-total // ranks))
+    parts = [part for rows in groups.values() for part in _cut(rows, prompt_tokens, completion_tokens, limit)]
+    parts.sort(key=lambda rows: (-tokens(rows), rows))
+    of_rank: list[list[list[int]]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for part in parts:
+        rank = load.index(min(load))
+        of_rank[rank].append(part)
+        load[rank] += tokens(part)
+    return [_fill(own, [tokens(part) for part in own], budget) for own in of_rank]
+
+
+def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], completion_tokens: Sequence[int]) -> int:
+    """Tokens of the packed row that these rows make.
+
+    >>> packed_tokens("aab", [5, 5, 3], [2, 4, 6])
+    18
+    """
+    own = {prompt: n - 1 for prompt, n, tokens in zip(prompts, prompt_tokens, completion_tokens, strict=True) if tokens}
+    return sum(own.values()) + sum(completion_tokens)
+
+
+def _cut(rows: list[int], prompt_tokens: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """A group -> parts of at most ``limit`` tokens, in order of length."""
+    parts: list[list[int]] = []
+    room = 0
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        if not parts or lengths[row] > room:
+            parts.append([])
+            room = limit - (prompt_tokens[row] - 1)
+        parts[-1].append(row)
+        room -= lengths[row]
+    return [sorted(part) for part in parts]
+
+
+def _fill(parts: list[list[int]], tokens: list[int], budget: int) -> list[list[int]]:
+    """Parts, largest first, into the first micro-batch that has room for them."""
+    micro_batches: list[list[int]] = []
+    room: list[int] = []
+    for part, size in zip(parts, tokens, strict=True):
+        slot = next((i for i, free in enumerate(room) if size <= free), None)
+        if slot is None:
+            slot = len(room)
+            micro_batches.append([])
+            room.append(budget)
+        micro_batches[slot] += part
+        room[slot] -= size
+    return micro_batches
+
+
+def over_steps(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
+    """Micro-batches -> one list for each of ``steps`` training steps; the early steps stay empty if there are too few.
+
+    >>> over_steps("ab", 3)
+    [[], ['a'], ['b']]
+    >>> over_steps("abc", 2)
+    [['a'], ['b', 'c']]
+    """
+    n = len(micro_batches)
+    bounds = [max(0, n - steps + i) if n < steps else n * i // steps for i in range(steps + 1)]
+    return [list(micro_batches[bounds[i] : bounds[i + 1]]) for i in range(steps)]
+
+
+def fill(budget: int, prompt: int, completion: int, group: int, there: int) -> tuple[int, int]:
+    """The most that packing can put into ``budget`` tokens of a step of ``there`` rows: so many completions of full
+    length, group by group, and the tokens of a shorter one in what is left. A completion over the budget stays whole.
+
+    >>> fill(100, 10, 20, 2, there=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
+    (4, 0)
+    >>> fill(84, 10, 20, 2, there=8), fill(5, 10, 20, 2, there=8), fill(100, 10, 20, 2, there=3)
+    ((3, 6), (1, 0), (3, 0))
+    """
+    whole, rest = divmod(budget, prompt - 1 + group * completion)
+    more, last = divmod(max(0, rest - (prompt - 1)), completion)
+    rows = whole * group + more
+    if rows == 0:
+        return 1, 0
+    return (there, 0) if rows >= there else (rows, last)

@@ -1,0 +1,54 @@
+"""The trainer of a recipe: model, tokenizer, adapter and rows put together.
+
+Does not check settings (settings/conflicts.py does), nor choose the problems (train/selection.py does).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trl import ModelConfig, get_peft_config, get_quantization_config
+
+from grpo_math.generation.models import fast_dtype, model_path, weights_of
+from grpo_math.problems.datasets import to_dataset
+from grpo_math.rewards.columns import Reward
+from grpo_math.run.redact import without_secrets
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+
+class _Trainer(MathGRPOTrainer):
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """None: TRL's would stand in the run directory with its own text, and a base that is a folder as "None"."""
+
+
+def trainer_of(
+    config: MathGRPOConfig,
+    model_args: ModelConfig,
+    rows: list[dict[str, Any]],
+    tokenizer: Any,
+    rewards: list[Reward],
+) -> MathGRPOTrainer:
+    """The trainer of a recipe, with its weights loaded."""
+    path = model_path(model_args.model_name_or_path)
+    if model_args.dtype == "auto":
+        model_args.dtype = fast_dtype()
+    own: Any = config.model_init_kwargs or {}
+    config.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        **own,
+    }
+    with weights_of(path, own):
+        trainer = _Trainer(
+            model=path,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=to_dataset(rows),
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model_args),
+            quantization_config=get_quantization_config(model_args),
+        )
+    config.model_init_kwargs = without_secrets(config.model_init_kwargs)  # transformers tells trackers its arguments
+    return trainer

@@ -1,0 +1,117 @@
+"""What a rank has in memory between two optimizer steps, beyond what transformers saves: ``state_RANK.pt``.
+
+The rollout that is being trained on, where training stands in it, and what the next line of the log is a mean of. A
+killed run, started again, then ends with the weights, history and completions of one that was not: bitwise on a CPU in
+float32.
+
+Does not save or load weights: transformers does, and reference.py for the reference of the KL term.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+# What a rank has in memory between two optimizer steps
+
+# Attributes of TRL's and transformers' trainers, and of ours.
+HELD = (
+    *("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy"),
+    *("_rollout_tokens", "_tokens_per_step"),
+)
+LISTS = ("prompt", "completion", "advantages")  # of the table of completions
+DICTS = ("rewards", "extra")
+# What a rollout that is half trained on was cut for: with others (resume=force) it is drawn again.
+CUT_FOR = (
+    *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
+    *("num_generations", "beta"),
+)
+
+
+def state_of(trainer: Any) -> dict[str, Any]:
+    """What `go_on` needs, of plain types and tensors: it is read with ``weights_only=True``."""
+    args, logs = trainer.args, trainer._logs
+    in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
+    table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
+    table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
+    return {
+        **{name: deepcopy(getattr(trainer, name)) for name in HELD},  # what comes next is added to them in place
+        "rollout": trainer._buffered_inputs if in_rollout else None,
+        "cut_for": [getattr(args, name) for name in CUT_FOR],
+        "nonfinite": trainer._nonfinite.in_a_row,
+        "budget": trainer._halved_to,
+        "reserve": trainer._reserve.position if trainer._reserve is not None else 0,
+        "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
+        "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
+        "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch, which a reward function may have logged, as Python's; anything else as text."""
+    return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
+
+
+def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
+    """Put back what `state_of` has read. Called when transformers has set its own attributes to zero.
+
+    ``position``: the training steps of this epoch that are done, which is where the data are.
+    """
+    for name in HELD:
+        setattr(trainer, name, state[name])
+    trainer._buffered_inputs = state["rollout"]
+    if state["cut_for"] != [getattr(trainer.args, name) for name in CUT_FOR]:
+        trainer._buffered_inputs, trainer._step = None, position
+    trainer._nonfinite.in_a_row = state["nonfinite"]
+    if state["budget"] is not None:
+        trainer._halved_to = trainer._math["update_token_budget"] = state["budget"]
+    if trainer._reserve is not None:
+        trainer._reserve.position = state["reserve"]
+    if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
+        trainer.vllm_generation.rollouts = state["sampled"]
+    trainer._metrics["train"].clear()
+    trainer._metrics["train"].update(state["metrics"])
+    if state["table"]:
+        table, logs = json.loads(state["table"]), trainer._logs
+        for name in LISTS:
+            logs[name].clear()
+            logs[name].extend(table[name])
+        for name in DICTS:
+            logs[name].clear()
+            for key, values in table[name].items():
+                logs[name][key].extend(values)
+
+
+def moment(trainer: Any) -> dict[str, Any]:
+    """`state_of`, and what a checkpoint keeps elsewhere: for `put_back`, once a step that had begun has failed."""
+    import random
+
+    import numpy
+    import torch
+
+    return {
+        **state_of(trainer),
+        "tokens": trainer.state.num_input_tokens_seen,
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def put_back(trainer: Any, then: Mapping[str, Any]) -> None:
+    """All but the weights as they were at this `moment`."""
+    import random
+
+    import numpy
+    import torch
+
+    go_on(trainer, then)
+    trainer.state.num_input_tokens_seen = then["tokens"]
+    random.setstate(then["python"])
+    numpy.random.set_state(then["numpy"])
+    torch.set_rng_state(then["torch"])
+    if then["cuda"] is not None:
+        torch.cuda.set_rng_state(then["cuda"])

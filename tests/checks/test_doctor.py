@@ -1,0 +1,382 @@
+"""`grpo-math doctor`: a line for each bad setting, the same in training; the shipped recipes; the model.
+
+The cases are in tests/cases/bad_configs.yaml.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_math.checks.doctor import doctor
+from grpo_math.cli import main
+from grpo_math.train import program
+
+ROOT = Path(__file__).parents[2]
+BASE = yaml.safe_load((ROOT / "launch/configs/demo_cpu.yaml").read_text()) | {"output_dir": "run"}
+CASES = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text())
+RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
+# What a machine without a GPU, a network or an optional package cannot have: no fault of a recipe.
+LACKING = re.compile(r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be had from the Hub")
+
+REWARDS = """
+def raises(completions, **columns):
+    raise KeyError("x")
+
+def one(completions, **columns):
+    return [1.0]
+
+def nan(completions, **columns):
+    return [float("nan")] * len(completions)
+
+def exits(completions, **columns):
+    raise SystemExit(3)
+
+def mapping(completions, **columns):
+    return dict.fromkeys(range(len(completions)), 1.0)
+
+def never(completions, **columns):
+    return [None] * len(completions)
+
+def huge(completions, **columns):
+    return [1e308] * len(completions)
+
+def upside_down(completions, grade, **columns):
+    return [float(g.verdict != "correct") for g in grade]
+"""
+NO_WEIGHTS = "\2\0\0\0\0\0\0\0{}"  # of safetensors: the length of a header, and an empty one
+FILES = {
+    "file": "x",
+    "folder/x": "",
+    "empty.jsonl": "",
+    "bad.json": "{",
+    "no_gold.jsonl": '{"problem": "1 + 1"}\n',
+    "half_golds.jsonl": "".join(f'{{"problem": "p{i}", "answer": "\\\\frac{{{i}}}{{"}}\n' for i in range(20)),
+    "rows.jsonl": "".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(20)),
+    "list.json": "[]",
+    "sharded_model/config.json": '{"model_type": "llama"}',
+    "sharded_model/model.safetensors.index.json": '{"weight_map": {"x": "model-00001-of-00002.safetensors"}}',
+    "bert_model/config.json": '{"model_type": "bert", "architectures": ["BertModel"]}',
+    "bert_model/model.safetensors": NO_WEIGHTS,
+    "empty_model/x": "",
+    "broken_model/config.json": "{",
+    "bare_model/config.json": '{"model_type": "llama"}',
+    "odd_model/config.json": '{"model_type": "nosuch"}',
+    "odd_model/model.safetensors": NO_WEIGHTS,
+    "cut_model/config.json": '{"model_type": "llama"}',
+    "cut_model/model.safetensors": "version https://git-lfs.github.com/spec/v1\n",
+    "earlier/history.jsonl": "{}\n",
+    "no_weights/checkpoint-1/trainer_state.json": '{"global_step": 1}',
+    "odd_rewards.py": REWARDS,
+    "odd_syntax.py": "def f(:\n",
+}
+
+
+MODELS = {  # of the tiny model: a file, and what its JSON says otherwise, or the text that it becomes
+    "heads_model/config.json": {"num_attention_heads": 3},
+    "wide_model/config.json": {"intermediate_size": 64},
+    "tall_model/config.json": {"num_hidden_layers": 3},
+    "act_model/config.json": {"hidden_act": "nosuch"},
+    "classless_model/config.json": {"architectures": ["NoSuchForCausalLM"]},
+    "generation_model/generation_config.json": "{",
+    "chat_model/chat_template.jinja": "{% if",
+    "index_model/model.safetensors.index.json": '{"weight_map": {}}',
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny) -> Path:
+    folder = tmp_path_factory.mktemp("bad")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text(text)
+    for name, says in MODELS.items():
+        file = folder / name
+        shutil.copytree(tiny(), file.parent)
+        file.write_text(says if isinstance(says, str) else json.dumps(json.loads(file.read_text()) | says))
+    os.mkfifo(folder / "pipe.jsonl")
+    return folder
+
+
+@pytest.fixture
+def here(folder, monkeypatch) -> Path:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def recipe(folder: Path, settings: dict) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(BASE | settings))
+    return str(path)
+
+
+def lines(*argv: str) -> list[str]:
+    return [finding.line() for finding in doctor(argv) if finding.level != "info"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["what"])
+def test_a_bad_setting_gives_one_line(case, here):
+    says = case["says"].replace("CWD", str(here))
+    found = lines("--config", recipe(here, case["set"]))
+    assert [line for line in found if "(memory)" not in line] == [says]  # whether a CPU's memory is enough, is its own
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c["says"].startswith("error")], ids=lambda case: case["what"])
+def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, capsys, monkeypatch):
+    def no_weights(*arguments):
+        raise AssertionError("weights were to be loaded")
+
+    monkeypatch.setattr(program, "trainer_of", no_weights)
+    assert program.main(["--config", recipe(here, case["set"])]) == 2
+    refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    message, _, remedy = case["says"].replace("CWD", str(here)).rpartition(". Remedy: ")
+    assert refused == [f"{message}: {remedy.rpartition(' (')[0]}"]
+    assert not (here / "run").exists(), "a refused run leaves nothing behind"
+
+
+SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"vllm_structured_outputs_regex": "("}, "vllm_structured_outputs_regex='(' is no regular expression"),
+        ({"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True would be ignored"),
+        ({"cache_implementation": "static"}, "cache_implementation='static' would be ignored"),
+        (
+            {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_max": 5},
+            "vllm_importance_sampling_clip_max=5.0 would be ignored",
+        ),
+    ],
+)
+def test_a_setting_that_vllm_would_not_take_is_an_error(settings, says, here):
+    errors = [line for line in lines("--config", recipe(here, SERVED | settings)) if line.startswith("error")]
+    assert [line.startswith(f"error: {says}") for line in errors] == [True]
+
+
+VARIABLES = {
+    "WORLD_SIZE": "abc",
+    "RANK": "x",
+    "LOCAL_RANK": "5",
+    "MASTER_PORT": "x",
+    "GRPO_MATH_GRADE_MEMORY": "abc",
+    "CUDA_VISIBLE_DEVICES": "gpu",
+    "ACCELERATE_MIXED_PRECISION": "fp8",
+    "ACCELERATE_DYNAMO_BACKEND": "fast",
+    "ACCELERATE_USE_CPU": "maybe",
+}
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_cannot_be_is_one_line(name, here, capsys, monkeypatch):
+    for other in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, VARIABLES[name])
+    for command in (["doctor"], ["train"]):
+        assert main([*command, "--config", recipe(here, {})]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith(f"error: {name}=")
+
+
+@pytest.mark.parametrize(
+    ("says", "field"),
+    [
+        ({"num_processes": "x"}, "num_processes='x'"),
+        ({"num_processes": 0}, "num_processes=0"),
+        ({"num_machines": "x"}, "num_machines='x'"),
+        ({"distributed_type": "FOO"}, "distributed_type='FOO'"),
+        ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
+        ({"nosuch": 1}, "nosuch=1"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": "foo"}, "deepspeed_config='foo'"),
+        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 7}}, "zero_stage=7"),
+        (
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "nowhere.json"}},
+            "deepspeed_config_file='nowhere.json'",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_accelerate_config_that_cannot_be_is_one_line(says, field, here, capsys, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1} | says))
+    for argv in (["doctor"], ["plan", "--gpus", "1", "--gpu-memory", "8"], ["train"]):
+        option = "--accelerate_config" if argv == ["train"] else "--accelerate-config"
+        assert main([*argv, "--config", recipe(here, {}), option, str(config)]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith(f"error: {field}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--temperature", "nan"], "temperature=nan"),
+        (["--output", "file/x.json"], "output='file/x.json'"),
+        (["--split", "train"], "split='train'"),
+        (["--model", "./tall_model"], "model='./tall_model'"),
+        (["--model", "./chat_model"], "model='./chat_model'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_evaluation_that_cannot_be_is_one_line(argv, says, here, tiny, capsys):
+    assert main(["evaluate", "--model", tiny(), "--data", "rows.jsonl", *argv]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(f"error: {says}")
+
+
+def test_an_accelerate_config_may_say_no_without_quotes(here, tmp_path):
+    """YAML reads it as false, and accelerate takes that."""
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("distributed_type: NO\nnum_processes: 1\n")
+    assert not [f for f in doctor(["--config", recipe(here, {})], accelerate_config=str(config)) if f.level == "error"]
+
+
+def test_a_path_that_is_too_long_is_one_short_line(here, capsys):
+    assert main(["doctor", "--config", recipe(here, {"output_dir": "x/" * 1600})]) == 1
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert said.startswith("error: output_dir='x/x/x/")
+    assert said.endswith("...' is longer than a path can be. Remedy: name another one (settings)")
+
+
+def test_without_a_launcher_rank_minus_one_is_fine(here, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "-1")
+    assert not [line for line in lines("--config", recipe(here, {})) if line.startswith("error")]
+
+
+def test_there_are_many_cases_and_each_is_there_once():
+    assert len(CASES) >= 30
+    assert len({str(case["set"]) for case in CASES}) == len({case["what"] for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
+    found = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
+    errors = [finding.line() for finding in found if finding.level == "error"]
+    assert not [line for line in errors if not LACKING.search(line)]
+
+
+def command(*argv: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "grpo_math.cli", *map(str, argv)], capture_output=True, text=True)
+
+
+def test_the_command_says_what_is_wrong_on_stdout_and_exits_with_1(here):
+    done = command("doctor", "--config", recipe(here, {"num_generations": 7, "beta": -1}))
+    assert done.returncode == 1
+    out = done.stdout.splitlines()
+    assert out[0] == "error: beta=-1 is out of range. Remedy: give 0 or more (settings)"
+    assert out[-1] == "not ok: 2 errors, no warning"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_without_a_recipe_is_bad_input(tmp_path):
+    for argv in (["doctor"], ["doctor", "--config", tmp_path / "nowhere.yaml"]):
+        done = command(*argv)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_json_is_one_object_of_the_documented_form(here, capsys):
+    assert main(["doctor", "--config", recipe(here, {}), "--json", "--beta", "0.04", "--lora_dropout=0.1"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    answer = json.loads(out)
+    assert answer["ok"] is True
+    assert all(set(finding) == {"level", "check", "message", "remedy"} for finding in answer["findings"])
+    assert "adapter" in [finding["check"] for finding in answer["findings"] if finding["level"] == "warning"]
+
+
+def test_what_needs_no_torch_is_said_without_it(here):
+    program = (
+        "import sys\nfrom grpo_math.cli import main\n"
+        f"code = main(['doctor', '--config', {recipe(here, {'num_generations': 7})!r}])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "1 False"
+
+
+def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
+    program = (
+        "import sys\nfrom grpo_math.cli import main\n"
+        f"code = main(['train', '--config', {recipe(here, {'rewards': ['odd_rewards:raises']})!r}])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "2 False"
+    assert done.stderr == "error: reward function raises raised KeyError: 'x': mend it\n"
+
+
+def test_a_refusal_after_torch_is_imported_is_all_that_stderr_has(here):
+    path = recipe(here, {"tf32": True})
+    for module in (["grpo_math.cli", "train"], ["grpo_math.train"]):
+        argv = [sys.executable, "-m", *module, "--config", path]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("error: tf32=True is refused")
+
+
+def test_the_accelerate_config_says_how_many_processes_share_a_step(here, tmp_path):
+    config = tmp_path / "accelerate.yaml"
+    config.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
+    found = list(doctor(["--config", recipe(here, {"prompts_per_step": 8})], accelerate_config=str(config)))
+    assert any("which 3 processes cannot share evenly: use 9" in f"{f.message}: {f.remedy}" for f in found)
+
+
+def deep(here, **settings) -> dict[str, tuple[str, str]]:
+    found = doctor(["--config", recipe(here, settings)], deep=True)
+    return {finding.check: (finding.level, finding.message) for finding in found}
+
+
+def test_the_model_is_asked_too(here, smollm):
+    found = deep(here, max_completion_length=24)
+    assert "error" not in [level for level, _ in found.values()]
+    assert re.match(r"8 completions of the untrained model: \d \w+", found["completions"][1])
+    assert found["kl_not_zero_at_start"] == ("info", "the KL to the reference is 0 nats a token before the first step")
+    assert found["sampler_apart"][0] == "info"
+
+
+def test_a_limit_that_cuts_and_a_scorer_that_is_wrong_are_found(here, tiny, monkeypatch):
+    from grpo_math.trainer.trainer import MathGRPOTrainer
+
+    score = MathGRPOTrainer._get_per_token_logps_and_entropies
+
+    def wrong(*arguments, **named):
+        logps, *rest = score(*arguments, **named)
+        return (logps - 1, *rest)
+
+    settings = {"model_name_or_path": tiny(), "dtype": "float32", "max_completion_length": 2}
+    found = deep(here, **settings)
+    assert found["completions"][0] == "warning"
+    assert "cut at 2" in found["completions"][1]
+    assert found["sampler_apart"][0] == "info"
+    monkeypatch.setattr(MathGRPOTrainer, "_get_per_token_logps_and_entropies", wrong)
+    assert deep(here, **settings)["sampler_apart"][0] == "error"
+
+
+def test_a_reference_that_is_not_the_model_is_found(here, tiny, monkeypatch):
+    from peft.tuners.lora import LoraLayer
+    from torch import nn
+
+    reset = LoraLayer.reset_lora_parameters
+
+    def not_zero(layer, adapter, *arguments, **named):
+        reset(layer, adapter, *arguments, **named)
+        if adapter in layer.lora_B:
+            nn.init.normal_(layer.lora_B[adapter].weight)
+
+    monkeypatch.setattr(LoraLayer, "reset_lora_parameters", not_zero)
+    found = deep(here, model_name_or_path=tiny(), dtype="float32", max_completion_length=8, lora_alpha=64)
+    assert found["kl_not_zero_at_start"][0] == "error"

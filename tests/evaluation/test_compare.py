@@ -1,0 +1,182 @@
+"""Two results files: what is refused, the figures by hand, several samples, and the table on real outputs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from grpo_math.cli import main
+from grpo_math.evaluation.compare import (
+    SAME,
+    Change,
+    ResultsError,
+    changed,
+    compare,
+    comparison,
+    read_results,
+    terminal_changes,
+    terminal_table,
+    text_of,
+)
+from grpo_math.evaluation.results import evaluate
+from grpo_math.problems.datasets import load_problems
+from grpo_math.run.metrics import CATEGORIES
+
+GRADER = "0f0f"
+
+
+def results(*right: list[bool], **changes) -> dict:
+    """Problem i has the completions ``right[i]``."""
+    rows = [
+        {
+            "id": f"p{i}",
+            "sample": sample,
+            "problem": f"What is {i} + 1?",
+            "gold": str(i + 1),
+            "completion": f"#### {i + 1 if flag else 0}",
+            "category": "correct" if flag else "wrong_answer",
+        }
+        for i, flags in enumerate(right)
+        for sample, flag in enumerate(flags)
+    ]
+    settings = {"template": "gsm8k", "prompt_hash": "ab", "grader_hash": GRADER, "max_new_tokens": 8}
+    return {"schema": 1, **settings, "samples": len(right[0]), "temperature": 0.0, "rows": rows} | changes
+
+
+def one(*right: int) -> dict:
+    return results(*([bool(flag)] for flag in right))
+
+
+def write(path, content: dict):
+    path.write_text(json.dumps(content))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_each_difference_that_is_no_training_is_refused_by_name(name, tmp_path, capsys):
+    before, after = one(0, 1), one(1, 1) | {name: "another"}
+    for function in (compare, changed, comparison, terminal_table):
+        with pytest.raises(ResultsError, match=f"^{name} differs \\(before .*, after 'another'\\): ") as refused:
+            function(before, after)
+        assert "\n" not in str(refused.value)
+    arguments = ["evaluate", "--compare", write(tmp_path / "b.json", before), write(tmp_path / "a.json", after)]
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {name} differs")
+    assert err.count("\n") == 1
+
+
+def test_a_hash_that_only_one_of_them_has_is_a_difference():
+    before = one(0, 1)
+    del before["grader_hash"]
+    with pytest.raises(ResultsError, match="grader_hash differs \\(before None, after '0f0f'\\)"):
+        compare(before, one(1, 1))
+
+
+def test_other_problems_are_refused():
+    with pytest.raises(ResultsError, match=r"the problems differ \(before 2, after 3, in one only 1, such as 'p2'\)"):
+        compare(one(0, 1), one(0, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is not JSON: it is half written or damaged"),
+        ('{"schema": 1, "rows": [{"id', "is not JSON: it is half written or damaged"),
+        ('{"schema": 1, "rows": []}', "rows is empty"),
+        ("[1, 2]", "is not a results file of schema 1"),
+        ('{"measured": {}}', "is not a results file of schema 1"),
+        (b"\xff\xfe", "is not JSON"),
+    ],
+)
+def test_a_file_that_holds_no_results_is_one_line(content, words, tmp_path, capsys):
+    bad = tmp_path / "bad.json"
+    bad.write_bytes(content if isinstance(content, bytes) else content.encode())
+    good = write(tmp_path / "good.json", one(1, 0))
+    for arguments in ([good, str(bad)], [str(bad), good]):
+        assert main(["evaluate", "--compare", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"error: {bad}: {words}")
+    assert main(["evaluate", "--compare", good, str(tmp_path / "nowhere.json")]) == 2
+    assert "cannot be read (No such file or directory)" in capsys.readouterr().err
+
+
+def test_the_figures_of_a_comparison_by_hand():
+    answer = comparison(one(0, 0, 0, 0, 0, 1, 1, 0), one(1, 1, 1, 1, 1, 0, 1, 0))
+    assert (answer["n"], answer["gained"], answer["lost"]) == (8, 5, 1)
+    assert answer["difference"] == 0.5
+    assert (answer["test"], answer["p"]) == ("mcnemar", 14 / 64)  # 2 (1 + 6) / 2^6
+    lo, hi = answer["ci95"]
+    assert lo < 0.5 < hi
+    assert (answer["before"]["accuracy"], answer["after"]["accuracy"]) == (0.25, 0.75)
+    assert answer["after"]["categories"]["correct"] == 6
+    assert [change["id"] for change in answer["improvements"]] == ["p0", "p1", "p2"]
+    assert answer["regressions"] == [
+        {"id": "p5", "problem": "What is 5 + 1?", "gold": "6", "before": "#### 6", "after": "#### 0"}
+    ]
+
+
+def test_several_samples_are_paired_by_problem():
+    before = results([True, False], [True, True], [False, False])
+    after = results([True, True], [True, False], [False, True])
+    answer = comparison(before, after)
+    assert (answer["n"], answer["gained"], answer["lost"], answer["test"]) == (3, 2, 1, "sign")
+    assert answer["difference"] == pytest.approx((0.5 - 0.5 + 0.5) / 3)
+    (change, _) = changed(before, after)
+    assert (change.id, change.before, change.after) == ("p0", "#### 0", "#### 1"), "a wrong one, then a right one"
+    (lost,) = changed(before, after, lost=True)
+    assert (lost.before, lost.after) == ("#### 2", "#### 0")
+    assert "3 problems: 2 are right more often, 1 less often (sign test: p = 1)" in terminal_table(before, after)
+
+
+def test_examples_stand_side_by_side_within_the_width_and_keep_their_ends():
+    long = "\n".join(f"line {i} of a long completion that has to be wrapped" for i in range(40)) + "\n#### 7"
+    text = terminal_changes([Change("a", "What is 3 + 4?", "7", "I do not know.", long)], width=80)
+    lines = text.splitlines()
+    assert lines[0] == "What is 3 + 4?  (gold: 7)"
+    assert re.fullmatch(r"  before +\| after", lines[1])
+    assert lines[2].startswith("  I do not know.")
+    assert re.search(r"\| \.\.\. \d+ lines$", lines[2])
+    assert lines[-1].endswith("| #### 7")
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 16
+    assert len({line.index("|") for line in lines[1:]}) == 1
+
+
+def test_the_command_prints_table_and_examples_or_all_of_it_as_json(tmp_path, capsys):
+    files = [write(tmp_path / "b.json", one(0, 0, 1, 1)), write(tmp_path / "a.json", one(1, 1, 0, 1))]
+    assert main(["evaluate", "--compare", *files]) == 0
+    out = capsys.readouterr().out
+    assert "accuracy" in out
+    assert "improvements (2 of 2)" in out
+    assert "regressions (1 of 1)" in out
+    assert "McNemar, exact: p = 1)" in out
+    assert main(["evaluate", "--json", "--compare", *files]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == comparison(*map(read_results, files))
+    assert main(["evaluate", "--compare", *files, "--samples", "4"]) == 2
+    assert "--samples would be ignored by --compare" in capsys.readouterr().err
+
+
+def test_the_table_of_categories_on_real_outputs(smollm, tmp_path):
+    """The layout of the CS336-style recipe, before and after: here two draws of the real model."""
+    rows = load_problems("generated", "heldout", limit=16)
+    settings = {"temperature": 1.0, "max_new_tokens": 14, "progress": False}
+    for name, seed in (("before", 0), ("after", 1)):
+        evaluate(smollm, rows, seed=seed, output=tmp_path / f"{name}.json", **settings)
+    before, after = read_results(tmp_path / "before.json"), read_results(tmp_path / "after.json")
+    text = text_of(before, after, comparison(before, after))
+    print(text)
+    table = text.splitlines()[: 3 + len(CATEGORIES)]
+    assert [line[:29].strip() for line in table[3:]] == list(CATEGORIES.values())
+    for column, results_ in ((0, before), (1, after)):
+        found = [int(line[29:].split()[column]) for line in table[3:]]
+        assert sum(found) == 16
+        assert found == list(results_["categories"].values())
+    changes = [int(line[29:].split()[2]) for line in table[3:]]
+    assert sum(changes) == 0
+    assert len({row["category"] for row in before["rows"] + after["rows"]}) >= 3, "real outputs are of several kinds"

@@ -1,0 +1,54 @@
+"""What changes a hash, and what does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+from grpo_math import grading
+from grpo_math.evaluation import fingerprint
+from grpo_math.evaluation.fingerprint import grader_hash, problems_hash, prompt_hash, weights_hash
+from grpo_math.problems.datasets import load_problems
+
+
+def test_the_prompt_is_the_template_and_the_chat_template_and_not_the_problems():
+    rows, others = (load_problems("generated", "heldout", limit=3, seed=seed) for seed in (0, 1))
+    chatty, other = SimpleNamespace(chat_template="{{ messages }}"), SimpleNamespace(chat_template="<s>{{ messages }}")
+    assert prompt_hash(rows, chatty) == prompt_hash(others, chatty) != prompt_hash(rows, other)
+    assert problems_hash(rows) != problems_hash(others)
+    plain = load_problems("generated", "heldout", limit=3, template="r1_zero")
+    assert prompt_hash(plain, chatty) == prompt_hash(plain, other), "a plain text goes through no chat template"
+    assert prompt_hash(plain, chatty) != prompt_hash(rows, chatty)
+
+
+def test_a_changed_gold_is_another_set_of_problems():
+    rows = load_problems("generated", "heldout", limit=2)
+    assert problems_hash(rows) != problems_hash([rows[0], {**rows[1], "answer": "0"}])
+
+
+def test_the_grader_is_its_code_its_formats_and_math_verify(tmp_path, monkeypatch):
+    grader_hash.cache_clear()
+    plain = grader_hash()
+    copied = shutil.copytree(Path(grading.__file__).parent, tmp_path / "grading")
+    monkeypatch.setattr(grading, "__file__", str(copied / "__init__.py"))
+    grader_hash.cache_clear()
+    assert grader_hash() == plain
+    with open(copied / "extract.py", "a") as file:
+        file.write("# changed\n")
+    grader_hash.cache_clear()
+    changed = grader_hash()
+    monkeypatch.setattr(fingerprint.metadata, "version", lambda name: "9.9")
+    grader_hash.cache_clear()
+    assert len({plain, changed, grader_hash()}) == 3
+    grader_hash.cache_clear()
+
+
+def test_weights_that_were_written_again_are_others_and_a_file_beside_them_is_not(tmp_path):
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"1")
+    first = weights_hash("some/model", str(tmp_path))
+    (tmp_path / "results.json").write_text("{}")
+    assert weights_hash("some/model", str(tmp_path)) == first
+    os.utime(tmp_path / "adapter_model.safetensors", ns=(1, 1))
+    assert len({first, weights_hash("some/model", str(tmp_path)), weights_hash("some/model", None)}) == 3

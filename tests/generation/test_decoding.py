@@ -1,0 +1,325 @@
+"""Generation: the tokens, the shape and the random numbers of plain `generate`, with fewer rows computed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.cache_utils import DynamicCache
+
+from grpo_math.generation import completions, decoding
+from grpo_math.generation.completions import complete
+from grpo_math.generation.decoding import GrowingLayer, lean_generation, sample
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
+PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, so that the others are padded", "x"]
+SAMPLED = {"do_sample": True, "top_k": 0}
+
+
+@pytest.fixture
+def model(tiny):
+    return load(tiny("llama"))
+
+
+def load(path):
+    return AutoModelForCausalLM.from_pretrained(path).eval()
+
+
+def grouped(tokenizer, prompts=PROMPTS, group=4):
+    return tokenizer([p for p in prompts for _ in range(group)], return_tensors="pt", padding=True)
+
+
+@contextmanager
+def counted(model):
+    """The shape of the input of every forward pass: the list that it yields."""
+    shapes: list[tuple[int, int]] = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple((*args, kwargs.get("input_ids"))[0].shape)), with_kwargs=True
+    )
+    yield shapes
+    hook.remove()
+
+
+def both(model, inputs, seed=0, **settings):
+    """(tokens, state of the generator, shapes of the forward passes) of plain `generate`, and of ours."""
+    settings = {"max_new_tokens": 24, **settings}
+    results = []
+    for ours in (False, True):
+        torch.manual_seed(seed)
+        with counted(model) as shapes:
+            if ours:
+                with lean_generation(model):
+                    tokens = model.generate(**inputs, **settings)
+            else:
+                tokens = model.generate(**inputs, **settings)
+        results.append((tokens, torch.get_rng_state(), shapes))
+    return results
+
+
+def assert_same(plain, ours):
+    assert plain[0].shape == ours[0].shape
+    assert torch.equal(plain[0], ours[0])
+    assert torch.equal(plain[1], ours[1]), "the generator stands elsewhere"
+
+
+def lengths(tokens, width, ends):
+    """How many tokens each row was computed for: up to its end token, or all."""
+    is_end = torch.isin(tokens[:, width:], torch.tensor(ends))
+    return [row.index(True) + 1 if True in row else len(row) for row in is_end.tolist()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {**SAMPLED, "temperature": 1.3}], ids=["greedy", "sampled"])
+def test_tokens_and_generator_are_those_of_plain_generate(family, sampling, tiny, tokenizer):
+    model = load(tiny(family))
+    plain, ours = both(model, grouped(tokenizer), **sampling)
+    assert_same(plain, ours)
+    if sampling["do_sample"]:
+        assert len(set(lengths(ours[0], grouped(tokenizer)["input_ids"].size(1), ends_of(model)))) > 2
+
+
+def ends_of(model):
+    return model.generation_config.eos_token_id
+
+
+SETTINGS = {
+    "top_k": {"top_k": 20},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.02},
+    "typical_p": {"typical_p": 0.7},
+    "repetition penalty, which knows the padding of each row": {"repetition_penalty": 1.5},
+    "no repeated bigrams": {"no_repeat_ngram_size": 2},
+    "at least 5 tokens": {"min_new_tokens": 5},
+    "at least 20 tokens with the prompt": {"min_length": 20},
+    "one end token": {"eos_token_id": 10},
+    "no end token": {"eos_token_id": -1},
+    "tokens that must not come": {"suppress_tokens": list(range(3000))},
+    "an end forced at the limit": {"forced_eos_token_id": 2},
+    "several completions of a row": {"num_return_sequences": 2},
+    "cold": {"temperature": 0.3},
+    "more tokens than the cache has room for": {"max_new_tokens": decoding.ROOM + 20, "eos_token_id": list(range(60))},
+    "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "min_new_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_setting_gives_the_tokens_of_plain_generate(settings, model, tokenizer):
+    plain, ours = both(model, grouped(tokenizer), **{**SAMPLED, **SETTINGS[settings]})
+    assert_same(plain, ours)
+    assert ours[2][0][0] == len(PROMPTS), "the prompts were not shared: this is the plain way"
+
+
+BATCHES = {
+    "one prompt": (PROMPTS[:1], 4),
+    "one completion of each": (PROMPTS, 1),
+    "one row": (PROMPTS[:1], 1),
+    "no padding": (PROMPTS[:1] * 2, 3),
+    "a prompt of one token": (["x"], 3),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, SAMPLED], ids=["greedy", "sampled"])
+def test_small_batches(batch, sampling, model, tokenizer):
+    assert_same(*both(model, grouped(tokenizer, *BATCHES[batch]), **sampling))
+
+
+def test_no_mask_is_a_mask_of_ones(model):
+    ids = torch.randint(5, 4000, (2, 6)).repeat_interleave(3, 0)
+    assert_same(*both(model, {"input_ids": ids}, **SAMPLED))
+
+
+def test_equal_tokens_under_different_masks_are_different_prompts(model):
+    ids = torch.randint(5, 4000, (1, 6)).repeat(4, 1)
+    mask = torch.ones_like(ids)
+    mask[:2, :3] = 0
+    plain, ours = both(model, {"input_ids": ids, "attention_mask": mask}, **SAMPLED)
+    assert_same(plain, ours)
+    assert ours[2][0] == (2, 6)
+
+
+def test_a_row_is_computed_until_it_ends_and_no_further(model, tokenizer):
+    inputs = grouped(tokenizer)
+    plain, ours = both(model, inputs, **SAMPLED)
+    width = inputs["input_ids"].size(1)
+    # The first token comes from the prefill, and the last one of a row is sampled but never computed.
+    steps = [length - 1 for length in lengths(ours[0], width, ends_of(model))]
+    assert ours[2][0] == (len(PROMPTS), width)
+    assert sum(rows for rows, _ in ours[2][1:]) == sum(steps)
+    assert len(ours[2]) == len(plain[2]) == 1 + max(steps)
+    assert sum(steps) < 0.7 * sum(rows for rows, _ in plain[2][1:])
+
+
+def test_all_rows_ending_at_once_need_no_step_at_all(model, tokenizer):
+    plain, ours = both(model, grouped(tokenizer), **SAMPLED, eos_token_id=list(range(49152)))
+    assert_same(plain, ours)
+    assert len(ours[2]) == 1
+
+
+def test_no_row_ending_runs_to_the_limit(model, tokenizer):
+    plain, ours = both(model, grouped(tokenizer), **SAMPLED, eos_token_id=-1)
+    assert_same(plain, ours)
+    assert [rows for rows, _ in ours[2][1:]] == [16] * 23
+
+
+class Forced(StoppingCriteria):
+    """Ends row i at its own length; it sees the whole batch, as in transformers."""
+
+    def __init__(self, width, lengths):
+        self.width, self.lengths = width, torch.tensor(lengths)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.size(1) - self.width >= self.lengths
+
+
+@pytest.mark.parametrize("ends", [[3], None], ids=["an end token", "none, so that nothing is padded"])
+def test_a_stopping_criterion_of_the_caller_is_heard(ends, model, tokenizer):
+    inputs = grouped(tokenizer)
+    model.generation_config.eos_token_id = ends
+    forced = [Forced(inputs["input_ids"].size(1), [1 + i % 7 for i in range(16)])]
+    plain, ours = both(model, inputs, **SAMPLED, stopping_criteria=forced, pad_token_id=2)
+    assert_same(plain, ours)
+    assert len(ours[2]) == 7
+    assert ours[2][-1] == ((2, 1) if ends else (16, 1))
+
+
+def test_a_lora_adapter_under_no_grad(tiny, tokenizer):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(load(tiny("llama")), config)
+    base = model.get_base_model()
+    with torch.no_grad():
+        bare = base.generate(**grouped(tokenizer), max_new_tokens=8, do_sample=False)
+        with model.disable_adapter():
+            off = base.generate(**grouped(tokenizer), max_new_tokens=8, do_sample=False)
+    assert not torch.equal(bare, off), "the adapter changes nothing"
+    results = []
+    for opened in (False, True):
+        torch.manual_seed(0)
+        with torch.no_grad(), counted(base) as shapes:
+            if opened:
+                with lean_generation(model):
+                    tokens = model.generate(**grouped(tokenizer), max_new_tokens=24, **SAMPLED)
+            else:
+                tokens = model.generate(**grouped(tokenizer), max_new_tokens=24, **SAMPLED)
+        results.append((tokens, torch.get_rng_state(), shapes))
+    assert_same(*results)
+    assert results[1][2][0][0] == len(PROMPTS)
+
+
+class ByPosition(LogitsProcessor):
+    """Mixes rows: a row's scores depend on its place in the batch."""
+
+    def __call__(self, input_ids, scores):
+        return scores + torch.arange(scores.size(0))[:, None] * (torch.arange(scores.size(1)) % 5)
+
+
+def dropping(model):
+    model.model.layers[0].self_attn.q_proj = torch.nn.Sequential(
+        model.model.layers[0].self_attn.q_proj, torch.nn.Dropout(0.2)
+    )
+    model.train()
+
+
+OTHER_WAYS = {
+    "beams": {"num_beams": 2},
+    "a static cache": {"cache_implementation": "static"},
+    "no cache": {"use_cache": False},
+    "a cache of the caller's": {"past_key_values": DynamicCache},
+    "scores returned": {"return_dict_in_generate": True, "output_scores": True},
+    "a prefill in chunks": {"prefill_chunk_size": 4},
+    "a processor that mixes rows": {"logits_processor": LogitsProcessorList([ByPosition()])},
+    "a function of the row's number": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(10 + row))},
+    "guidance, which runs the model itself": {"guidance_scale": 1.5},
+    "processes in step": {"synced_gpus": False},
+    "dropout": {},
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_what_the_loop_does_not_know_is_left_to_transformers(way, model, tokenizer):
+    settings = {k: v() if v is DynamicCache else v for k, v in OTHER_WAYS[way].items()}
+    if way == "dropout":
+        dropping(model)
+    results = []
+    for opened in (False, True):
+        torch.manual_seed(0)
+        if "past_key_values" in settings:
+            settings["past_key_values"] = DynamicCache()
+        with counted(model) as shapes:
+            if opened:
+                with lean_generation(model):
+                    output = model.generate(**grouped(tokenizer), max_new_tokens=6, **SAMPLED, **settings)
+            else:
+                output = model.generate(**grouped(tokenizer), max_new_tokens=6, **SAMPLED, **settings)
+        results.append((getattr(output, "sequences", output), torch.get_rng_state(), shapes))
+    assert_same(*results)
+    assert results[0][2] == results[1][2]
+
+
+def test_a_prompt_learning_adapter_is_left_to_transformers(tiny, tokenizer):
+    from peft import PromptTuningConfig, get_peft_model
+
+    model = get_peft_model(load(tiny("llama")), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    plain = model.generate(**grouped(tokenizer), max_new_tokens=6, do_sample=False)
+    with lean_generation(model):
+        ours = model.generate(**grouped(tokenizer), max_new_tokens=6, do_sample=False)
+    assert torch.equal(plain, ours)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [4, 1], [2]])
+@pytest.mark.parametrize("logarithm", [True, False], ids=["log of uniform", "as torch draws it"])
+def test_sampling_some_rows_is_multinomial_of_all(rows, logarithm, monkeypatch):
+    monkeypatch.setattr(decoding, "_noise_is_log_of_uniform", lambda: logarithm)
+    torch.manual_seed(3)
+    scores = torch.randn(5, 49152) * 3
+    scores[:, 1000:] = -torch.inf
+    for seed in range(20):
+        torch.manual_seed(seed)
+        drawn = torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        assert torch.equal(sample(scores[rows], torch.tensor(rows), 5), drawn[rows])
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_logits_without_a_distribution_are_an_error_as_in_multinomial():
+    scores = torch.zeros(2, 10)
+    scores[1, 3] = torch.nan
+    with pytest.raises(RuntimeError, match="inf or nan"):
+        sample(scores, torch.arange(2), 2)
+
+
+def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 4, 3, 5, 8)
+    layer = GrowingLayer(keys.clone(), values.clone())
+    for step in range(2 * decoding.ROOM + 5):
+        new = torch.randn(2, keys.size(0), 3, 1, 8)
+        keys, values = torch.cat([keys, new[0]], dim=2), torch.cat([values, new[1]], dim=2)
+        seen = layer.update(*new)
+        assert torch.equal(seen[0], keys)
+        assert torch.equal(seen[1], values)
+        assert layer.get_seq_length() == keys.size(2)
+        if step == 10:  # row 1 leaves, and the last one takes its place
+            layer.move(torch.tensor([3]), torch.tensor([1]), 3)
+            keys, values = keys[[0, 3, 2]], values[[0, 3, 2]]
+
+
+def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(model, tokenizer, monkeypatch):
+    @contextmanager
+    def nothing(model):
+        yield
+
+    torch.manual_seed(7)
+    state = torch.get_rng_state()
+    ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
+    assert torch.equal(torch.get_rng_state(), state)
+    monkeypatch.setattr(completions, "lean_generation", nothing)
+    plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
+    assert ours == plain
+    assert len({completion.tokens for completion in ours}) > 2

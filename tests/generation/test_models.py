@@ -1,0 +1,42 @@
+"""The weights in a folder against its config.json; what training and doctor make of it is in test_doctor.py."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation.models import check_weights
+
+
+def changed(folder: str, to: Path, drop: str = "", **added: torch.Tensor) -> str:
+    """A copy of a model whose file of weights lacks one tensor and has others."""
+    shutil.copytree(folder, to)
+    tensors = load_file(to / "model.safetensors")
+    tensors.pop(drop, None)
+    save_file({**tensors, **added}, to / "model.safetensors", metadata={"format": "pt"})
+    return str(to)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma"])
+def test_what_transformers_saved_is_whole(family, tiny):
+    check_weights(tiny(family))
+
+
+def test_a_tensor_that_would_be_made_up_is_named(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"lacks weights .* such as lm_head\.weight"):
+        check_weights(changed(tiny("llama"), tmp_path / "m", drop="lm_head.weight"))
+
+
+def test_either_end_of_tied_weights_is_enough(tiny, tmp_path):
+    embedding = "model.embed_tokens.weight"
+    weight = load_file(f"{tiny('qwen2')}/model.safetensors")[embedding]
+    check_weights(changed(tiny("qwen2"), tmp_path / "m", drop=embedding, **{"lm_head.weight": weight}))
+
+
+def test_layers_that_predict_further_tokens_are_no_mistake(tiny, tmp_path):
+    check_weights(changed(tiny("llama"), tmp_path / "m", **{"model.layers.2.eh_proj.weight": torch.zeros(2, 2)}))

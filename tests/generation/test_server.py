@@ -1,0 +1,186 @@
+"""The command that starts a vLLM server, and the client: against a stand-in (small_vllm.py), in seconds."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+from small_vllm import SmallVLLM
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation.server import Server, ServerError, command, environment, served_rank
+
+
+@pytest.fixture
+def small():
+    small = SmallVLLM()
+    yield small
+    small.stop()
+
+
+def after(line: list[str], flag: str) -> str:
+    return line[line.index(flag) + 1]
+
+
+def test_the_command_serves_this_machine_alone_with_the_log_probs_that_were_sampled_from():
+    line = command("org/model", port=8123, dtype="bfloat16", max_model_length=2048, seed=3, extra=["--enforce-eager"])
+    assert line[:3] == ["vllm", "serve", "org/model"]
+    assert after(line, "--host") == "127.0.0.1"
+    assert after(line, "--port") == "8123"
+    assert after(line, "--logprobs-mode") == "processed_logprobs"
+    assert after(line, "--max-model-len") == "2048"
+    assert after(line, "--seed") == "3"
+    assert line[-1] == "--enforce-eager"
+    assert "--enable-lora" not in line
+    assert after(line, "--weight-transfer-config") == '{"backend": "nccl"}'
+    assert not {"--tensor-parallel-size", "--data-parallel-size", "--gpu-memory-utilization"} & set(line)
+
+
+def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_takes():
+    line = command("m", lora_rank=20, tensor_parallel=2, data_parallel=4, gpu_memory_utilization=0.9)
+    assert "--enable-lora" in line
+    assert "--weight-transfer-config" not in line
+    assert after(line, "--max-lora-rank") == "32"
+    assert after(line, "--tensor-parallel-size") == "2"
+    assert after(line, "--data-parallel-size") == "4"
+    assert after(line, "--api-server-count") == "1"  # each front end has its own list of adapters
+    assert after(line, "--gpu-memory-utilization") == "0.9"
+    assert [served_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
+    with pytest.raises(ConfigError, match="lora_r=513 is above 512"):
+        served_rank(513)
+
+
+def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line(monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"host='0.0.0.0' .*VLLM_API_KEY"):
+        command("m", host="0.0.0.0")
+    assert "VLLM_API_KEY" not in environment()
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert "secret" not in " ".join(command("m", host="0.0.0.0"))
+    assert environment()["VLLM_API_KEY"] == "secret"
+    assert environment()["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ConfigError, match="is no address") as error:
+        Server(url)
+    assert "secret" not in str(error.value)
+
+
+def test_a_key_from_a_file_loses_its_line_end_and_one_that_no_header_carries_is_not_shown(small, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret\r\n")
+    Server(small.url).version()
+    assert small.headers[-1]["Authorization"] == "Bearer secret"
+    assert environment()["VLLM_API_KEY"] == "secret"
+    monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
+    with pytest.raises(ConfigError, match=r"VLLM_API_KEY='\*\*\*' holds more than printable ASCII"):
+        Server(small.url)
+
+
+@pytest.mark.parametrize("version", ["0.22.0", "0.27.1", "0.31.0", "0.31.4+cpu", "0.31.0rc1"])
+def test_supported_versions_pass(version, small):
+    small.version = version
+    assert Server(small.url).check_version() == version
+
+
+@pytest.mark.parametrize("version", ["0.21.9", "0.32.0", "1.0.0", "dev"])
+def test_another_version_is_one_line_with_the_remedy(version, small):
+    small.version = version
+    with pytest.raises(ServerError, match=r"runs vLLM .* 0.22 to 0.31: .*'vllm>=0.22,<0.32'") as error:
+        Server(small.url).check_version()
+    assert "\n" not in str(error.value)
+
+
+def test_the_key_is_sent_and_a_missing_one_is_said(small):
+    Server(small.url, api_key="secret").version()
+    assert small.headers[-1]["Authorization"] == "Bearer secret"
+    small.trouble = [(401, '{"error": "Unauthorized"}')]
+    with pytest.raises(ServerError, match="set VLLM_API_KEY") as error:
+        Server(small.url, api_key="wrong").models()
+    assert "wrong" not in str(error.value)
+
+
+def test_a_busy_server_is_asked_again_with_growing_pauses(small):
+    small.trouble = [(503, "loading"), (502, "")]
+    started = time.monotonic()
+    assert Server(small.url).version() == "0.31.0"
+    assert len(small.asked) == 3
+    assert time.monotonic() - started >= 1.5  # 0.5 and 1
+
+
+def test_a_refusal_is_not_asked_again(small):
+    small.trouble = [(400, '{"error": {"message": "this model\'s maximum context\\nlength is 16"}}')]
+    with pytest.raises(ServerError, match="answers 400: this model's maximum context length is 16") as error:
+        Server(small.url).generate([[1]], model="base")
+    assert error.value.status == 400
+    assert len(small.asked) == 1
+
+
+def test_nobody_there_is_one_line_after_the_patience(small):
+    small.stop()
+    with pytest.raises(ServerError, match="does not answer") as error:
+        Server(small.url, patience=0.2).version()
+    assert error.value.status is None
+    assert not Server(small.url).healthy()
+
+
+def test_waiting_ends_when_the_server_is_up_and_reports_meanwhile(small):
+    small.stop()
+    threading.Timer(0.5, small.start).start()
+    seconds: list[float] = []
+    Server(small.url).wait(30, alive=lambda: True, progress=seconds.append)
+    assert seconds
+    assert seconds == sorted(seconds)
+
+
+def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(small):
+    small.stop()
+    with pytest.raises(ServerError, match="ended before it was up"):
+        Server(small.url).wait(600, alive=lambda: False)
+    with pytest.raises(ServerError, match="after 0 seconds"):
+        Server(small.url).wait(0)
+
+
+def test_a_server_without_runtime_adapters_or_development_paths_says_what_to_start_it_with(small):
+    small.trouble = [(404, '{"detail": "Not Found"}')] * 2
+    with pytest.raises(ServerError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
+        Server(small.url).load_adapter("a", "/folder")
+    with pytest.raises(ServerError, match="VLLM_SERVER_DEV_MODE=1"):
+        Server(small.url).settings()
+
+
+def test_a_missing_folder_is_said_as_it_is(small):
+    small.trouble = [(404, '{"error": {"message": "Loading lora a failed: No adapter found for /folder"}}')]
+    with pytest.raises(ServerError, match=r"No adapter found for /folder: .*GRPO_MATH_ADAPTER_DIR"):
+        Server(small.url).load_adapter("a", "/folder")
+
+
+def test_an_unknown_adapter_is_unloaded_already(small):
+    Server(small.url).unload_adapter("never there")
+
+
+def test_a_prefix_cache_that_is_in_use_is_an_error(small):
+    small.trouble = [(200, '{"success": true}'), (200, ""), (200, '{"success": false}')]
+    server = Server(small.url)
+    server.reset_prefix_cache()
+    server.reset_prefix_cache()  # vLLM before 0.26 answers nothing
+    with pytest.raises(ServerError, match="requests are still running"):
+        server.reset_prefix_cache()
+
+
+def test_completions_come_in_the_order_of_prompts_with_their_log_probs(small):
+    def choice(index, ids, logprobs):
+        return {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
+
+    answer = [choice(2, [5], [-3.0]), choice(0, [1, 2], [-1.0, float("nan")]), choice(3, [6], [-4.0])]
+    small.trouble = [(200, json.dumps({"choices": [*answer, choice(1, [3], [-2.0])]}))]
+    sampled = Server(small.url).generate([[7], [8]], model="base", n=2)
+    assert sampled.token_ids == [[1, 2], [3], [5], [6]]
+    assert sampled.logprobs == [[-1.0, None], [-2.0], [-3.0], [-4.0]]
+    small.trouble = [(200, json.dumps({"choices": answer}))]
+    with pytest.raises(ServerError, match="3 completions of 2 prompts with n=2"):
+        Server(small.url).generate([[7], [8]], model="base", n=2)
+    assert Server(small.url).generate([], model="base").token_ids == []

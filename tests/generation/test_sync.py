@@ -1,0 +1,236 @@
+"""The adapter alone goes to a real vLLM server on the CPU, whose `vllm` GRPO_MATH_VLLM names (vllm_environment.sh).
+
+Two processes of DeepSpeed ZeRO-2 train SmolLM2-135M with LoRA against it, the server is killed in the middle, and the
+canary is shown syncs that are broken on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from launching import ROOT, accelerate, variables
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from grpo_math.errors import UserError
+from grpo_math.generation.adapters import logps, save_adapter, scaled
+from grpo_math.generation.server import Server, command, environment
+from grpo_math.generation.sync import AdapterGeneration
+from grpo_math.run.ports import free_port
+
+PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
+VLLM = os.environ.get("GRPO_MATH_VLLM")
+pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
+
+
+class Process:
+    """A vLLM server of SmolLM2 in a session of its own, which is killed whole."""
+
+    extra: tuple[str, ...] = ("--enforce-eager", "--max-num-seqs", "16")
+
+    def __init__(self, model: str, folder: Path) -> None:
+        self.model, self.folder, self.port = model, folder, free_port()
+        self.server = Server(f"http://127.0.0.1:{self.port}")
+        self.start()
+        self.server.wait(300, alive=self.alive)
+
+    def start(self) -> None:
+        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": self.extra}
+        line = command(self.model, port=self.port, executable=str(VLLM), **options)
+        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **environment(), **cpu}
+        variables.pop("PYTHONPATH", None)
+        with open(self.folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(
+                line, env=variables, stdout=log, stderr=log, start_new_session=True, cwd=self.folder
+            )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Ends all of it, and sees that it did: vLLM's engine is a process of its own."""
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + 20
+            while of_session(self.process.pid) and time.monotonic() < deadline:
+                for pid in of_session(self.process.pid):
+                    os.kill(pid, sent)
+                self.process.poll()
+                time.sleep(0.2)
+        assert not of_session(self.process.pid)
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session that are not zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it ended
+            continue
+        if int(of) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture(scope="session")
+def process(smollm, tmp_path_factory):
+    process = Process(smollm, tmp_path_factory.mktemp("vllm"))
+    yield process
+    process.stop()
+
+
+def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, smollm, tmp_path):
+    start = accelerate("zero2_offload", tmp_path, "--num_processes", "2")
+    kill_at = 3
+    program = [str(PROGRAM), smollm, str(tmp_path), process.server.url, "5", str(kill_at), str(process.process.pid)]
+    with open(tmp_path / "run.log", "wb") as log:
+        streams = {"stdout": log, "stderr": log}
+        run = subprocess.Popen([*start, *program], env=variables(), cwd=ROOT, start_new_session=True, **streams)
+    killed = None
+    try:
+        while run.poll() is None:
+            if killed is None and not process.alive():
+                killed = process.process.pid
+                while of_session(killed):
+                    time.sleep(0.1)
+                process.start()
+            time.sleep(0.2)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 0, (tmp_path / "run.log").read_text()[-4000:]
+    assert killed is not None
+
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert "DEEPSPEED" in record["distributed_type"]
+    assert record["processes"] == 2
+    assert record["base"][0] == record["base"][1]
+    assert record["canaries"] == 2
+    assert len(record["folders"]) == 1, "old adapters stay behind"
+    assert not Path(record["root"]).exists()
+    answers = record["answers"]
+    assert len(answers) == 5
+    for answer in answers:
+        apart = torch.tensor(answer["vllm"]) - torch.tensor(answer["trainer"])
+        assert apart.abs().mean() < 0.2
+    assert answers[0]["tokens"] != answers[-1]["tokens"], "training changes the greedy answer"
+    history = record["history"]
+    assert [line["step"] for line in history] == [1, 2, 3, 4, 5]
+    for line in history:
+        assert 0 < line["seconds/sync"] < line["step_time"]
+        assert line["sync_share"] == pytest.approx(line["seconds/sync"] / line["step_time"])
+        assert line["sampling/sampling_logp_difference/mean"] < 0.2
+    print([(round(line["seconds/sync"], 3), round(line["step_time"], 2)) for line in history])
+
+
+class SameFolder(AdapterGeneration):
+    """The trap: one name, one folder, loaded in place, and vLLM's prefix cache not reset."""
+
+    def _publish(self, tensors, scale):
+        self.folder = self.root / f"{self.run}-same"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        save_adapter(self.model, tensors, self.folder, scale)
+        body = {"lora_name": self.name, "lora_path": str(self.folder), "load_inplace": True}
+        for server in self.servers:
+            server._post("/v1/load_lora_adapter", body)
+
+
+class OldAdapter(AdapterGeneration):
+    """What is sent is what was sent first."""
+
+    def _publish(self, tensors, scale):
+        self.first = getattr(self, "first", tensors)
+        super()._publish(self.first, scale)
+
+
+class OldName(AdapterGeneration):
+    """Every adapter is loaded, and the first one is asked for."""
+
+    @property
+    def name(self):
+        return f"{self.run}-1" if self.sent else ""
+
+    def _publish(self, tensors, scale):
+        self.folder = None  # so that the first one is not removed
+        super()._publish(tensors, scale)
+
+    def _load(self, server):
+        server.load_adapter(self.folder.name, str(self.folder))
+
+
+@pytest.fixture
+def policy(smollm):
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.bfloat16)
+    return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
+
+
+def syncs(kind, model, tokenizer, url, tmp_path):
+    """Two syncs with a small update between them, and a rollout after each."""
+    generation = kind(
+        SimpleNamespace(output_dir=tmp_path, seed=0),
+        model=model,
+        accelerator=Accelerator(cpu=True),
+        processing_class=None,
+        mode="server",
+        server_base_url=url,
+        max_completion_length=8,
+    )
+    prompts = [tokenizer(text)["input_ids"] for text in ("The capital of France is", "Water boils at a temperature of")]
+    generation.sync_weights()
+    first = generation.generate([prompts[0]] * 2 + [prompts[1]] * 2, None, 2)
+    assert generation.canaries == 1
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # as far as Adam goes in a step at a learning rate of 1e-5
+                parameter.add_(torch.randn_like(parameter).sign() * 1e-5)
+    generation.sync_weights()
+    generation.generate([prompts[0]], None, 1)
+    return generation, first
+
+
+def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_prompts(
+    process, policy, tokenizer, tmp_path
+):
+    urls = f"{process.server.url},{process.server.url.replace('127.0.0.1', 'localhost')}"
+    generation, (prompt_ids, token_ids, logprobs, ids) = syncs(AdapterGeneration, policy, tokenizer, urls, tmp_path)
+    assert generation.canaries == 2
+    assert [name for name in process.server.models() if name.startswith(generation.run)] == [generation.name]
+    assert [[[token] for token in row] for row in token_ids] == ids
+    for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):
+        with scaled(policy, 0.0):  # B was 0 then
+            ours = logps(policy, prompt, tokens)
+        assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize("broken", [SameFolder, OldAdapter, OldName])
+def test_the_canary_stops_a_run_whose_sync_is_broken(broken, process, policy, tokenizer, tmp_path):
+    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 2") as error:
+        syncs(broken, policy, tokenizer, process.server.url, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_canary_stops_a_run_whose_server_has_another_base(process, policy, tokenizer, tmp_path):
+    with torch.no_grad():
+        for layer in policy.get_base_model().model.layers[3:6]:
+            layer.mlp.down_proj.base_layer.weight.mul_(-1.0)
+    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
+        syncs(AdapterGeneration, policy, tokenizer, process.server.url, tmp_path)
+
+
+def test_an_adapter_above_the_servers_rank_is_refused(process, smollm, tokenizer, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(smollm, dtype=torch.bfloat16)
+    model = get_peft_model(base, LoraConfig(r=32, target_modules=["q_proj"]))
+    with pytest.raises(UserError, match=r"lora_r=32 cannot be served.*up to rank 16.*--max-lora-rank 32"):
+        syncs(AdapterGeneration, model, tokenizer, process.server.url, tmp_path)

@@ -1,0 +1,251 @@
+"""The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from run.test_signals import ends, settings, start, two
+from small_vllm import SETTINGS, SmallVLLM
+from train.test_program import history
+from trl.trainer import grpo_trainer
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+
+def letters(completions, **columns):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+@pytest.fixture
+def small(tiny):
+    small = SmallVLLM(tiny())
+    yield small
+    small.stop()
+
+
+def trainer_of(url, tiny, tokenizer, folder, lora=None, **settings):
+    trls = grpo_trainer.VLLMGeneration
+    base = {
+        "use_cpu": True,
+        "bf16": False,
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 6,
+        "learning_rate": 1e-2,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": url,
+        "vllm_server_timeout": 1.0,
+    }
+    try:
+        return MathGRPOTrainer(
+            model=tiny(),
+            reward_funcs=letters,
+            args=MathGRPOConfig(str(folder), **{**base, **settings}),
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in ("x", "What is 3 + 4?", "Hello") * 8]),
+            processing_class=tokenizer,
+            peft_config=LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **(lora or {})}),
+        )
+    finally:
+        assert grpo_trainer.VLLMGeneration is trls  # ours stood there for the constructor alone
+
+
+def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(small, tiny, tokenizer, tmp_path):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, vllm_server_timeout=30.0)
+    seen = []
+
+    def restart_in_the_middle(path):
+        if path == "/v1/completions":
+            seen.append(len(small.adapters))
+            if len(seen) == 6:  # the third rollout: two canaries before it, with three requests, and two rollouts
+                small.before = lambda path: None
+                small.stop()
+                small.start()
+
+    small.before = restart_in_the_middle
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert len(seen) == 6
+    assert trainer.vllm_generation.canaries == 2
+    assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 3, 4]
+    assert len(small.adapters) == 1  # that of the last sync: the older ones were unloaded
+    folders = list(trainer.vllm_generation.root.iterdir())
+    assert [folder.name for folder in folders] == list(small.adapters)
+    for line in trainer.state.log_history:
+        assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
+
+
+def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(small, tiny, tokenizer, tmp_path):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
+    sync = trainer.vllm_generation.sync_weights
+
+    def last_sync():
+        sync()
+        if trainer.state.global_step == 2:
+            small.stop()
+
+    trainer.vllm_generation.sync_weights = last_sync
+    with pytest.raises(UserError, match=r"checkpoint-2 is saved: the same command goes on from it") as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["global_step"] == 2
+
+    small.start()
+    again = trainer_of(small.url, tiny, tokenizer, tmp_path)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert again.state.global_step == 4
+
+
+def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_adapter_again(
+    small, tiny, tokenizer, tmp_path
+):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, vllm_server_timeout=120.0)
+    sync, seconds = trainer.vllm_generation.sync_weights, 20
+
+    def sync_and_lose_it():
+        sync()
+        if trainer.state.global_step == 2:
+            small.stop()
+            threading.Timer(seconds, small.start).start()
+
+    trainer.vllm_generation.sync_weights = sync_and_lose_it
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert lines[2]["step_time"] > seconds
+    assert len(small.adapters) == 1
+    for line in lines:
+        assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
+
+
+def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(small, tiny, tmp_path):
+    """The training program, started as it is on a cluster; the server is lost in the third rollout."""
+    asked = []
+
+    def lose_it(path):
+        asked.append(path)
+        if asked.count("/v1/load_lora_adapter") == 3:
+            small.before = lambda path: None
+            small.stop()
+
+    small.before = lose_it
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
+    lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]
+    process = start([*two(tmp_path, "grpo_math.train.ranks"), *settings(tiny, run_dir, *server, *lora)], log)
+    said = ends(process, log, 2)
+    (line,) = [line for line in said.splitlines() if line.startswith("error:")]
+    assert f"no vLLM server answers at {small.url} after 2 seconds" in line
+    assert "(checkpoint-2 is saved: the same command goes on from it)" in line
+    assert json.loads((run_dir / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2
+    assert [line["step"] for line in history(run_dir)] == [1, 2]
+
+
+def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
+    other = SmallVLLM(tiny())
+    try:
+        trainer = trainer_of(f"{small.url},{other.url}", tiny, tokenizer, tmp_path, max_steps=2)
+        trainer.train()
+        for server in (small, other):
+            assert server.asked.count("/v1/completions") == 5  # two rollouts and three questions of the canary
+            assert len(server.adapters) == 1
+    finally:
+        other.stop()
+    for line in trainer.state.log_history:
+        assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "lora", "message"),
+    [
+        ({"lora_config": None}, {}, "lora_r=4 cannot be served: .* takes no adapters: .*--enable-lora"),
+        ({"lora_config": {"max_lora_rank": 2}}, {}, "takes adapters up to rank 2"),
+        ({"model_config": {**SETTINGS["model_config"], "max_model_len": 6}}, {}, "max_completion_length=6 leaves no"),
+        ({"version": "0.20.1"}, {}, "runs vLLM 0.20.1"),
+        ({}, {"use_dora": True}, "use_dora=True cannot be synced"),
+    ],
+)
+def test_what_the_server_cannot_do_is_said_before_the_first_step(settings, lora, message, tiny, tokenizer, tmp_path):
+    small = SmallVLLM(tiny(), **settings)
+    try:
+        with pytest.raises(UserError, match=message):
+            trainer_of(small.url, tiny, tokenizer, tmp_path, lora=lora)
+    finally:
+        small.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_vllm": False, "vllm_sync": "merged"}, r"vllm_sync='merged' would be ignored \(use_vllm=False\)"),
+        ({"vllm_sync": "adapters"}, "vllm_sync='adapters' is not known: did you mean 'adapter'"),
+        ({"vllm_sync": "merged", "vllm_server_base_url": "http://a:1,http://b:1"}, "names several servers"),
+        ({"vllm_server_base_url": "http://a:1,http://a:1"}, "names a server twice"),
+        ({"vllm_server_base_url": "http://a:1, b:1"}, "holds 'b:1', which is no address"),
+        ({"vllm_mode": "colocate", "vllm_server_base_url": "http://a:1"}, "vllm_server_base_url='http://a:1' would be"),
+    ],
+)
+def test_settings_that_cannot_work_together_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        MathGRPOConfig("x", use_cpu=True, bf16=False, **{"use_vllm": True, "vllm_mode": "server", **settings})
+
+
+def test_full_fine_tuning_and_merged_keep_trls_own_path(tiny, tokenizer, tmp_path, monkeypatch):
+    made = []
+
+    class Trls:
+        def __init__(self, **kwargs):
+            made.append(kwargs)
+            raise RuntimeError("TRL's")
+
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Trls)
+    with pytest.raises(RuntimeError, match="TRL's"):
+        trainer_of("http://127.0.0.1:1", tiny, tokenizer, tmp_path, vllm_sync="merged")
+    settings = {"use_cpu": True, "bf16": False, "use_vllm": True, "vllm_mode": "server", "report_to": "none"}
+    for urls, error in (("http://127.0.0.1:1", RuntimeError), ("http://a:1,http://b:1", ConfigError)):
+        with pytest.raises(error):
+            MathGRPOTrainer(
+                model=tiny(),
+                reward_funcs=letters,
+                args=MathGRPOConfig(str(tmp_path), vllm_server_base_url=urls, **settings),
+                train_dataset=Dataset.from_list([{"prompt": "x"}] * 8),
+                processing_class=tokenizer,
+            )
+    assert len(made) == 2
+
+
+def test_the_sync_needs_no_vllm_package():
+    text = (Path(__file__).parents[2] / "grpo_math" / "vllm_sync.py").read_text()
+    indented = [line for line in text.splitlines() if line.lstrip().startswith(("from vllm", "import vllm"))]
+    assert indented
+    assert all(line.startswith("    ") for line in indented)  # where vLLM is in the process: colocated
+
+
+def test_a_run_that_goes_on_with_another_server_samples_what_it_would_have_sampled(small, tiny, tokenizer, tmp_path):
+    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", save_strategy="steps", save_steps=1)
+    whole.train()
+    small.stop()
+    other = SmallVLLM(tiny())
+    try:
+        again = trainer_of(other.url, tiny, tokenizer, tmp_path / "again")
+        again.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
+    finally:
+        other.stop()
+    assert again.state.global_step == 4
+    for (name, ours), theirs in zip(again.model.named_parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name

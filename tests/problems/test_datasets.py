@@ -1,0 +1,490 @@
+"""data.py: the real data sets, files with bad rows, the Hub (as a stand-in), and the generated problems."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from grpo_math.errors import ConfigError, DataError
+from grpo_math.problems import datasets
+from grpo_math.problems.datasets import gsm8k_gold, load_problems, read_rows, to_dataset
+
+FOLDER = os.environ.get("GRPO_MATH_DATA")
+needs_data = pytest.mark.skipif(not FOLDER, reason="GRPO_MATH_DATA names no folder with gsm8k, math and math500")
+COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
+GOOD = {"problem": "What is 3 + 4?", "answer": "7"}
+
+
+def write(path: Path, *rows: object) -> str:
+    """A JSONL file; a row given as text or bytes is written as it is."""
+    lines = [
+        row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode() for row in rows
+    ]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return str(path)
+
+
+def raw(name: str) -> list[dict]:
+    return [json.loads(line) for line in (Path(FOLDER or "") / name).read_text(encoding="utf-8").splitlines()]
+
+
+def one_line(error: BaseException) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+# The real data
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("dataset", "split", "rows"),
+    [
+        ("gsm8k", "train", 7473),
+        ("gsm8k", "test", 1319),
+        ("math", "train", 7498),
+        ("math", "test", 4500),
+        ("math500", "test", 500),
+    ],
+)
+def test_the_published_sets_have_their_rows_and_every_row_has_a_gold(dataset, split, rows):
+    loaded = load_problems(dataset, split)
+    assert len(loaded) == rows
+    assert len({row["id"] for row in loaded}) == rows
+    keys = COMMON if dataset == "gsm8k" else [*COMMON, "level", "subject"]
+    for row in loaded:
+        assert list(row) == keys
+        assert row["answer"] == row["answer"].strip() != ""
+        assert row["problem"].strip()
+        assert row["prompt"][-1] == {"role": "user", "content": row["problem"]}
+
+
+@needs_data
+def test_every_gsm8k_gold_is_a_plain_integer():
+    golds = [row["answer"] for split in ("train", "test") for row in load_problems("gsm8k", split)]
+    assert all(re.fullmatch(r"-?\d+", gold) for gold in golds)
+    in_file = [
+        row["answer"].rsplit("####", 1)[1].strip() for name in ("train", "test") for row in raw(f"gsm8k/{name}.jsonl")
+    ]
+    assert [gold.replace(",", "") for gold in in_file] == golds
+    assert sum("," in gold for gold in in_file) > 50
+    assert (golds[0], golds[7473]) == ("72", "18")  # Natalia's clips, Janet's ducks
+
+
+@needs_data
+def test_math_has_the_levels_and_subjects_of_its_files():
+    train = load_problems("math", "train")
+    assert Counter(row["level"] for row in train) == {5: 2302, 4: 1690, 3: 1592, 2: 1348, 1: 564, None: 2}
+    assert Counter(row["subject"] for row in train)["Counting & Probability"] == 771
+    assert len({row["subject"] for row in train}) == 7
+    assert Counter(row["level"] for row in load_problems("math500", "test")) == {5: 134, 4: 128, 3: 105, 2: 90, 1: 43}
+
+
+@needs_data
+def test_no_problem_is_in_two_sets_but_the_one_that_math_itself_repeats():
+    names = [("gsm8k", "train"), ("gsm8k", "test"), ("math", "train"), ("math", "test"), ("math500", "test")]
+    sets = {name: {row["problem"] for row in load_problems(*name)} for name in names}
+    shared = {(a, b): sets[a] & sets[b] for a, b in itertools.combinations(names, 2) if sets[a] & sets[b]}
+    assert list(shared) == [(("math", "train"), ("math", "test"))]
+    (repeated,) = shared[("math", "train"), ("math", "test")]
+    assert "vertices of an equilateral triangle" in repeated
+
+
+@needs_data
+def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
+    # What the solutions box, against the answers that a separate program cut out of them.
+    for name, split, gaps in (("math", "train", 2), ("math", "test", 0), ("math500", "test", 0)):
+        rows = raw(datasets.SOURCES[name].files[split])
+        without = [{key: row[key] for key in row if key != "answer"} for row in rows]
+        folder = tmp_path / name / split
+        (folder / datasets.SOURCES[name].files[split]).parent.mkdir(parents=True)
+        write(folder / datasets.SOURCES[name].files[split], *without)
+        loaded = load_problems(name, split, data_dir=str(folder))
+        assert len(loaded) == len(rows) - gaps
+        answers = {row["unique_id"]: row["answer"] for row in rows}
+        # The box as written: the punctuation and the spaces at its edges may go.
+        assert [row["answer"].strip(" .,") for row in loaded] == [answers[row["id"]].strip(" \n.,") for row in loaded]
+
+
+@needs_data
+def test_math_leaves_out_its_two_rows_without_an_answer_and_says_so(caplog):
+    load_problems("math", "train")
+    (record,) = caplog.records
+    file = Path(FOLDER or "") / "math/train.jsonl"
+    assert record.getMessage() == (
+        f"skipped 2 of 7,500 rows of {file}: answer is empty in the published data (lines 5530, 5532)"
+    )
+
+
+@needs_data
+def test_a_damaged_row_of_a_published_set_is_an_error_all_the_same(tmp_path):
+    rows = raw("gsm8k/test.jsonl")[:3]
+    rows[1]["answer"] = "no marker"
+    (tmp_path / "gsm8k").mkdir()
+    file = write(tmp_path / "gsm8k" / "test.jsonl", *rows)
+    with pytest.raises(DataError) as error:
+        load_problems("gsm8k", "test", data_dir=str(tmp_path))
+    assert one_line(error.value) == f"{file}:2: answer has no #### line: mend the row, or pass --skip_bad_rows"
+    assert len(load_problems("gsm8k", "test", data_dir=str(tmp_path), skip_bad_rows=True)) == 2
+
+
+@needs_data
+def test_a_limit_draws_rows_by_the_seed_and_keeps_the_order_of_the_file():
+    all_ids = [row["id"] for row in load_problems("math500", "test")]
+    first = [row["id"] for row in load_problems("math500", "test", limit=100)]
+    again = [row["id"] for row in load_problems("math500", "test", limit=100)]
+    other = [row["id"] for row in load_problems("math500", "test", limit=100, seed=1)]
+    smaller = [row["id"] for row in load_problems("math500", "test", limit=40)]
+    assert first == again != other
+    assert first == [i for i in all_ids if i in set(first)]
+    assert len(first) == 100
+    assert set(smaller) < set(first)
+    # MATH's file is in the order of its subjects: a draw sees all seven.
+    assert len({row["subject"] for row in load_problems("math", "test", limit=60)}) == 7
+    assert len(load_problems("math500", "test", limit=9999)) == 500
+
+
+@needs_data
+def test_heldout_means_test_and_math500_has_nothing_else(caplog):
+    assert load_problems("gsm8k", "heldout", limit=3) == load_problems("gsm8k", "test", limit=3)
+    assert not caplog.records
+    assert len(load_problems("math500")) == 500
+    assert caplog.messages == [
+        "math500 has a test split only, and that is what you get: report no figures on it after training"
+    ]
+    with pytest.raises(ConfigError, match=r"split='tset' is not known: did you mean 'test'\? \(train, test\)"):
+        load_problems("gsm8k", "tset")
+
+
+@needs_data
+def test_the_hub_id_of_a_known_set_names_it_too():
+    assert load_problems("openai/gsm8k", limit=5) == load_problems("gsm8k", limit=5)
+
+
+@needs_data
+@pytest.mark.parametrize("template", ["gsm8k", "boxed", "r1_zero", "xml"])
+def test_a_template_builds_the_prompt_and_names_the_answer_format(template):
+    row = load_problems("gsm8k", template=template, limit=1)[0]
+    assert row["answer_format"] == template
+    text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+    assert row["problem"] in text
+    assert isinstance(row["prompt"], str) == (template == "r1_zero")
+
+
+# A file of the user
+
+
+def test_a_file_may_use_any_of_the_key_names(tmp_path):
+    file = write(
+        tmp_path / "mine.jsonl",
+        {"problem": "a?", "answer": "1"},
+        {"question": "b?", "solution": r"so $\boxed{\frac{1}{2}}$"},
+        {"prompt": "c?", "gold": 3},
+        {"question": "d?", "answer": "1 + 1 = 2\n#### 2,000"},
+        {"problem": "e?", "answer": 2.5, "solution": "ignored, since there is an answer"},
+        {"problem": " f? ", "answer": None, "gold": " x + 1 ", "id": 9},
+        {"problem": "g?", "answer": r"first \boxed{1}, then \boxed{\sqrt{2}}", "id": "seven"},
+        {"problem": "h?", "answer": "1,080", "unique_id": "u/8"},
+    )
+    rows = load_problems(file)
+    assert [row["answer"] for row in rows] == ["1", r"\frac{1}{2}", "3", "2000", "2.5", "x + 1", r"\sqrt{2}", "1,080"]
+    assert [row["id"] for row in rows] == ["mine/1", "mine/2", "mine/3", "mine/4", "mine/5", "9", "seven", "u/8"]
+    assert rows[5]["problem"] == "f?"
+    assert all(list(row) == COMMON for row in rows)
+
+
+def test_all_rows_have_level_and_subject_as_soon_as_one_has(tmp_path):
+    file = write(
+        tmp_path / "l.jsonl",
+        GOOD,
+        {**GOOD, "level": "Level 3", "subject": "Algebra"},
+        {**GOOD, "level": 5},
+        {**GOOD, "level": "Level ?"},
+    )
+    rows = load_problems(file)
+    assert [row["level"] for row in rows] == [None, 3, 5, None]
+    assert [row["subject"] for row in rows] == [None, "Algebra", None, None]
+    mixed = write(tmp_path / "m.jsonl", {**GOOD, "level": "hard"}, {**GOOD, "level": 5}, GOOD)
+    assert [row["level"] for row in load_problems(mixed)] == ["hard", "5", None]
+    to_dataset(load_problems(mixed))
+
+
+def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
+    line = json.dumps(GOOD).encode()
+    file = write(tmp_path / "w.jsonl", b"\xef\xbb\xbf" + line + b"\r", b"", b"  \r", line)
+    assert [row["id"] for row in load_problems(file)] == ["w/1", "w/4"]
+
+
+BAD_ROWS = {
+    "no gold": ({"problem": "a?"}, "answer is missing"),
+    "an empty gold": ({"problem": "a?", "answer": " "}, "answer is empty"),
+    "an empty gold is not made up for by the solution": (
+        {"problem": "a?", "answer": "", "solution": r"\boxed{5}"},
+        "answer is empty",
+    ),
+    "an empty box": ({"problem": "a?", "solution": r"so \boxed{}."}, "solution holds no gold answer"),
+    "an empty marker": ({"problem": "a?", "answer": "work\n####  "}, "answer holds no gold answer"),
+    "a gold of the wrong type": ({"problem": "a?", "answer": ["7"]}, "answer is a list, not text or a number"),
+    "a gold that is true": ({"problem": "a?", "answer": True}, "answer is true or false, not text or a number"),
+    "a gold that is not finite": ('{"problem": "a?", "answer": NaN}', "answer is not finite"),
+    "no problem": ({"answer": "7"}, "problem is missing"),
+    "an empty problem": ({"question": "\n ", "answer": "7"}, "question is empty"),
+    "a problem of the wrong type": ({"problem": 5, "answer": "7"}, "problem is a number, not text"),
+    "a prompt of messages": ({"prompt": [{"role": "user"}], "answer": "7"}, "prompt is a list, not text"),
+    "half a surrogate pair": (
+        r'{"problem": "a \ud83d?", "answer": "7"}',
+        "problem holds half of a surrogate pair, which no tokenizer takes",
+    ),
+    "not JSON": ("{'problem': 1}", "row is not JSON (Expecting property name enclosed in double quotes, column 2)"),
+    "cut off": ('{"problem": "a?", "answer": "7', "row is not JSON (Unterminated string starting at, column 29)"),
+    "not an object": ([1, 2], "row is a list, not an object"),
+    "null": ("null", "row is missing"),
+    "not UTF-8": (b'{"problem": "caf\xe9?", "answer": "7"}', "row is not UTF-8 (byte 16)"),
+    "nested without end": ("[" * 100_000, "row is not JSON ("),
+    "an id of the wrong type": ({**GOOD, "id": {"a": 1}}, "id is an object, not text"),
+    "an id used before": ({**GOOD, "id": "first"}, "id 'first' is the id of line 1 too"),
+    "a level of the wrong type": ({**GOOD, "level": [3]}, "level is a list, not a whole number or text"),
+    "a subject of the wrong type": ({**GOOD, "subject": 3}, "subject is a number, not text"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_ROWS)
+def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
+    row, reason = BAD_ROWS[fault]
+    file = write(tmp_path / "bad.jsonl", {**GOOD, "id": "first"}, "", row, GOOD)
+    with pytest.raises(DataError) as error:
+        load_problems(file)
+    assert one_line(error.value).startswith(f"{file}:3: {reason}")
+    assert one_line(error.value).endswith("mend the row, or pass --skip_bad_rows")
+    assert len(str(error.value)) < 400 + len(file)
+
+    assert [row["id"] for row in load_problems(file, skip_bad_rows=True)] == ["first", "bad/4"]
+    (message,) = caplog.messages
+    assert message.startswith(f"skipped 1 of 3 rows of {file}: {reason}")
+    assert message.endswith("(line 3)")
+
+
+def test_skipped_rows_are_counted_by_reason(tmp_path, caplog):
+    file = write(tmp_path / "many.jsonl", GOOD, *[{"problem": "a?"}] * 12, "{", GOOD, {"answer": "7"})
+    assert len(load_problems(file, skip_bad_rows=True)) == 2
+    assert caplog.messages == [
+        f"skipped 14 of 16 rows of {file}: answer is missing (lines 2, 3, 4, 5, 6, 7, 8, 9 and 4 more); "
+        "row is not JSON (Expecting property name enclosed in double quotes, column 2) (line 14); "
+        "problem is missing (line 16)"
+    ]
+    rows, errors = read_rows(file)
+    assert (len(rows), [error.line for error in errors]) == (2, [*range(2, 14), 14, 16])
+
+
+def test_a_file_without_a_good_row_is_an_error(tmp_path):
+    for rows in ([], [{"problem": "a?"}]):
+        with pytest.raises(ConfigError, match="has no row that can be used"):
+            load_problems(write(tmp_path / "none.jsonl", *rows), skip_bad_rows=True)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
+    for path in (tmp_path / "missing.jsonl", tmp_path):
+        with pytest.raises(ConfigError) as error:
+            load_problems(f"{path}" if path.suffix else f"{path}/")
+        assert one_line(error.value).startswith(f"dataset='{path}' cannot be read (")
+        assert one_line(error.value).endswith(
+            ": give a .jsonl file that can be read, or gsm8k, math, math500, generated"
+        )
+    with pytest.raises(ConfigError) as error:
+        load_problems("gsm8k", data_dir=str(tmp_path))
+    assert one_line(error.value) == (
+        f"data_dir='{tmp_path}/gsm8k/train.jsonl' cannot be read (No such file or directory): "
+        "give the folder that holds gsm8k/train.jsonl"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"dataset": "gms8k"},
+            "dataset='gms8k' is not known: did you mean 'gsm8k'? (gsm8k, math, math500, generated, path/to/file.jsonl)",
+        ),
+        (
+            {"dataset": "imo"},
+            "dataset='imo' is not known: use one of gsm8k, math, math500, generated, path/to/file.jsonl",
+        ),
+        (
+            {"dataset": "generated:sum"},
+            "level='sum' is not known: did you mean 'sums'? (sums, differences, products, two_step, word)",
+        ),
+        ({"dataset": "generated", "split": "dev"}, "split='dev' is not known: use one of train, heldout"),
+        (
+            {"dataset": "generated", "template": "bxed"},
+            "template='bxed' is not known: did you mean 'boxed'? (gsm8k, boxed, r1_zero, xml)",
+        ),
+        (
+            {"dataset": "gsm8k", "template": "bxed"},
+            "template='bxed' is not known: did you mean 'boxed'? (gsm8k, boxed, r1_zero, xml)",
+        ),
+        (
+            {"dataset": "gsm8k", "limit": 0},
+            "limit=0 is not a number of rows: give 1 or more, or leave it out for all rows",
+        ),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        load_problems(**arguments)
+    assert one_line(error.value) == message
+
+
+# The Hub
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A stand-in for the Hub: {(id, split): rows}; every load is noted."""
+    datasets, huggingface_hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
+    stored: dict = {"loads": [], "asked": []}
+
+    def dataset_info(self, name, timeout):
+        stored["asked"].append(name)
+        if not any(key[0] == name for key in stored if isinstance(key, tuple)):
+            raise OSError("[Errno -2] Name or service not known\nand more lines")
+
+    def load_dataset(name, config, split):
+        stored["loads"].append((name, config, split))
+        return stored[name, split]
+
+    monkeypatch.delenv("GRPO_MATH_DATA", raising=False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return stored
+
+
+def test_without_local_data_the_hub_is_asked(hub):
+    hub["openai/gsm8k", "train"] = [{"question": "a?", "answer": "2 * 600 = 1200\n#### 1,200"}]
+    assert [(row["id"], row["answer"]) for row in load_problems("gsm8k")] == [("gsm8k/train/1", "1200")]
+    assert hub["asked"] == ["openai/gsm8k"]
+    assert hub["loads"] == [("openai/gsm8k", "main", "train")]
+
+
+@pytest.mark.parametrize("folder", [None, "empty"])
+def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monkeypatch, tmp_path, folder):
+    if folder:
+        monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / folder))
+    with pytest.raises(ConfigError) as error:
+        load_problems("gsm8k", "test")
+    assert one_line(error.value) == (
+        "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be had from the Hub "
+        "(OSError: [Errno -2] Name or service not known): "
+        "set GRPO_MATH_DATA to a folder that holds gsm8k/test.jsonl, or pass --dataset generated"
+    )
+    assert hub["loads"] == []
+
+
+def test_a_copy_in_the_datasets_cache_is_used_without_asking_the_hub(hub, tmp_path):
+    (tmp_path / "no cache" / "HuggingFaceH4___math-500").mkdir(parents=True)
+    hub["HuggingFaceH4/MATH-500", "test"] = [
+        {"problem": "a?", "solution": r"\boxed{1}", "answer": "1", "subject": "Algebra", "level": 1, "unique_id": "u"}
+    ]
+    assert [row["id"] for row in load_problems("math500", "test")] == ["u"]
+    assert hub["asked"] == []
+
+
+@needs_data
+def test_math_from_the_hub_gives_the_rows_and_golds_of_the_local_files(hub, caplog):
+    """The Hub's columns, made from the local rows: no answer, "Level 5", the subject under ``type``."""
+    hub_id, folder = datasets.SOURCES["math"].hub, Path(FOLDER or "")
+
+    def as_on_the_hub(row):
+        level = "Level ?" if row["level"] is None else f"Level {row['level']}"
+        return {"problem": row["problem"], "level": level, "type": row["subject"], "solution": row["solution"]}
+
+    math500 = raw("math500/test.jsonl")
+    hub["HuggingFaceH4/MATH-500", "test"] = math500
+    hub[hub_id, "train"] = [as_on_the_hub(row) for row in raw("math/train.jsonl")]
+    hub[hub_id, "test"] = [as_on_the_hub(row) for row in [*math500, *raw("math/test_outside_math500.jsonl")]]
+    for split in ("train", "test"):
+        local = load_problems("math", split, data_dir=str(folder))
+        remote = load_problems("math", split)
+        assert [(row["problem"], row["level"], row["subject"]) for row in remote] == [
+            (row["problem"], row["level"], row["subject"]) for row in local
+        ]
+        assert [row["answer"].strip(".,") for row in remote] == [row["answer"].strip(".,") for row in local]
+    assert (
+        f"skipped 2 of 7,500 rows of {hub_id} (train): solution is empty in the published data (lines 5530, 5532)"
+        in (caplog.messages)
+    )
+
+
+# Generated problems
+
+
+def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch):
+    monkeypatch.delenv("GRPO_MATH_DATA", raising=False)
+    rows = load_problems("generated", "heldout", limit=256)
+    assert len(rows) == 256
+    assert list(rows[0]) == [*COMMON, "level"]
+    assert {row["level"] for row in rows} == {1, 2}
+    assert load_problems("generated", "test", limit=256) == rows
+    assert load_problems("generated:sums,differences", "heldout", limit=256) == rows
+    assert {row["level"] for row in load_problems("generated:word, two_step", limit=20)} == {4, 5}
+    assert load_problems("generated", limit=50, seed=1) != load_problems("generated", limit=50)
+
+
+def test_generated_without_a_limit_is_all_that_the_levels_evenly_have():
+    assert Counter(row["level"] for row in load_problems("generated")) == {1: 312, 2: 312}
+    assert len(load_problems("generated:products")) == 80
+    train, heldout = (
+        {row["problem"] for row in load_problems("generated:sums,products,word", split)}
+        for split in ("train", "heldout")
+    )
+    assert not train & heldout
+
+
+def test_more_generated_problems_than_there_are_is_an_error_with_their_number():
+    with pytest.raises(ConfigError, match="which has 153 heldout problems in all: ask for 306 or fewer"):
+        load_problems("generated", "heldout", limit=320)
+
+
+# What comes out
+
+
+def test_a_datasets_dataset_has_the_same_rows():
+    for dataset in ("generated:word", "generated"):
+        for template in ("gsm8k", "r1_zero"):
+            rows = load_problems(dataset, limit=20, template=template)
+            made = to_dataset(rows)
+            assert list(made) == rows
+            assert made.column_names == list(rows[0])
+
+
+def test_the_module_imports_neither_torch_nor_datasets():
+    program = (
+        "import sys, grpo_math.problems.datasets; grpo_math.problems.datasets.load_problems('generated', limit=4); "
+        "print([m for m in ('torch', 'datasets', 'trl', 'transformers', 'math_verify') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("solution", "gold"),
+    [
+        ("#### 72", "72"),
+        ("a\n#### 1,234,567\n", "1234567"),
+        ("#### -5", "-5"),
+        ("#### 3 \n later #### 4", "4"),
+        ("#### 1,23", "1,23"),  # no thousands separator
+        ("####", ""),
+        ("72", None),
+    ],
+)
+def test_a_gsm8k_gold_is_what_stands_after_the_last_marker(solution, gold):
+    assert gsm8k_gold(solution) == gold

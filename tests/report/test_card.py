@@ -1,0 +1,169 @@
+"""The model card: what it says follows from the run, and its metadata is what the Hub takes."""
+
+from __future__ import annotations
+
+import pytest
+from hub_server import card_errors
+from huggingface_hub import ModelCard
+
+from grpo_math.report.card import Base, base_of, model_card
+from grpo_math.report.run_dir import Run
+
+CONFIG = {
+    "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct",
+    "dataset": "gsm8k",
+    "dataset_split": "train",
+    "template": "gsm8k",
+    "loss_type": "dapo",
+    "learning_rate": 1e-6,
+    "lora_r": 20,
+    "num_processes": 2,
+    "hardware": {"cpus": 8, "memory_gb": 64.0, "gpu": "NVIDIA H200", "gpus": 2, "gpu_memory_gb": 139.8},
+    "versions": {"python": "3.11.7", "torch": "2.13.0", "grpo_math": "0.1.0", "trl": "1.16.0"},
+    "command": "grpo_math.train --config r.yaml --hub_token ***",
+}
+
+
+def results(right: str) -> dict:
+    """An evaluation of as many problems as there are letters, y for each that is right."""
+    rows = [
+        {
+            "id": str(i),
+            "problem": f"{i} + {i}?",
+            "completion": "",
+            "category": "correct" if y == "y" else "wrong_answer",
+        }
+        for i, y in enumerate(right)
+    ]
+    share = right.count("y") / len(right)
+    about = {"schema": 1, "data": "gsm8k", "split": "test", "template": "gsm8k", "samples": 1, "temperature": 0.0}
+    return {**about, "n": len(right), "accuracy": share, "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
+
+
+@pytest.fixture
+def run(tmp_path):
+    history = [{"step": 1, "reward": 0.5}, {"step": 40, "reward": 0.75}]
+    return Run(tmp_path, dict(CONFIG), history, results("yynnnnnnnn"), results("ynyyyyyynn"))
+
+
+def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:
+    return model_card(run, repo_id, base_of(run.config)._replace(**base), kind)
+
+
+def test_its_metadata_is_what_the_hub_takes_and_shows(run):
+    text = card(run, licence={"license": "apache-2.0"})
+    assert card_errors(text) == []
+    data = ModelCard(text).data
+    about = {"base_model": "Qwen/Qwen2.5-1.5B-Instruct", "base_model_relation": "adapter", "library_name": "peft"}
+    assert about.items() <= data.to_dict().items()
+    assert (data.license, data.datasets, data.pipeline_tag) == ("apache-2.0", ["openai/gsm8k"], "text-generation")
+    (result,) = data.eval_results
+    assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("openai/gsm8k", "main", "test")
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.7)
+    assert result.metric_name == "accuracy of 10 problems, greedy"
+
+
+def test_before_and_after_stand_with_their_paired_interval_and_n(run):
+    """2 of 10 right before and 7 after: 6 gained, 1 lost."""
+    text = card(run)
+    assert "**20.0% before, 70.0% after: +50.0 points**, 95% paired interval " in text
+    assert ", n = 10." in text
+    assert "| accuracy | 20.0% | 70.0% | +50.0 points |" in text
+    assert "10 problems: 6 went from wrong to right, 1 back (McNemar, exact: p = 0.12)." in text
+
+
+def test_an_interval_that_holds_zero_is_said(run):
+    run.before, run.after = results("yyyyynnnnn"), results("yyynnnnnny")
+    assert "The interval holds zero: no clear change." in card(run)
+
+
+def test_without_an_evaluation_nothing_is_claimed(run):
+    run.before = run.after = None
+    text = card(run)
+    assert "This run holds no evaluation." in text
+    assert ModelCard(text).data.eval_results is None
+    run.after = results("yynn")
+    assert "**50.0% after training**, 95% interval 10.0% to 90.0%, n = 4." in card(run)
+
+
+def test_recipe_hardware_versions_and_command_stand_there(run):
+    text = card(run)
+    assert "| `learning_rate` | 1e-06 |" in text
+    assert "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |" in text
+    assert "| software | grpo_math 0.1.0, trl 1.16.0, torch 2.13.0, python 3.11.7 |" in text
+    assert "python -m grpo_math.train --config r.yaml --hub_token ***\n" in text
+    assert "on 2 processes that `accelerate launch` started" in text
+
+
+def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
+    for kind in ("adapter", "model", "merged"):
+        run.config["load_in_4bit"] = kind == "adapter"
+        for template in ("gsm8k", "r1_zero"):
+            run.config["template"] = template
+            text = card(run, kind)
+            compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
+            assert ("PeftModel" in text) == (kind == "adapter")
+            assert ("BitsAndBytesConfig(load_in_4bit=True" in text) == (kind == "adapter")
+            assert ("--max-lora-rank 32 --lora-modules sums=ada/sums" in text) == (kind == "adapter")
+
+
+def test_the_revision_of_the_base_is_asked_for(run):
+    run.config["model_revision"] = "v1"
+    text = card(run)
+    assert 'revision="v1"' in text
+    assert "vllm serve Qwen/Qwen2.5-1.5B-Instruct --revision v1 --enable-lora" in text
+
+
+def test_a_base_that_is_a_folder_is_not_named_as_one_of_the_hub(run):
+    run.config["model_name_or_path"] = "/models/private/mine"
+    text = card(run)
+    assert "base_model" not in text.split("---")[1]
+    assert "`mine`, a local folder" in text
+    assert "/models/private" not in text
+    assert card_errors(text) == []
+    assert (
+        ModelCard(model_card(run, "ada/sums", base_of(run.config, "me/mine"), "adapter")).data.base_model == "me/mine"
+    )
+
+
+def test_the_embedded_base_is_said_to_be_a_version_of_the_published_one(run):
+    run.config["model_name_or_path"] = "embedded"
+    text = card(run)
+    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in text
+    assert "a 4-bit version of these weights" in text
+
+
+def test_a_licence_that_is_not_known_is_said_to_be(run):
+    text = card(run)
+    assert "The licence of the base model is not known to this card." in text
+    assert "license" not in text.split("---")[1]
+
+
+def test_a_file_of_ones_own_is_named_without_its_folder(run):
+    run.config["dataset"] = "/data/secret project/mine.jsonl"
+    run.after["data"] = run.before["data"] = "/data/secret project/mine.jsonl"
+    text = card(run)
+    assert "secret project" not in text
+    assert "`mine.jsonl`" in text
+    assert card_errors(text) == []
+
+
+def test_what_stands_in_a_setting_cannot_break_out_of_its_place(run):
+    run.config |= {"rewards": ["a | b\n\n# Owned"], "command": "grpo_math.train ```\n# Owned"}
+    text = card(run)
+    assert "| `rewards` | a \\| b # Owned |" in text
+    assert "````bash\npython -m grpo_math.train ```\n# Owned\n````" in text
+
+
+def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
+    run.config["learning_rate"] = 0.0
+    run.history = [
+        {"step": step, "reward": 0.5, "loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.0, "reward_std": 0.1}
+        for step in range(1, 41)
+    ]
+    assert "What the diagnosis of the run found:\n\n- " in card(run)
+
+
+def test_the_same_run_gives_the_same_card(run):
+    assert card(run) == card(run)
+    assert isinstance(base_of(run.config), Base)

@@ -1,0 +1,995 @@
+"""The report on synthetic run directories: whole, half written, damaged, hostile and large."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from chromium import CHROMIUM, Browser
+
+from grpo_math.checks.diagnosis import CHECKS
+from grpo_math.cli import main
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation.compare import compare
+from grpo_math.report import (
+    Change,
+    ResultsError,
+    changed,
+    read_results,
+    report,
+    run_dir,
+    terminal_changes,
+    terminal_table,
+)
+from grpo_math.report.memory import planned
+from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, condensed, moving_average
+from grpo_math.report.run_dir import Run, read_run
+from grpo_math.run import metrics
+
+ROOT = Path(__file__).parents[2]
+OWNED = "document.title='owned'"
+HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u2028&amp;\'"@@data@@ \\boxed{{1}}'
+
+
+def results(right, n=256, seed=0, **changes):
+    """A results file in which the problems of ``right`` are correct."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(n):
+        a, b = 1 + i % 19, 2 + (i * 7) % 17
+        wrong = rng.choice(["correct_answer_bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
+        category = "correct" if i in right else wrong
+        answer = a + b if category.startswith("correct") else a + b + rng.randint(1, 5)
+        marker = "" if category.endswith("bad_format") else f"\n#### {answer}"
+        rows.append(
+            {
+                "id": f"sums-{i}",
+                "problem": f"What is {a} + {b}?",
+                "gold": str(a + b),
+                "completion": "I think that " * 4 if category == "truncated" else f"{a} + {b} = {answer}{marker}",
+                "verdict": "correct" if category.startswith("correct") else "wrong",
+                "answer": str(answer),
+                "in_format": bool(marker),
+                "category": category,
+                "tokens": rng.randint(8, 14),
+                "truncated": category == "truncated",
+            }
+        )
+    counts = {name: sum(row["category"] == name for row in rows) for name in {row["category"] for row in rows}}
+    return {
+        "schema": 1,
+        "model": "SmolLM2-135M-Instruct",
+        "adapter": None,
+        "data": "embedded:level=1",
+        "seed": 0,
+        "template": "gsm8k",
+        "n": n,
+        "accuracy": len(right) / n,
+        "ci95": [0.0, 1.0],
+        "answer_accuracy": 0.5,
+        "categories": counts,
+        "pass@k": {"1": len(right) / n},
+        "maj@k": {},
+        "seconds": 12.5,
+        "versions": {"trl": "1.16.0", "torch": "2.9.0"},
+        "rows": rows,
+    } | changes
+
+
+def history(steps=80, seed=0):
+    rng = random.Random(seed)
+    for step in range(1, steps + 1):
+        learned = 0.3 + 0.45 * (1 - 2.718 ** (-step / (0.3 * steps)))
+        row = {
+            metrics.STEP: step,
+            metrics.LOSS: rng.gauss(0, 0.02),
+            metrics.REWARD: learned + rng.gauss(0, 0.09),
+            metrics.REWARD_MIN: 0.0,
+            metrics.REWARD_MAX: 1.0 if rng.random() < 0.97 else 0.8,
+            metrics.REWARD_STD: 0.4,
+            metrics.ACCURACY: min(1.0, max(0.0, learned + rng.gauss(0, 0.08))),
+            metrics.KL: 0.002 * step + abs(rng.gauss(0, 0.01)),
+            metrics.ENTROPY: 0.9 - 0.006 * step + rng.gauss(0, 0.03),
+            metrics.LENGTH_MEAN: 10 + rng.gauss(0, 0.4),
+            metrics.LENGTH_MAX: 14,
+            metrics.TRUNCATED: 0.2 * 2.718 ** (-step / 20) + 0.01 * rng.random(),
+            metrics.CLIP_REGION: 0.004 * rng.random(),
+            metrics.CLIP_LOW: 0.002 * rng.random(),
+            metrics.CLIP_HIGH: 0.002 * rng.random(),
+            metrics.DEGENERATE: min(1, 0.1 + 0.004 * step + 0.1 * rng.random()),
+            metrics.ALL_RIGHT: 0.004 * step,
+            metrics.ALL_WRONG: 0.1 * rng.random(),
+            metrics.GRAD_NORM: 0.5 + 0.2 * rng.random(),
+            metrics.SECONDS_STEP: 5.2 + 0.3 * rng.random(),
+            metrics.SECONDS_GENERATE: 2.1 + 0.1 * rng.random(),
+            metrics.SECONDS_GRADE: 0.2 + 0.05 * rng.random(),
+            metrics.SECONDS_UPDATE: 2.6 + 0.1 * rng.random(),
+            metrics.MEMORY_RESIDENT: 2**30 * (1.5 if step < 3 else 1.75),
+        }
+        yield row
+        if step % 20 == 0:
+            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64}
+
+
+def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\n#### 7"):
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    (run / "completions").mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        problems = [f"What is {step} + {i // 8}?" for i in range(rows)]
+        chats = [[{"role": "system", "content": "Work it out."}, {"role": "user", "content": p}] for p in problems]
+        texts = [f"{text} ({step}.{i})" for i in range(rows)]
+        answers = [[{"role": "assistant", "content": t}] for t in texts]
+        table = {
+            "step": [step] * rows,
+            "prompt": chats if conversational else problems,
+            "completion": answers if conversational else texts,
+            "correctness_reward": [{5: None, 7: math.nan}.get(i, float(i % 3 == 0)) for i in range(rows)],
+            "verdict": ["timeout" if i == 5 else ("correct", "wrong", "no_answer")[i % 3] for i in range(rows)],
+            "advantage": [0.75 - 0.25 * (i % 8) for i in range(rows)],
+        }
+        parquet.write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")
+
+
+RIGHT_BEFORE = set(range(94))
+RIGHT_AFTER = set(range(14, 204))
+
+
+@pytest.fixture
+def run(whole_run):
+    """The same with five steps of two metrics, which is quick to draw."""
+    lines = [{"step": step, "reward": 0.1 * step, "loss": 0.0} for step in range(1, 6)]
+    (whole_run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return whole_run
+
+
+@pytest.fixture
+def whole_run(tmp_path):
+    """A finished run: 94 of 256 right before, 190 after, of which 110 are gained and 14 lost."""
+    path = tmp_path / "demo"
+    path.mkdir()
+    (path / "before.json").write_text(json.dumps(results(RIGHT_BEFORE)))
+    (path / "after.json").write_text(json.dumps(results(RIGHT_AFTER, seed=1, adapter="adapter")))
+    (path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in history()))
+    (path / "config.yaml").write_text(
+        "model_name_or_path: SmolLM2-135M-Instruct\nseed: 3\nlearning_rate: 0.0003\nbaseline: group_mean\n"
+        "hub_token: hf_verysecret\npeft: {r: 16, targets: [q_proj, v_proj]}\ndistributed_type: 'NO'\nnum_processes: 1\n"
+        "command: grpo-math demo\nversions: {trl: 1.16.0, torch: 2.9.0}\n"
+    )
+    write_completions(path, range(10, 81, 10))
+    return path
+
+
+def page_of(run):
+    return report(run).html.read_text(encoding="utf-8")
+
+
+def data_of(page):
+    """What the viewer parses, as a browser would find it."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_the_headline_says_by_how_much_and_how_sure(run):
+    page = page_of(run)
+    paired = compare(read_results(run / "before.json"), read_results(run / "after.json"))
+    assert (paired.gained, paired.lost, paired.n) == (110, 14, 256)
+    # (190 - 94) / 256 = 0.375
+    assert "36.7% <span class=arrow>→</span> 74.2%" in page
+    assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
+    assert "on the same 256 problems: 110 went from wrong to right and 14 back (McNemar p &lt; 0.0001)" in page
+    for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
+        assert f"<dd>{fact}</dd>" in page
+    assert "Missing or skipped" not in page
+
+
+def test_an_interval_that_holds_zero_is_called_no_clear_change(run):
+    (run / "after.json").write_text(json.dumps(results(set(range(2, 97)))))
+    page = page_of(run)
+    assert "<strong>+0.4 points</strong>" in page
+    assert "The interval holds zero: no clear change." in page
+
+
+def test_the_outcome_table_counts_every_category_before_and_after(run):
+    page = page_of(run)
+    for name in ("before", "after"):
+        rows = json.loads((run / f"{name}.json").read_text())["rows"]
+        for category, label in (
+            ("truncated", "cut at the length limit"),
+            ("wrong_answer", "format right, answer wrong"),
+        ):
+            n = sum(row["category"] == category for row in rows)
+            assert re.search(rf"<th scope=row>{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>", page)
+    assert "<th scope=row>correct, in the format</th><td>94 (36.7%)</td><td>190 (74.2%)</td><td>+37.5</td>" in page
+
+
+def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
+    files = report(whole_run)
+    assert [path.relative_to(whole_run).as_posix() for path in files.plots] == [
+        "plots/training.png",
+        "plots/details.png",
+    ]
+    for path in files.plots:
+        assert path.read_bytes().startswith(b"\x89PNG")
+    page = files.html.read_text(encoding="utf-8")
+    assert page.count("<svg ") == 13
+    assert "main memory: 1.5 GB at first, 1.75 GB at last" in page
+    assert "<p>Measured: 1.75 GB, most main memory that the main process took since its start.</p>" in page
+    for colour in CSS_COLOURS:
+        assert colour not in page.split("</style>")[1]
+
+
+def test_the_page_loads_nothing_from_anywhere(whole_run):
+    page = page_of(whole_run)
+    assert not re.findall(r"(?:src|href|action)\s*=\s*[\"']?(?!#)[^\"'\s>]+", page.split("<script type=")[0])
+    assert "@import" not in page
+    assert not re.findall(r"url\((?!#)", page)
+    assert "default-src 'none'" in page
+    outside = set(re.findall(r"https?://[^\"'\s<]+", page))
+    assert all(address.startswith("http://www.w3.org/") for address in outside), outside
+
+
+def test_the_policy_names_the_hash_of_the_only_script_that_runs(run):
+    page = page_of(run)
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in page
+
+
+def hostile_run(run):
+    """Every text that a model, a data set or a config can choose is hostile."""
+    for name, right in (("before", RIGHT_BEFORE), ("after", RIGHT_AFTER)):
+        changed_results = results(right, model=HOSTILE, data=HOSTILE, template=HOSTILE)
+        for row in changed_results["rows"]:
+            row |= {"id": HOSTILE + row["id"], "problem": HOSTILE, "gold": HOSTILE, "completion": HOSTILE}
+            row |= {"answer": HOSTILE, "verdict": HOSTILE}
+            if row["category"] == "truncated":
+                row["category"] = HOSTILE
+        changed_results["versions"] = {HOSTILE: HOSTILE}
+        (run / f"{name}.json").write_text(json.dumps(changed_results))
+    (run / "config.yaml").write_text(json.dumps({HOSTILE: HOSTILE, "list": [HOSTILE], "inner": {HOSTILE: HOSTILE}}))
+    with (run / "history.jsonl").open("a") as file:
+        file.write(HOSTILE + "\n")
+    write_completions(run, [1, 2], text=HOSTILE)
+    return run
+
+
+def test_hostile_text_never_becomes_markup(run):
+    page = page_of(hostile_run(run))
+    tags = Tags()
+    tags.feed(page)
+    assert tags.scripts == 2  # the viewer's data and the viewer
+    assert tags.forbidden == []
+    data = data_of(page)
+    assert data["sources"][0]["rows"][0]["sides"][0]["text"] == HOSTILE.replace("\u2028", "⟨U+2028⟩")
+    assert "\u2028" not in page.split('id="data">')[1]
+    assert re.search(r'id="data">[^<>&]*</script>', page)
+
+
+class Tags(HTMLParser):
+    """Counts script elements and collects what only hostile text could have put into the page."""
+
+    def __init__(self):
+        super().__init__()
+        self.scripts, self.forbidden = 0, []
+
+    def handle_starttag(self, tag, attributes):
+        self.scripts += tag == "script"
+        if tag in ("img", "iframe", "object", "embed", "link", "form", "base") or any(
+            a.startswith("on") for a, _ in attributes
+        ):
+            self.forbidden.append((tag, attributes))
+
+
+def test_a_note_that_quotes_a_hostile_id_is_escaped_and_stays_one_line(run):
+    rows = [{"id": HOSTILE + "\n", "completion": "", "category": "correct"}] * 2
+    (run / "after.json").write_text(json.dumps({"schema": 1, "rows": rows}))
+    files = report(run)
+    assert "\n" not in files.notes[0]
+    tags = Tags()
+    tags.feed(files.html.read_text(encoding="utf-8"))
+    assert (tags.scripts, tags.forbidden) == (2, [])
+
+
+def test_lone_surrogates_control_and_direction_characters_are_shown_by_name(run):
+    broken = results({0}, n=2)
+    broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\r\n\u202e1\U000e0041"
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(broken))
+    data = data_of(page_of(run))
+    assert data["sources"][0]["rows"][0]["sides"][0]["text"] == "⟨U+D800⟩ ␀ ␛[31m ␋\n⟨U+202E⟩1⟨U+E0041⟩"
+
+
+def test_credentials_of_the_config_are_not_on_the_page(run):
+    page = page_of(run)
+    assert "hf_verysecret" not in page
+    assert "<th scope=row>hub_token</th><td>(not shown)</td>" in page
+    assert "<th scope=row>peft.r</th><td>16</td>" in page
+    assert "<th scope=row>trl</th><td>1.16.0</td>" in page
+    assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
+
+
+def test_the_memory_plan_is_a_bar_for_each_phase_and_its_terms(run):
+    settings = {"model_name_or_path": "embedded", "use_cpu": True, "use_peft": True, "dtype": "bfloat16"}
+    settings |= {"hardware": {"memory_gb": 16.0}, "num_processes": 1, "generation_batch_size": 64}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    # 64 prompts of 100 tokens and completions of 12.5 on average.
+    first = {"step": 1, "reward": 0, "num_tokens": 7200, "completions/mean_length": 12.5}
+    (run / "history.jsonl").write_text(json.dumps(first) + "\n")
+    answer = planned(settings, 100)
+    page = page_of(run)
+    assert "for prompts of 100 tokens: " in page
+    bars = re.findall(r"<dt>(\w+)<br><small>([\d.]+)&nbsp;GB</small></dt><dd><div class=bar>(.*?)</div>", page)
+    assert [phase for phase, _, _ in bars] == list(answer["phases"]) == ["training", "generation"]
+    for (_, total, bar), sizes in zip(bars, answer["phases"].values(), strict=True):
+        assert float(total) == pytest.approx(sum(sizes.values()) / 2**30, abs=0.005)
+        widths = [float(width) for width in re.findall(r"width:([\d.]+)%", bar)]
+        peak = max(sum(terms.values()) for terms in answer["phases"].values())
+        scale = max(16 * 2**30, peak) if 4 * peak >= 16 * 2**30 else peak
+        assert widths == pytest.approx([100 * size / scale for size in sizes.values()], abs=0.006)
+    assert "<span class='swatch t0'></span>base weights</th>" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_name_or_path": "embedded"}, "config.yaml does not say how much memory a GPU has"),
+        (
+            {"model_name_or_path": "no/such-model", "use_cpu": True},
+            "model_name_or_path=&#x27;no/such-model&#x27; is no",
+        ),
+        ({"use_cpu": True, "per_device_train_batch_size": "four"}, "is not a whole number"),
+        ({"distributed_type": "DEEPSPEED"}, "the settings of DeepSpeed are not in config.yaml"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_one_line_and_asks_nobody(run, settings, reason, monkeypatch):
+    asked = []
+
+    def download(name, file, local_files_only=False, **options):
+        asked.append(local_files_only)
+        raise OSError("not in the cache")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    (run / "config.yaml").write_text(json.dumps(settings))
+    page = page_of(run)
+    assert re.search(f"<p>No plan: [^<]*{re.escape(reason)}[^<]*</p>", page)
+    assert all(asked)
+
+
+def test_a_run_that_is_still_going_is_reported_and_what_is_missing_is_named(whole_run):
+    (whole_run / "after.json").unlink()
+    (whole_run / "config.yaml").unlink()
+    shutil.rmtree(whole_run / "completions")
+    with (whole_run / "history.jsonl").open("a") as file:
+        file.write('{"step": 81, "rew')
+    files = report(whole_run)
+    assert files.notes == [
+        "config.yaml is missing: the settings and versions of this run are not known",
+        "history.jsonl line 85 is half written: it was skipped",
+        "after.json is missing: the accuracy after training is not known",
+        "completions/ is missing or empty: there are no training completions to show (see log_completions)",
+    ]
+    page = files.html.read_text(encoding="utf-8")
+    for note in files.notes:
+        assert note in page
+    assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in page
+    assert "Problems that changed" not in page
+
+
+def test_a_corrupted_line_in_the_middle_is_skipped_and_named(whole_run):
+    lines = (whole_run / "history.jsonl").read_text().splitlines()
+    lines[10] = "\x00\x00\ufffd{"
+    lines[20] = "[1, 2]"
+    lines[30] = '{"reward": 1}'
+    lines[40] = '{"step": 1e999}'
+    (whole_run / "history.jsonl").write_text("\n".join(lines) + "\n")
+    files = report(whole_run)
+    assert files.notes == [
+        f"history.jsonl line {number} is not a JSON object with a step: it was skipped" for number in (11, 21, 31, 41)
+    ]
+
+
+def test_bytes_that_are_no_text_only_cost_their_own_line(run):
+    (run / "history.jsonl").write_bytes(
+        b'{"step": 1, "reward": 0.5}\n\xff\xfe\x00\n{"step": 3, "reward": NaN, "loss": 1}\n'
+    )
+    read = read_run(run)
+    assert [row["step"] for row in read.history] == [1, 3]
+    assert [note.split(":")[0] for note in read.notes] == ["history.jsonl line 2 is not a JSON object with a step"]
+    assert report(run).plots
+
+
+def test_the_lines_of_one_step_are_one_row(run):
+    (run / "history.jsonl").write_text(
+        '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
+    )
+    assert read_run(run).history == [
+        {"step": 1, "reward": 0.5, "heldout/accuracy": 0.25},
+        {"step": 2, "reward": 1.0},
+    ]
+
+
+def test_a_resumed_run_counts_its_newest_attempt(run):
+    rows = [{"step": step, "reward": 0.0} for step in (1, 2, 3, 4, 5)] + [{"step": 3, "reward": 1.0}]
+    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_run(run)
+    assert [(row["step"], row["reward"]) for row in read.history] == [(1, 0), (2, 0), (3, 1)]
+    assert read.notes == ["history.jsonl line 6: the run was resumed and repeats step 3, which counts anew"]
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
+def test_a_history_without_a_step_leaves_no_plots_and_says_so(run, content):
+    (run / "history.jsonl").write_text(content)
+    files = report(run)
+    assert files.plots == []
+    assert "history.jsonl has no step yet: there are no training curves" in files.notes
+    assert "74.2%" in files.html.read_text(encoding="utf-8")
+
+
+def test_the_findings_stand_above_the_plots_and_come_back(run):
+    lines = [{"step": step, "reward": 0.5, "completions/clipped_ratio": 0.4} for step in range(1, 31)]
+    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (run / "config.yaml").write_text("max_completion_length: 256\n")
+    files = report(run)
+    [finding] = files.findings
+    assert (finding.level, finding.check) == ("warning", "truncation")
+    assert finding.remedy.endswith(": max_completion_length: 512")
+    page = files.html.read_text(encoding="utf-8")
+    assert page.index("<h2>Diagnosis</h2>") < page.index(html.escape(finding.message)) < page.index("<svg ")
+    assert html.escape(finding.remedy) in page
+
+
+def test_a_run_without_a_finding_says_so_and_one_without_steps_says_nothing(run):
+    assert f"None of the {len(CHECKS)} checks found anything in these 5 steps." in page_of(run)
+    (run / "history.jsonl").unlink()
+    assert "Diagnosis" not in page_of(run)
+
+
+def test_before_and_after_take_part_in_the_diagnosis(run):
+    (run / "after.json").write_text(json.dumps(results(set(range(40)))))
+    [finding] = report(run).findings
+    assert finding.check == "heldout_worse"
+    assert "36.7%" not in finding.message
+    assert "37% of 256 problems before training, 16% of 256 at step 5" in finding.message
+    rows = results(set(range(40)))
+    rows["rows"][0]["id"] = "another problem"
+    (run / "after.json").write_text(json.dumps(rows))
+    assert report(run).findings == []
+
+
+def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run, capsys):
+    (run / "after.json").write_text(json.dumps(results(set(range(40)))))
+    assert main(["report", str(run)]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("error: held-out accuracy is below the base model's: 37% of 256")
+    assert main(["report", str(run), "--json"]) == 0
+    [finding] = json.loads(capsys.readouterr().out)["findings"]
+    assert set(finding) == {"level", "check", "message", "remedy", "evidence"}
+    assert finding["evidence"] == {"before": 94 / 256, "now": 40 / 256}
+
+
+def test_a_run_with_nothing_but_before_is_reported(tmp_path):
+    (tmp_path / "before.json").write_text(json.dumps(results({1}, n=2)))
+    files = report(tmp_path)
+    assert len(files.notes) == 4
+    assert ">50.0%</p>" in files.html.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        ("", "after.json: is not JSON: it is half written or damaged, evaluate again"),
+        ('{"schema": 1, "rows": [{"id', "after.json: is not JSON: it is half written or damaged, evaluate again"),
+        ("[]", "after.json: is not a results file of schema 1: evaluate again with this version"),
+        ('{"schema": 2}', "after.json: is not a results file of schema 1: evaluate again with this version"),
+        ('{"schema": 1, "rows": []}', "after.json: rows is empty: there is nothing to report, evaluate again"),
+        (
+            '{"schema": 1, "rows": [{"id": 1, "category": "correct"}]}',
+            "after.json: row 1 has no completion: it is damaged, evaluate again",
+        ),
+        (
+            json.dumps({"schema": 1, "rows": [{"id": "7", "completion": "", "category": "correct"}] * 2}),
+            "after.json: row 2 repeats the id '7': ids must be unique to be paired",
+        ),
+    ],
+)
+def test_a_damaged_results_file_is_one_line(run, content, note):
+    (run / "after.json").write_text(content)
+    files = report(run)
+    assert files.notes == [note]
+    assert "accuracy before training" in files.html.read_text(encoding="utf-8")
+    with pytest.raises(ResultsError, match=re.escape(note)):
+        read_results(run / "after.json")
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"run_dir=.* holds no config.yaml, history.jsonl, before.json or after.json"):
+        report(tmp_path)
+    with pytest.raises(ConfigError, match=r"run_dir=.*nowhere' is not a folder"):
+        report(tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def other_template(after):
+    after["template"] = "boxed"
+
+
+def other_problems(after):
+    after["rows"] = [*after["rows"][:-1], after["rows"][-1] | {"id": "products-1"}]
+
+
+def other_text(after):
+    after["rows"][3]["problem"] = "What is 1 + 1?"
+
+
+def other_gold(after):
+    after["rows"][3]["gold"] = "-1"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (other_template, "template differs (before 'gsm8k', after 'boxed')"),
+        (other_problems, "the problems differ (before 256, after 256, in one only 2, such as 'products-1')"),
+        (other_text, "problem of 'sums-3' differs"),
+        (other_gold, "gold of 'sums-3' differs"),
+    ],
+)
+def test_runs_over_different_problems_or_templates_are_not_compared(run, change, words):
+    before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
+    change(after)
+    for function in (compare, changed, terminal_table):
+        with pytest.raises(ResultsError) as refused:
+            function(before, after)
+        assert str(refused.value).startswith(words)
+        assert "\n" not in str(refused.value)
+    (run / "after.json").write_text(json.dumps(after))
+    files = report(run)
+    assert len(files.notes) == 1
+    assert words in files.notes[0]
+    page = files.html.read_text(encoding="utf-8")
+    assert "paired interval" not in page
+    assert "not compared" in page
+    assert len(data_of(page)["sources"][0]["rows"]) == 512
+
+
+def test_problems_are_paired_by_id_and_not_by_place():
+    before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
+    expected = compare(before, after)
+    after["rows"].reverse()
+    assert compare(before, after) == expected
+
+
+def test_changed_gives_the_first_problems_of_each_direction():
+    before, after = results({0, 1}, n=6), results({1, 3, 4, 5}, n=6)
+    assert [change.id for change in changed(before, after, limit=2)] == ["sums-3", "sums-4"]
+    (lost,) = changed(before, after, lost=True)
+    assert (lost.id, lost.problem, lost.gold) == ("sums-0", "What is 1 + 2?", "3")
+    assert lost.before == "1 + 2 = 3\n#### 3"
+    assert lost.after == after["rows"][0]["completion"]
+
+
+def test_the_terminal_table_lines_up():
+    table = terminal_table(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1)).splitlines()
+    assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
+    assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
+    assert table[3].split() == ["correct,", "in", "the", "format", "94", "190", "+96"]
+    assert table[-1].startswith("256 problems: 110 went from wrong to right, 14 back (McNemar, exact: p = ")
+    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "190"))}) == 1
+    assert not any(line.endswith(" ") for line in table)
+
+
+def test_printed_completions_cannot_drive_the_terminal():
+    change = Change("a", "What is\t1 + 1?", "2", "\x1b[2J\x07\x9b2J", "1 + 1 = 2\n#### 2")
+    text = terminal_changes([change])
+    assert all(character == "\n" or character.isprintable() for character in text)
+    assert [line.partition(" | ")[2] for line in text.splitlines()[1:]] == ["after", "1 + 1 = 2", "#### 2"]
+
+
+def test_training_completions_come_as_chats_or_as_text(run):
+    shutil.rmtree(run / "completions")
+    write_completions(run, [1], rows=8)
+    write_completions(run, [2], rows=8, conversational=False)
+    data = data_of(page_of(run))
+    rows = data["sources"][1]["rows"]
+    assert len(rows) == 16
+    assert [rows[i]["sides"][0]["text"] for i in (0, 8)] == ["3 + 4 = 7\n#### 7 (1.0)", "3 + 4 = 7\n#### 7 (2.0)"]
+    assert data["prompts"][rows[0]["prompt"]] == ["What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?"]
+    assert data["prompts"][rows[8]["prompt"]] == ["What is 2 + 0?", ""]
+    assert rows[5]["sides"][0]["facts"] == "correctness_reward none, advantage -0.5"
+    assert rows[7]["sides"][0]["facts"] == "correctness_reward none, advantage -1"
+    assert rows[5]["fields"] == {"step": "1", "verdict": "timeout"}
+    assert data["sources"][1]["filters"][0] == {"field": "step", "values": ["1", "2"]}
+
+
+def test_a_damaged_completions_file_is_skipped_and_named(run):
+    (run / "completions" / "completions_00030.parquet").write_bytes(b"PAR1 half")
+    files = report(run)
+    assert files.notes == ["completions/completions_00030.parquet is half written or damaged: it was skipped"]
+    assert len(data_of(files.html.read_text(encoding="utf-8"))["sources"][1]["rows"]) == 7 * 32
+
+
+def test_a_batch_that_is_logged_again_is_shown_once(run):
+    first = run / "completions" / "completions_00010.parquet"
+    shutil.copy(first, run / "completions" / "completions_00011.parquet")
+    assert len(read_run(run).completions) == 8 * 32
+
+
+def test_a_long_run_is_thinned_by_whole_steps_and_says_so(run, monkeypatch):
+    monkeypatch.setattr(run_dir, "MOST_COMPLETION_FILES", 3)
+    read = read_run(run)
+    # 8 files, every 3rd from the newest: 20, 50, 80.
+    assert sorted({row["step"] for row in read.completions}) == [20, 50, 80]
+    assert read.notes == ["the training completions of one logged step in 3 are shown: all of them are in completions/"]
+    monkeypatch.setattr(run_dir, "MOST_COMPLETION_CHARACTERS", 2000)
+    # 96 completions of about 25 characters are more than 2,000: half of the three steps, from the newest.
+    assert sorted({row["step"] for row in read_run(run).completions}) == [20, 80]
+
+
+def test_a_second_report_replaces_the_first_and_leaves_no_temporary_file(run):
+    report(run)
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
+    (run / "report.html").write_text("old")
+    report(run)
+    assert {path.relative_to(run).as_posix() for path in run.rglob("*")} == names
+    assert (run / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
+
+
+def test_a_report_that_cannot_be_written_keeps_the_old_one(run, monkeypatch):
+    (run / "report.html").write_text("old")
+
+    replace = os.replace
+
+    def full(source, target):
+        if Path(target).suffix == ".html":
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(ConfigError, match="cannot be written \\(No space left on device\\)"):
+        report(run)
+    assert (run / "report.html").read_text() == "old"
+    assert not list(run.rglob(".*"))
+
+
+def test_reporting_touches_neither_pyplot_nor_torch_nor_the_settings_of_matplotlib(whole_run):
+    program = (
+        "import sys, matplotlib\n"
+        "def settings():\n"
+        "    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != 'backend'}\n"
+        "before = settings()\n"
+        "import grpo_math.report\n"
+        f"grpo_math.report.report({str(whole_run)!r})\n"
+        "assert settings() == before\n"
+        "print(sorted({'torch', 'trl', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_report_imports_no_matplotlib_yet():
+    program = (
+        "import sys, grpo_math.report; print(sorted({'matplotlib', 'pyarrow', 'yaml', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
+    (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
+    files = report(run)
+    # Reward, reward range, and accuracy from before.json and after.json.
+    assert files.html.read_text(encoding="utf-8").count("<svg ") == 3
+    assert [path.name for path in files.plots] == ["training.png"]
+
+
+def test_every_panel_reads_metrics_that_exist():
+    for panel in (*TRAINING, *DETAILS):
+        for key, _, colour in panel.lines:
+            assert key in metrics.METRICS
+            assert colour in CSS_COLOURS
+
+
+def test_a_moving_average_of_a_straight_line_is_that_line_inside():
+    assert moving_average([0, 1, 2, 3, 4], 3) == [0.5, 1, 2, 3, 3.5]
+    assert moving_average([5], 7) == [5]
+
+
+def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
+    history = [{"step": s, "reward": s % 2, "reward_min": -1.0 if s == 700 else 0.0} for s in range(1, 1001)]
+    history[3]["reward"] = math.nan
+    rows = condensed(Run(Path("run"), history=history)).history
+    assert len(rows) == 500
+    assert [row["step"] for row in rows[:3]] == [2, 4, 6]
+    # Steps 1 and 2 have rewards 1 and 0; step 4 is no number, so that step 3 counts alone.
+    assert [row["reward"] for row in rows[:3]] == [0.5, 1, 0.5]
+    assert [row["reward_min"] for row in rows[348:351]] == [0, -1, 0]
+    short = Run(Path("run"), history=history[:500])
+    assert condensed(short) is short
+
+
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def fine(browser, page):
+    """Nothing went wrong in the page, and it asked for nothing but itself."""
+    assert browser.errors == []
+    assert browser.requests == [page.as_uri()]
+
+
+@in_a_browser
+def test_in_a_browser_hostile_text_stays_text(run, tmp_path, browser):
+    page = report(hostile_run(run)).html
+    for source in (0, 1):
+        browser.open(page)
+        browser.run(f"useSource({source})")
+        for written in (False, True):
+            browser.run(f"asWritten = {str(written).lower()}, apply()")
+            assert browser.run("document.title") == "demo · grpo_math report"
+            assert browser.run("document.querySelectorAll('img, iframe, main script, main link').length") == 0
+            assert browser.run("rowsBox.querySelector('.sides pre').textContent").startswith("</script><script>")
+            assert browser.run("rowsBox.children.length") == 20
+        fine(browser, page)
+
+
+# Each tries to end the text it stands in, to be taken for markup inside a formula, or to wear the page out.
+HOSTILE_FORMULAS = [
+    r"$\text{<img src=x onerror=document.title='owned'>}$",
+    r"\(<script>document.title='owned'</script>\)",
+    r"$\color{red;background:url(http://example.com)}{x}\textcolor{url(x)}{y}$",
+    r"\begin{array}{<b>}<b>&\href{javascript:alert(1)}{x}\end{array}",
+    r"$\hspace{1em\" onclick=\"alert(1)}\unknown{<svg onload=alert(1)>}$",
+    "$" + "{" * 900 + "x" + "}" * 900 + "$",
+    "$" + r"\frac" * 390 + "$",
+    "$" + r"x^{" * 300 + "}" * 300 + "$",
+    "$x$" * 5000,
+    "$" * 5000,
+    r"\begin{align}" * 500,
+    r"\boxed{" * 500,
+    "$a\u202eb\u0000c\U000e0041$",
+    r"$\__proto__ \constructor \begin{constructor}\end{constructor} \toString$",
+]
+
+
+@in_a_browser
+def test_in_a_browser_hostile_formulas_stay_text_and_small(run, browser):
+    broken = results({0}, n=len(HOSTILE_FORMULAS))
+    for row, text in zip(broken["rows"], HOSTILE_FORMULAS, strict=True):
+        row["completion"] = row["problem"] = text
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(broken))
+    page = report(run).html
+    browser.open(page)
+    fine(browser, page)
+    assert browser.run("document.title") == "demo · grpo_math report"
+    # What formulas are made of: MathML without a link, and no attribute that a text could fill.
+    names = "(list) => [...new Set([...document.querySelectorAll('math *')].flatMap(list))]"
+    tags = browser.run(f"({names})((node) => [node.localName])")
+    assert set(tags) <= {"mrow", "mi", "mn", "mo", "mtext", "mfrac", "msup", "mtable", "mtr", "mtd", "mspace"}
+    attributes = browser.run(f"({names})((node) => node.getAttributeNames())")
+    assert set(attributes) <= {"class", "stretchy", "form", "width", "mathvariant", "linethickness"}
+    assert browser.run("document.querySelectorAll('*').length") < 20000
+    assert browser.run("rowsBox.textContent.includes('⟨U+202E⟩')")
+
+
+FORMULAS = {
+    r"$\frac{1}{2}$": "<mfrac><mn>1</mn><mn>2</mn></mfrac>",
+    r"$\frac12$": "<mfrac><mn>1</mn><mn>2</mn></mfrac>",
+    r"\(x^2_1\)": "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>",
+    r"\boxed{-3}": '<mrow class="boxed"><mrow><mo>−</mo><mn>3</mn></mrow></mrow>',
+    r"$\sqrt[3]{8}$": "<mroot><mn>8</mn><mn>3</mn></mroot>",
+    r"$\text{if } x$": "<mrow><mtext>if&nbsp;</mtext><mi>x</mi></mrow>",
+    r"$1 \over 2$": "<mfrac><mrow><mn>1</mn></mrow><mn>2</mn></mfrac>",
+    r"$\overline{AB}$": '<mrow class="overline"><mrow><mi>A</mi><mi>B</mi></mrow></mrow>',
+    r"$1{,}000 \le 2$": "<mrow><mn>1</mn><mo>,</mo><mn>000</mn><mo>≤</mo><mn>2</mn></mrow>",
+    r"$\sum_{i}^n$": "<munderover><mo>∑</mo><mi>i</mi><mi>n</mi></munderover>",
+    r"\[\begin{cases} 1 & x \\[1ex] 0 \end{cases}\]": (
+        '<mrow><mo stretchy="true" form="prefix">{</mo><mtable class="cases"><mtr><mtd><mn>1</mn></mtd><mtd><mi>x</mi>'
+        "</mtd></mtr><mtr><mtd><mn>0</mn></mtd></mtr></mtable></mrow>"
+    ),
+    r"$\left(\frac{a}{b}\right)$": (
+        '<mrow><mo stretchy="true" form="prefix">(</mo><mfrac><mi>a</mi><mi>b</mi></mfrac>'
+        '<mo stretchy="true" form="postfix">)</mo></mrow>'
+    ),
+    r"$\nosuch$": "<mtext>\\nosuch</mtext>",
+}
+PLAIN = [
+    "He pays $5 and she pays $10.",
+    "It costs $5 a day and $ 6 at night, so $11$0",
+    "Betty has only 100 / 2 = $<<100/2=50>>50. Her grandfather gave her 15 * 2 = $30.",
+    r"$\frac{1}{2",
+    r"$\begin{tabular}{c}x\end{tabular}$",
+    r"\left( x",
+    r"\(x",
+    "$$",
+]
+
+
+@in_a_browser
+def test_in_a_browser_formulas_become_mathml_and_what_is_none_stays_as_it_is(run, browser):
+    browser.open(report(run).html)
+    shown = "(text) => { const box = document.createElement('p'); typeset(text, box); return box.innerHTML; }"
+    for tex, mathml in FORMULAS.items():
+        html_of = browser.run(f"({shown})({json.dumps(f'so {tex}.')})")
+        body = re.fullmatch(r"so <math[^>]*>(.*)</math>\.", html_of)
+        assert body, (tex, html_of)
+        assert body[1] == mathml, tex
+        assert ('display="block"' in html_of) == tex.startswith(r"\[")
+    for text in PLAIN:
+        assert browser.run(f"({shown})({json.dumps(text)})") == html.escape(text, quote=False)
+
+
+@in_a_browser
+def test_in_a_browser_formulas_can_be_seen_as_they_are_written(run, browser):
+    fraction = results({0}, n=2)
+    for row in fraction["rows"]:
+        row["completion"] = r"It is \boxed{\frac{1}{2}}."
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(fraction))
+    browser.open(report(run).html)
+    assert browser.run("document.querySelectorAll('mfrac').length") == 4
+    browser.run("document.querySelector('input[name=written]').click()")
+    assert browser.run("document.querySelectorAll('math').length") == 0
+    assert browser.run("rowsBox.querySelector('pre').textContent") == r"It is \boxed{\frac{1}{2}}."
+    browser.run("document.querySelector('input[name=written]').click()")
+    assert browser.run("document.querySelectorAll('mfrac').length") == 4
+
+
+@in_a_browser
+def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
+    page = report(run).html
+    browser.open(page)
+
+    def seen(script=""):
+        return browser.run(f"{script}; count.value")
+
+    def choose(name, option):
+        select = f"document.querySelector('select[name={name}]')"
+        browser.run(f"{select}.selectedIndex = [...{select}.options].findIndex((o) => o.text === '{option}')")
+        return seen(f"{select}.dispatchEvent(new Event('change'))")
+
+    assert seen() == "1 to 20 of 256"
+    assert seen("next.click()") == "21 to 40 of 256"
+    assert seen("document.querySelector('button[data-change=\"right to wrong\"]').click()") == "1 to 14 of 14"
+    assert browser.run("document.querySelectorAll('article .badge[data-badge=correct]').length") == 14
+    assert choose("show", "Training completions") == "1 to 20 of 256"
+    assert choose("step", "30") == "1 to 20 of 32"
+    assert choose("verdict", "timeout") == "1 to 1 of 1"
+    assert choose("verdict", "any") == "1 to 20 of 32"
+    first = "rowsBox.querySelector('small').textContent"
+    assert choose("sort", "advantage, lowest first") == "1 to 20 of 32"
+    assert browser.run(first).endswith("advantage -1")
+    choose("sort", "advantage, highest first")
+    assert browser.run(first).endswith("advantage 0.75")
+    # Rewards of 0 and 1, and two that are none: they come last either way.
+    for order, value in (("lowest", "0"), ("highest", "1")):
+        choose("sort", f"correctness reward, {order} first")
+        assert browser.run(first).startswith(f"correctness_reward {value},")
+        assert browser.run("matches.at(-1).keys[source.sorts.indexOf('correctness_reward')]") is None
+    choose("step", "any")
+    browser.run("document.querySelector('input[type=search]').focus()")
+    browser.type("(30.7)")
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert seen() == "1 to 1 of 1"
+    browser.type("x")
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert seen() == "nothing matches"
+    fine(browser, page)
+
+
+@in_a_browser
+def test_in_a_browser_the_keyboard_reaches_everything_and_shows_where_it_is(run, browser):
+    browser.open(report(run).html)
+    at = "[...rowsBox.children].indexOf(document.activeElement)"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    browser.press("j")
+    assert (browser.run(at), browser.run(outline)) == (0, "solid")
+    browser.press("j", "ArrowDown", "k", "ArrowUp", "ArrowUp")
+    assert browser.run(at) == 0
+    browser.press(*"j" * 20)
+    assert (browser.run(at), browser.run("count.value")) == (0, "21 to 40 of 256")
+    browser.press("k")
+    assert (browser.run(at), browser.run("count.value")) == (19, "1 to 20 of 256")
+    browser.press("/")
+    assert browser.run("document.activeElement.type") == "search"
+    browser.press("j")
+    assert browser.run("document.activeElement.value") == "j"
+    # From the search on, in the order of the page: the box, the buttons, one row.
+    browser.run("document.activeElement.value = ''")
+    names = []
+    for _ in range(3):
+        browser.press("Tab")
+        names.append(
+            browser.run("document.activeElement.name || document.activeElement.id || document.activeElement.tagName")
+        )
+        assert browser.run(outline) != "none"
+    assert names == ["written", "next", "ARTICLE"]
+    browser.run("document.activeElement.blur(), scrollTo(0, 0)")
+    browser.press("Tab")
+    assert browser.run("document.activeElement.tagName") == "SUMMARY"
+
+
+@in_a_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_the_page_fits_a_narrow_screen_in_either_theme(whole_run, browser, scheme):
+    wide = f"{'word' * 50} ${'+'.join(['x'] * 99)}$ \\[{'+'.join(['y'] * 99)}\\]"
+    write_completions(whole_run, [90], rows=4, text=wide)
+    after = results(RIGHT_AFTER)
+    for row in after["rows"]:
+        row["completion"] = wide
+    (whole_run / "after.json").write_text(json.dumps(after))
+    page = report(whole_run).html
+    browser.open(page, width=320, height=640, scheme=scheme)
+    browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    for source in (0, 1):
+        browser.run(f"useSource({source})")
+        assert browser.run("document.documentElement.scrollWidth") == 320
+    paper, ink = (f"getComputedStyle(document.body).{name}" for name in ("backgroundColor", "color"))
+    light = [sum(map(int, re.findall(r"\d+", browser.run(colour))[:3])) for colour in (paper, ink)]
+    assert (light[0] > 600 > 200 > light[1]) if scheme == "light" else (light[0] < 200 < 600 < light[1])
+    fine(browser, page)
+
+
+@in_a_browser
+def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser):
+    shutil.rmtree(run / "completions")
+    write_completions(run, range(1, 51), rows=100, text="So $3 + 4 = 7$. " * 60)
+    page = report(run).html
+    browser.open(page)
+    browser.run("useSource(1)")
+    assert browser.run("matches.length") == 5000
+    for search in ("", "(41.99)", "7$. so"):
+        browser.run(f"query = {json.dumps(search)}, apply()")
+        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 20)
+        assert browser.run("document.querySelectorAll('*').length") < 15000
+    fine(browser, page)
+
+
+@in_a_browser
+def test_in_a_browser_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
+    long = results({0}, n=2)
+    for row in long["rows"]:
+        row["completion"] = "$x$ 1" * 200_000 + "the end"
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(long))
+    page = report(run).html
+    assert page.stat().st_size < 6_000_000
+    browser.open(page)
+    assert browser.run("rowsBox.textContent.length") < 30_000
+    button = "rowsBox.querySelector('.sides button')"
+    assert browser.run(f"{button}.textContent") == "Show all 1,000,007 characters"
+    browser.run(f"{button}.click()")
+    assert browser.run("document.activeElement.textContent.endsWith('the end')")
+    assert browser.run("document.querySelectorAll('*').length") < 15000
+    fine(browser, page)
+
+
+@in_a_browser
+def test_in_a_browser_a_run_without_completions_says_so(run, browser):
+    shutil.rmtree(run / "completions")
+    for name in ("before", "after"):
+        (run / f"{name}.json").unlink()
+    page = report(run).html
+    browser.open(page)
+    assert (
+        browser.run("document.getElementById('viewer').innerText").split("\n")[-1] == "This run holds no completions."
+    )
+    fine(browser, page)

@@ -1,0 +1,187 @@
+"""What wandb and trackio hold after a run without a network: read back from the files that they wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from grpo_math.generation.models import cache_dir
+from grpo_math.report import report
+
+ROOT = Path(__file__).parents[2]
+RECIPE = """
+use_cpu: true
+bf16: false
+gradient_checkpointing: false
+per_device_train_batch_size: 4
+num_generations: 2
+max_completion_length: 8
+learning_rate: 1.0e-3
+max_steps: 2
+dataset: generated:sums
+eval_split: heldout
+heldout_every: 2
+heldout_n: 4
+save_strategy: "no"
+log_completions: true
+num_completions_to_print: 0
+project: tried
+"""
+
+
+def needs(tracker):
+    return pytest.mark.skipif(find_spec(tracker) is None, reason=f"{tracker} is not installed")
+
+
+class Done(NamedTuple):
+    history: list[dict]
+    findings: list[str]
+    plots: list[str]
+    stdout: str
+    stderr: str
+
+
+def run(tracker, model, folder, **own):
+    """A run of two steps that reports to ``tracker``. Nobody answers its questions; a key it has from ``own`` alone."""
+    (folder / "recipe.yaml").write_text(f"{RECIPE}report_to: {tracker}\n")
+    command = [sys.executable, "-m", "grpo_math.train", "--config", str(folder / "recipe.yaml")]
+    command += ["--model_name_or_path", model, "--output_dir", str(folder / "run")]
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
+    own = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder), **own}
+    own["GRPO_MATH_CACHE"] = str(cache_dir())
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**bare, **own}, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    history = [json.loads(line) for line in (folder / "run/history.jsonl").read_text().splitlines()]
+    files = report(folder / "run")
+    findings, plots = [finding.check for finding in files.findings], [plot.stem for plot in files.plots]
+    assert plots
+    return Done(history, findings, plots, done.stdout, done.stderr)
+
+
+def check(told, history):
+    """Every value of the history stands among what the tracker was told, as train/NAME at its step."""
+    for line in history:
+        for name, value in line.items():
+            if name != "step":
+                values = [
+                    row[f"train/{name}"]
+                    for row in told
+                    if row.get("train/global_step") == line["step"] and f"train/{name}" in row
+                ]
+                assert values, (line["step"], name)
+                assert values[0] == pytest.approx(value), (line["step"], name)
+    assert {"heldout/accuracy", "reward", "memory/resident"} <= {name for line in history for name in line}
+    assert sum("completions" in row or "completions/nrows" in row for row in told) >= 2
+
+
+def records(path):
+    """The records of a .wandb file: a LevelDB log of protobuf messages, in blocks of 32 KB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            record, parts = Record.FromString(parts), b""
+            yield record
+
+
+def row_of(record):
+    """What a call of wandb.log said; nothing for a record of another kind."""
+    items = record.history.item if record.WhichOneof("record_type") == "history" else ()
+    return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+class Refuses(BaseHTTPRequestHandler):
+    """A server that is not wandb's."""
+
+    def do_POST(self):
+        self.send_error(401)
+
+    do_GET = do_POST
+
+    def log_message(self, *arguments):
+        pass
+
+
+def offline_run(folder):
+    (path,) = folder.glob("run/wandb/offline-run-*/run-*.wandb")
+    return path
+
+
+def config_of(path):
+    """The settings that a .wandb file holds."""
+    found = {}
+    for record in records(path):
+        changed = record.config if record.WhichOneof("record_type") == "config" else record.run.config
+        found |= {item.key: json.loads(item.value_json) for item in changed.update if item.key}
+    return found
+
+
+@needs("wandb")
+def test_wandb_without_a_key_stays_offline_and_holds_all_that_the_run_directory_does(tiny, tmp_path):
+    done = run("wandb", tiny(), tmp_path)
+    path = offline_run(tmp_path)
+    told = [row for record in records(path) if (row := row_of(record))]
+    check(told, done.history)
+    assert {record.run.project for record in records(path) if record.WhichOneof("record_type") == "run"} == {"tried"}
+    tables = [json.loads(p.read_text()) for p in path.parent.glob("files/media/table/completions*.json")]
+    assert {"step", "prompt", "completion", "accuracy", "advantage"} <= set(tables[0]["columns"])
+    assert len(tables[0]["data"]) == 4
+    config = config_of(path)
+    assert config["dataset"] == "generated:sums"
+    assert config["learning_rate"] == 1e-3
+    names = {name for row in told for name in row}
+    assert names >= {f"train/findings/{name}" for name in done.findings}
+    assert {"/".join(name.split("/")[:2]) for name in names} >= {f"plots/{name}" for name in done.plots}
+    assert list(path.parent.glob("files/media/images/plots/*.png"))
+    sync = f"wandb sync {os.path.relpath(path.parent, ROOT)}"
+    assert f"wandb    {sync}" in done.stdout.splitlines()
+    assert [line for line in done.stderr.splitlines() if "there is no key" in line and sync in line]
+
+
+@needs("wandb")
+def test_wandb_with_a_key_that_no_server_takes_ends_no_run_and_keeps_the_key_to_itself(tiny, tmp_path):
+    """Something answers, and it is no wandb: the run goes on offline."""
+    key = "a" * 40
+    server = HTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    done = run("wandb", tiny(), tmp_path, WANDB_API_KEY=key, WANDB_BASE_URL=address)
+    server.shutdown()
+    told = [row for record in records(offline_run(tmp_path)) if (row := row_of(record))]
+    check(told, done.history)
+    assert "later: wandb sync" in done.stderr
+    assert key not in done.stdout + done.stderr
+
+
+@needs("trackio")
+def test_trackio_holds_every_figure_of_the_history_the_completions_and_the_plots(tiny, tmp_path):
+    done = run("trackio", tiny(), tmp_path)
+    with sqlite3.connect(tmp_path / "trackio/tried.db") as database:
+        told = [json.loads(row) for (row,) in database.execute("select metrics from metrics order by id")]
+        (config, *_) = [json.loads(row) for (row,) in database.execute("select config from configs")]
+    check(told, done.history)
+    (table, *_) = [row["completions"] for row in told if "completions" in row]
+    assert len(table["_value"]) == 4
+    assert config["dataset"] == "generated:sums"
+    names = {name for row in told for name in row}
+    assert names >= {f"train/findings/{name}" for name in done.findings} | {f"plots/{name}" for name in done.plots}

@@ -1,0 +1,96 @@
+"""Which errors are failed writes, as Python, torch, safetensors and pyarrow really raise them, and what is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from grpo_math.run.disk import failed_write, naming
+
+NUMBERS = torch.zeros(1_000_000)
+
+
+def text(path: Path) -> None:
+    with naming(path), open(path, "w") as file:
+        file.write("x" * 2_000_000)
+
+
+def parquet(path: Path) -> None:
+    import pandas
+
+    pandas.DataFrame({"a": NUMBERS + torch.rand(len(NUMBERS))}).to_parquet(path)
+
+
+def save_model(path: Path) -> None:
+    save_file({"a": NUMBERS}, path)
+
+
+def _save_checkpoint(path: Path) -> None:
+    torch.save({"a": NUMBERS}, path)
+
+
+@pytest.fixture
+def small_files():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (text, "FOLDER/x could not be written: File too large ("),
+        (parquet, "a file in FOLDER could not be written: File too large ("),
+        (save_model, "the trained weights in FOLDER could not be written: File too large ("),
+        (_save_checkpoint, "a checkpoint in FOLDER could not be written: the write failed ("),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_write_that_fails_is_known_for_one_whoever_writes(write, said, small_files, tmp_path):
+    with pytest.raises((OSError, RuntimeError, SafetensorError)) as caught:
+        write(tmp_path / "x")
+    line = str(failed_write(caught.value, tmp_path))
+    assert line.startswith(said.replace("FOLDER", str(tmp_path)))
+    assert line.endswith(" GB free there); the same command starts it anew once there is room")
+    wrapped = ValueError("while saving")
+    wrapped.__cause__ = caught.value
+    assert str(failed_write(wrapped, tmp_path)) == line
+
+
+@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO])
+def test_any_other_error_is_one_where_it_names_a_file_of_the_run(number, tmp_path):
+    error = OSError(number, "", str(tmp_path / "run/history.jsonl"))
+    said = f"run/history.jsonl cannot be read or written: {os.strerror(number)} ("
+    assert said in str(failed_write(error, tmp_path / "run"))
+    for name in (str(tmp_path / "run2/x"), "my_problems.jsonl", None):
+        assert failed_write(OSError(number, "", name), tmp_path / "run") is None
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error"), ConnectionResetError(errno.ECONNRESET, "reset"), TimeoutError(), ValueError()]
+)
+def test_what_is_no_write_is_left_alone(error, tmp_path):
+    assert failed_write(error, tmp_path) is None
+
+
+def test_the_line_names_the_checkpoint_of_most_steps(tmp_path):
+    for step in (9, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    os.utime(tmp_path / "checkpoint-9", (4e9, 4e9))  # a clock that ran ahead
+    with (
+        pytest.raises(OSError, match="No space left") as caught,
+        naming(tmp_path / "x"),
+        open("/dev/full", "w") as file,
+    ):
+        file.write("x")
+    assert str(failed_write(caught.value, tmp_path)).endswith(
+        "; the same command goes on from checkpoint-10 once there is room"
+    )

@@ -1,0 +1,52 @@
+"""Numbers out of what a log holds, and the lines that count of a run that was resumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_math.run.history import number, numbers, put, settled
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, 3), (0.5, 0.5), ("2e-4", 2e-4), (" 7 ", 7.0)]
+    + [(value, None) for value in (None, True, "", "dapo", [1], {}, float("nan"), float("inf"), "nan", 10**400)],
+)
+def test_a_number_is_finite_or_none(value, expected):
+    assert number(value) == expected
+    assert type(number(value)) is type(expected)
+
+
+def test_a_number_of_a_library_is_one():
+    class Tensor:
+        def __float__(self):
+            return 0.25
+
+    assert number(Tensor()) == 0.25
+
+
+def test_a_row_without_a_step_is_no_line():
+    assert numbers({"step": "4", "reward": "x"}) == {"step": 4}
+    for row in ({}, {"step": None}, {"step": float("inf")}, {"reward": 1.0}):
+        assert numbers(row) is None
+    assert settled([{"reward": 1.0}, {"step": 2}]) == [{"step": 2}]
+
+
+def test_a_line_that_goes_back_takes_the_place_of_all_later_ones():
+    lines = {step: {"step": step, "reward": 0.0} for step in (1, 2, 3)}
+    assert put(lines, {"step": 2, "reward": 1.0})
+    assert lines == {1: {"step": 1, "reward": 0.0}, 2: {"step": 2, "reward": 1.0}}
+
+
+def test_a_line_that_adds_to_an_earlier_step_or_comes_late_does_not():
+    lines = {step: {"step": step, "reward": 0.0} for step in (1, 3)}
+    assert not put(lines, {"step": 1, "heldout/accuracy": 0.5})
+    assert not put(lines, {"step": 2, "reward": 0.0})
+    assert lines[1] == {"step": 1, "reward": 0.0, "heldout/accuracy": 0.5}
+    assert sorted(lines) == [1, 2, 3]
+    assert not put({}, {"step": 5, "reward": 0.0})
+
+
+def test_the_last_step_again_is_the_same_line():
+    """A line of the newest step adds to it: transformers logs a step's own figures and its evaluation apart."""
+    assert settled([{"step": 1, "reward": 0.1}, {"step": 1, "reward": 0.2}]) == [{"step": 1, "reward": 0.2}]

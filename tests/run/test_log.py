@@ -1,0 +1,66 @@
+"""What a run writes down: its settings without secrets, and a history that may be cut anywhere."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from grpo_math.run.log import History, write_config
+
+
+def test_no_secret_is_written_at_any_depth_and_all_else_is(tmp_path):
+    settings = {
+        "seed": 1,
+        "eos_token": "<end>",
+        "hub_token": "s3cr3t",
+        "model_init_kwargs": {"dtype": "auto", "token": "s3cr3t"},
+        "judges": [{"url": "http://localhost", "api_key": "s3cr3t"}],
+    }
+    path = tmp_path / "config.yaml"
+    write_config(path, settings, ["train.py", "--hub_token", "s3cr3t", "--judge-key=s3cr3t"], "NO", 1)
+    text = path.read_text()
+    assert "s3cr3t" not in text
+    written = yaml.safe_load(text)
+    assert written["model_init_kwargs"] == {"dtype": "auto"}
+    assert written["judges"] == [{"url": "http://localhost"}]
+    assert (written["seed"], written["eos_token"]) == (1, "<end>")
+    assert written["command"] == "train.py --hub_token *** --judge-key=***"
+    assert written["hardware"]["cpus"] == os.cpu_count()
+    assert written["hardware"]["memory_gb"] > 0
+
+
+def made(folder) -> History:
+    history = History(folder)
+    for step in (1, 2, 3):
+        history.append(step, {"loss": 0.5, "reward": step / 8})
+    return history
+
+
+def test_a_history_that_was_cut_at_any_byte_has_its_whole_lines_and_goes_on(tmp_path):
+    history = made(tmp_path)
+    whole, lines = history.path.read_bytes(), history.lines()
+    for cut in range(len(whole) + 1):
+        history.path.write_bytes(whole[:cut])
+        kept = history.lines()
+        assert kept == lines[: len(kept)]
+        assert len(kept) == (whole[:cut] + b"\n").count(b"}\n")
+        history.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=3), None)
+        for line in lines[len(kept) :]:
+            history.append(line.pop("step"), line)
+        lines = [json.loads(line) for line in whole.splitlines()]
+        assert history.path.read_bytes() == whole
+
+
+def test_a_full_disk_leaves_the_history_as_it_was(tmp_path):
+    history = made(tmp_path)
+    before = history.path.read_bytes()
+    (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as failed:
+        history.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=2), None)
+    assert failed.value.errno == errno.ENOSPC
+    assert history.path.read_bytes() == before

@@ -1,0 +1,300 @@
+"""A run that is asked to stop, on real processes: it saves after its step, says how it goes on, and with which code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from launching import ROOT, accelerate, variables
+from train.test_keeper import alive
+from train.test_program import TINY, history
+from transformers import TrainerControl
+
+from grpo_math.run.log import StopOnSignal
+from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, Stop, Stopped
+
+STEPS = 60
+
+# Runs a module in which a function says that it was called, and takes half a second more.
+WAITING = """
+import importlib, pathlib, runpy, sys, time
+function, mark, program = sys.argv[1:4]
+sys.argv = sys.argv[3:]
+module, _, name = function.rpartition(".")
+module = importlib.import_module(f"grpo_math.{module}")
+inner = getattr(module, name)
+def waits(*args, **kwargs):
+    pathlib.Path(mark).touch()
+    for _ in range(50):
+        time.sleep(0.01)
+    return inner(*args, **kwargs)
+setattr(module, name, waits)
+runpy.run_module(program, run_name="__main__", alter_sys=True)
+"""
+
+
+def waits(function: str, mark: Path, command: str = "grpo_math.train") -> list[str]:
+    return [sys.executable, "-c", WAITING, function, str(mark), *command.split()]
+
+
+def settings(tiny, run_dir, *more) -> list[str]:
+    own = ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--use_peft=true", "--report_to=none"]
+    return [*own, *TINY, "--lora_dropout=0", f"--max_steps={STEPS}", *map(str, more)]
+
+
+def start(command: list[str], log: Path, **environment: str) -> subprocess.Popen:
+    with log.open("w") as file:
+        return subprocess.Popen(command, cwd=ROOT, env=variables(**environment), stdout=file, stderr=subprocess.STDOUT)
+
+
+def until(true, process: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + 400
+    while not true():
+        assert process.poll() is None, log.read_text()[-4000:]
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def steps_done(run_dir: Path, n: int) -> bool:
+    return (run_dir / "history.jsonl").exists() and len(history(run_dir)) >= n
+
+
+def ends(process: subprocess.Popen, log: Path, code: int) -> str:
+    try:
+        assert process.wait(120) == code, log.read_text()[-4000:]
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert "Traceback" not in said
+    return said
+
+
+def saved_after(run_dir: Path, said: str, what: str = "Stopped") -> int:
+    """The step after which a run has stopped; held to its checkpoint, its history and its line."""
+    step = history(run_dir)[-1]["step"]
+    state = json.loads((run_dir / f"checkpoint-{step}" / "trainer_state.json").read_text())
+    assert state["global_step"] == step
+    assert said.count(f"{what} after step {step} of {STEPS}; the same command goes on from checkpoint-{step}.") == 1
+    assert [line["step"] for line in history(run_dir)] == list(range(1, step + 1))
+    assert not (run_dir / "adapter").exists()
+    return step
+
+
+def two(folder: Path, program: str, config: str = "multi_gpu") -> list[str]:
+    """The launch of two processes by ``program``, which takes what `accelerate launch` takes."""
+    command = accelerate(config, folder, "--num_processes", "2")
+    command[command.index("accelerate.commands.launch")] = program
+    return [*command, "-m", "grpo_math.train"]
+
+
+def rank(run_dir: Path, number: int) -> int:
+    """The process of a rank: not that of its launcher, and none that it forked."""
+    found = {}
+    for pid in alive("grpo_math.train"):
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        status = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if str(run_dir) in words and words[words.index("-m") + 1] == "grpo_math.train":
+            found |= {pid: None} if b"RANK=%d" % number in status else {}
+    return min(found)
+
+
+# The signals alone
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_with_nothing_to_finish_a_signal_ends_the_run_and_with_a_step_under_way_it_does_not(number, capfd):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as error, Stop():
+        signal.raise_signal(number)
+    assert error.value.code == AGAIN
+    with Stop() as stop:
+        stop.begin()
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert stop.code == AGAIN
+        stop.heeded = True
+        stop.end()
+    assert signal.getsignal(number) == before
+    said = capfd.readouterr().err.split("\n")
+    assert said == ["", f"{number.name}: stopping after this step, with a checkpoint.", ""]
+
+
+def test_a_second_ctrl_c_interrupts_and_the_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT)
+    with Stop() as stop:
+        stop.begin()
+        signal.raise_signal(signal.SIGINT)
+        assert stop.code == INTERRUPTED
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize(("number", "ends_with"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_that_comes_after_the_last_step_was_agreed_on_ends_the_run_after_it(number, ends_with):
+    with Stop() as stop:
+        stop.begin()
+        signal.raise_signal(number)
+        with pytest.raises(ends_with):
+            stop.end()
+
+
+def test_a_signal_that_was_caught_by_what_it_interrupted_is_heeded_before_the_first_step():
+    with Stop() as stop:
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped):
+            stop.begin()
+
+
+def test_a_forked_helper_dies_of_the_signal():
+    with Stop() as stop:
+        stop.begin()
+        if not (child := os.fork()):
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert not stop.code
+
+
+def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
+    args, control = SimpleNamespace(world_size=1), TrainerControl()
+    with Stop() as stop:
+        callback = StopOnSignal(stop)
+        callback.on_train_begin(args, None, control)
+        callback.on_step_end(args, None, control)
+        assert not control.should_training_stop
+        signal.raise_signal(signal.SIGTERM)
+        callback.on_save(args, None, control)
+        assert control.should_training_stop
+        assert not control.should_save
+        callback.on_train_end(args, None, control)
+        assert (stop.code, stop.heeded) == (AGAIN, True)
+
+
+# One process
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+def test_a_signal_while_modules_are_imported_has_its_code_too(number, seconds, tiny, tmp_path):
+    process = start([sys.executable, "-m", "grpo_math.train", *settings(tiny, tmp_path / "run")], tmp_path / "log")
+    time.sleep(seconds)
+    process.send_signal(number)
+    assert "Stopped after" not in ends(process, tmp_path / "log", AGAIN)
+
+
+@pytest.mark.parametrize("command", ["grpo_math.train", "grpo_math.cli train"])
+def test_sigterm_in_the_middle_of_generation_finishes_the_step_and_the_run_goes_on(command, tiny, tmp_path):
+    run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "generates"
+    process = start([*waits("trainer.trainer.lean_generation", mark, command), *settings(tiny, run_dir)], log)
+    until(lambda: steps_done(run_dir, 1), process, log)
+    mark.unlink()
+    until(mark.exists, process, log)
+    process.send_signal(signal.SIGTERM)
+    said = ends(process, log, AGAIN)
+    assert "SIGTERM: stopping after this step, with a checkpoint." in said
+    assert saved_after(run_dir, said) < STEPS
+    again = settings(tiny, run_dir)
+    ends(start([sys.executable, "-m", *command.split(), *again], log), log, 0)
+    assert [line["step"] for line in history(run_dir)] == list(range(1, STEPS + 1))
+    assert (run_dir / "adapter").exists()
+
+
+def test_a_run_that_was_stopped_twice_ends_as_one_that_was_not(tiny, tmp_path):
+    """The same command each time: weights and losses are the same, bit for bit."""
+    pytest.importorskip("grpo_math.run.resume")
+    own = ["--rewards=rewards:letters", "--learning_rate=1e-2", "--num_iterations=2"]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")])
+
+    def run(name: str, *stops: signal.Signals) -> tuple[bytes, list[float]]:
+        run_dir, log = tmp_path / name, tmp_path / "log"
+        command = [sys.executable, "-m", "grpo_math.train", *settings(tiny, run_dir, *own)]
+        for number in (*stops, None):
+            done = len(history(run_dir)) if run_dir.exists() else 0
+            process = start(command, log, PYTHONPATH=path)
+            if number:
+                until(lambda done=done: steps_done(run_dir, done + 2), process, log)
+                process.send_signal(number)
+            ends(process, log, AGAIN if number else 0)
+        weights = (run_dir / "adapter/adapter_model.safetensors").read_bytes()
+        return weights, [line["loss"] for line in history(run_dir)]
+
+    assert run("stopped", *STOPPING) == run("whole")
+
+
+def test_a_signal_while_the_model_loads_ends_the_run_before_it_has_begun(tiny, tmp_path):
+    run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "loads"
+    process = start([*waits("generation.models.load_tokenizer", mark), *settings(tiny, run_dir)], log)
+    until(mark.exists, process, log)
+    process.send_signal(signal.SIGUSR1)
+    assert "stopped: the same command starts again" in ends(process, log, AGAIN)
+    assert not (run_dir / "config.yaml").exists()
+
+
+def test_a_signal_in_the_final_evaluation_loses_no_step(tiny, tmp_path):
+    run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "evaluates"
+    arguments = settings(tiny, run_dir, "--max_steps=2", "--save_strategy=steps", "--eval_n=4")
+    process = start([*waits("evaluation.results.evaluate", mark), *arguments], log)
+    until(mark.exists, process, log)
+    mark.unlink()
+    until(mark.exists, process, log)
+    process.send_signal(signal.SIGTERM)
+    assert "stopped: the same command starts again" in ends(process, log, AGAIN)
+    assert (run_dir / "checkpoint-2").is_dir()
+    assert not (run_dir / "after.json").exists()
+    process = start([sys.executable, "-m", "grpo_math.train", *arguments], log)
+    ends(process, log, 0)
+    assert [line["step"] for line in history(run_dir)] == [1, 2]
+    assert (run_dir / "after.json").exists()
+
+
+# Two processes
+
+
+@pytest.mark.parametrize(
+    ("program", "number", "config"),
+    [
+        ("grpo_math.train.ranks", signal.SIGTERM, "multi_gpu"),
+        ("grpo_math.train.ranks", signal.SIGUSR1, "zero2"),
+        ("grpo_math.cli", signal.SIGUSR1, "multi_gpu"),
+    ],
+)
+def test_what_started_the_ranks_passes_a_signal_on_and_ends_with_its_code(program, number, config, tiny, tmp_path):
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    command = two(tmp_path, program, config)
+    if program == "grpo_math.cli":
+        command = [sys.executable, "-m", program, "train", "--accelerate_config", config]
+    process = start([*command, *settings(tiny, run_dir)], log)
+    until(lambda: steps_done(run_dir, 1), process, log)
+    process.send_signal(number)
+    said = ends(process, log, AGAIN)
+    saved_after(run_dir, said)
+    assert not alive(str(run_dir))
+
+
+def test_one_rank_that_gets_the_signal_stops_all_after_the_same_step(tiny, tmp_path):
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    process = start([*two(tmp_path, "grpo_math.train.ranks"), *settings(tiny, run_dir)], log)
+    until(lambda: steps_done(run_dir, 1), process, log)
+    os.kill(rank(run_dir, 1), signal.SIGTERM)
+    saved_after(run_dir, ends(process, log, AGAIN))
+    assert not alive(str(run_dir))
+
+
+def test_plain_accelerate_saves_too_but_says_so_with_torchs_page_and_exit_code_1(tiny, tmp_path):
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    process = start([*two(tmp_path, "accelerate.commands.launch"), *settings(tiny, run_dir)], log)
+    until(lambda: steps_done(run_dir, 1), process, log)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 1
+    saved_after(run_dir, log.read_text())
+    assert not alive(str(run_dir))

@@ -1,0 +1,122 @@
+"""A step that does not come: every rank says where it waits, once, and nothing is ended."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import ROOT, accelerate, variables
+from train.test_faults import PATH, RUN
+
+from grpo_math.run.watchdog import PHASES, Watchdog
+from grpo_math.settings.recipe import read
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+
+def wait_for(holds, alive=lambda: True):
+    while not holds():
+        assert alive()
+        time.sleep(0.05)
+
+
+def told(path: Path) -> list[str]:
+    text = path.read_text() if path.exists() else ""
+    return [line for line in text.splitlines() if line.startswith("watchdog: ")]
+
+
+def test_both_ranks_say_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
+    folder, go, log = tmp_path / "run", tmp_path / "go", tmp_path / "log"
+    command = [*accelerate("multi_gpu", tmp_path, "--num_processes", "2"), "-m", "grpo_math.train"]
+    command += ["--model_name_or_path", tiny(), "--output_dir", str(folder), "--rewards", "faulty:hangs_on_one_rank"]
+    command += [*RUN, "--watchdog_minutes=0.1"]
+    environment = variables(PYTHONPATH=PATH, GO=str(go), HANGS="1")
+    with open(log, "w") as file:
+        run = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=file, stderr=file)
+
+    def stalled(rank):
+        return [line for line in told(log) if f"rank {rank}: no step for 0.1 minutes, since step 1; " in line]
+
+    try:
+        wait_for(lambda: stalled(0) and stalled(1), lambda: run.poll() is None)
+        go.write_text("")
+        assert run.wait(timeout=300) == 0, log.read_text()
+    finally:
+        run.kill()
+    ((waits,), (hangs,)) = stalled(0), stalled(1)
+    assert re.search(r"phase grade; waits at \S+processes/faulty.py:\d+ in hangs_on_one_rank; ", hangs)
+    assert re.search(r"phase grade; waits at \S+torch/distributed/\S+.py:\d+ in \w+; ", waits)
+    for rank, line in ((0, waits), (1, hangs)):
+        path = folder / f"stacks-rank{rank}.txt"
+        assert str(path) in line
+        stack = path.read_text().split(line)[1]
+        assert "Thread MainThread:" in stack
+        assert "in _calculate_rewards" in stack
+        assert "in training_step" in stack
+
+
+def test_a_stall_is_told_once_and_the_next_one_again(tmp_path):
+    path = tmp_path / "made/stacks-rank0.txt"
+    with Watchdog(tmp_path / "made", 0.002) as watchdog:
+        wait_for(lambda: told(path))
+        time.sleep(0.5)  # several times as long as a stall
+        assert len(told(path)) == 1
+        watchdog.step(7)
+        wait_for(lambda: len(told(path)) == 2)
+    first, second = told(path)
+    assert "rank 0: no step for 0.002 minutes, since the start; phase loading; waits at " in first
+    assert f"{__file__}:" in path.read_text()
+    assert "since step 7; " in second
+
+
+def test_a_folder_that_cannot_be_written_still_leaves_the_terminal(tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    said = ""
+    with Watchdog(tmp_path / "file", 0.002):
+        while "cannot be written" not in said:
+            said += capfd.readouterr().err
+            time.sleep(0.05)
+    assert "since the start; phase loading" in said
+
+
+def test_zero_is_off(tmp_path):
+    with Watchdog(tmp_path, 0) as watchdog:
+        watchdog.step(1)
+        time.sleep(0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_c_code_that_holds_pythons_lock_is_seen_too(tmp_path):
+    program = (
+        "import ctypes, pathlib\n"
+        "from grpo_math.run.watchdog import Watchdog\n"
+        "def holds_the_lock():\n"
+        "    ctypes.PyDLL(None).usleep(6_000_000)\n"
+        "with Watchdog(pathlib.Path('.'), 0.03, grace=0.2):\n"
+        "    holds_the_lock()\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=variables(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    said = done.stderr.partition("watchdog: ")[0]
+    assert "Timeout" in said
+    assert "in holds_the_lock" in said
+
+
+def test_every_phase_is_a_method_of_the_trainer_or_a_function_of_ours():
+    from grpo_math import report
+    from grpo_math.evaluation import pass_rates, results
+
+    of_trainer = {name for name in PHASES if hasattr(MathGRPOTrainer, name)}
+    others = {"evaluate": results, "measure": pass_rates, "report": report}
+    assert of_trainer | set(others) == set(PHASES)
+    assert all(hasattr(module, name) for name, module in others.items())
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "soon"])
+def test_minutes_that_are_none_are_refused(value):
+    (problem,) = read(["--watchdog_minutes", value]).problems
+    assert str(problem).startswith(f"watchdog_minutes='{value}' is ")

@@ -1,0 +1,124 @@
+"""The arithmetic of a batch, against brute force and against TRL's own checks."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from trl import GRPOConfig
+
+from grpo_math.errors import ConfigError
+from grpo_math.settings.batch import Batch, nearest, plan, solve
+
+FIELDS = {
+    "prompts_per_step": 0,
+    "num_generations": 8,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "generation_batch_size": None,
+    "steps_per_generation": None,
+}
+
+
+def planned(processes=1, **given) -> Batch:
+    return plan({**FIELDS, **given}, given, processes)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("limit", [1, 4, 7, 64])
+def test_a_solution_makes_the_step_with_the_most_rows_that_the_limit_allows(processes, limit):
+    for prompts, generations in itertools.product(range(1, 20), (2, 5, 8)):
+        total = prompts * generations
+        possible = [
+            (rows, steps)
+            for rows in range(1, limit + 1)
+            for steps in range(1, total + 1)
+            if processes * rows * steps == total
+        ]
+        if possible:
+            assert solve(prompts, generations, processes, limit) == max(possible)
+        else:
+            with pytest.raises(ConfigError) as refused:
+                solve(prompts, generations, processes, limit)
+            offered = int(refused.value.remedy.removeprefix("use "))
+            solve(offered, generations, processes, limit)
+            nearer = range(prompts - abs(offered - prompts) + 1, prompts + abs(offered - prompts))
+            assert not any(p * generations % processes == 0 for p in nearer if p > 0)
+
+
+def test_stated_accumulation_is_kept_or_the_nearest_that_fits_is_offered():
+    assert planned(2, prompts_per_step=16, gradient_accumulation_steps=4) == Batch(8, 2, 16, 4, 128)
+    assert planned(2, prompts_per_step=16, gradient_accumulation_steps=1).rows == 64, "a stated 1 is not the default"
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps=5 cannot make 16 prompts .* use 4, or leave"):
+        planned(2, prompts_per_step=16, gradient_accumulation_steps=5)
+    with pytest.raises(ConfigError, match=r"2 processes x at most 4 rows: use 16, or leave it out"):
+        planned(2, prompts_per_step=16, gradient_accumulation_steps=8, per_device_train_batch_size=4)
+
+
+def test_rows_at_a_time_are_a_limit_only_with_prompts_per_step():
+    assert planned(prompts_per_step=6, per_device_train_batch_size=10)[2:4] == (8, 6)
+    assert planned(per_device_train_batch_size=16)[2:4] == (16, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompts_per_step": 4, "generation_batch_size": 40}, "is not a whole number of steps: use 32"),
+        ({"prompts_per_step": 4, "steps_per_generation": 5}, "optimizer steps of 4 micro-batches: use 4"),
+        ({"prompts_per_step": -1}, "prompts_per_step=-1 is not a whole number of 0 or more"),
+        ({"prompts_per_step": 2.5}, "prompts_per_step=2.5 is not a whole number"),
+        ({"num_generations": 1}, "num_generations=1 is not a whole number of 2 or more"),
+        ({"num_generations": None}, "num_generations=None is not a whole number of 2 or more"),
+        ({"generation_batch_size": 8, "steps_per_generation": 1}, "say the same twice: give one"),
+        ({"generation_batch_size": 20}, "micro-batches of 1 x 8 and groups of 8: use 24"),
+        ({"per_device_train_batch_size": 4}, "no whole|not a whole number of groups of 8: use 8, or gradient_.*=2"),
+        ({"per_device_train_batch_size": 3, "steps_per_generation": 2}, "use 4, or steps_per_generation=8"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_nearest_choice(given, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        planned(**given)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_let_through_and_what_is_refused_is_what_trl_lets_through_and_refuses(tmp_path):
+    """TRL's fields alone, over a grid, on one process: the same verdict, and the same sizes."""
+    for rows, steps, rollout, per_rollout in itertools.product((3, 4, 8), (1, 2), (None, 8, 24, 32), (None, 2, 3)):
+        fields = {
+            "per_device_train_batch_size": rows,
+            "gradient_accumulation_steps": steps,
+            "generation_batch_size": rollout,
+            "steps_per_generation": per_rollout,
+        }
+        try:
+            config = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, num_generations=8, **fields)
+        except ValueError:
+            with pytest.raises(ConfigError):
+                planned(**fields)
+        else:
+            assert planned(**fields) == Batch(8, 1, rows, steps, config.generation_batch_size)
+
+
+def test_what_is_offered_is_taken():
+    for rows, processes, per_rollout in itertools.product(range(1, 12), (1, 2, 3), (None, 1, 2, 3)):
+        given = {"per_device_train_batch_size": rows, "steps_per_generation": per_rollout, "num_generations": 6}
+        try:
+            planned(processes, **given)
+        except ConfigError as refused:
+            first, second = refused.remedy.removeprefix("use ").split(", or ")
+            planned(processes, **{**given, "per_device_train_batch_size": int(first)})
+            name, value = second.split("=")
+            planned(processes, **{**given, name: int(value)})
+
+
+def test_the_line_is_the_arithmetic():
+    line = planned(2, prompts_per_step=16, per_device_train_batch_size=4).line("GPU")
+    assert line == "16 prompts x 8 completions = 128 = 2 GPUs x 4 rows x 16 steps"
+    halves = planned(per_device_train_batch_size=4, steps_per_generation=2).line("CPU process")
+    assert halves == (
+        "0.5 prompts x 8 completions = 4 = 1 CPU process x 4 rows x 1 step; 8 completions are generated at a time"
+    )
+
+
+def test_nearest_is_never_zero():
+    assert [nearest(value, 8) for value in (0, 1, 11, 12, 13)] == [8, 8, 8, 16, 16]

@@ -1,0 +1,169 @@
+"""A recipe is read without torch as training reads it: names, defaults, kinds, choices, ranges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.training_args import trainer_log_levels
+
+from grpo_math.errors import UserError
+from grpo_math.settings import fields as settings_fields
+from grpo_math.settings.parser import SETTINGS, Parser
+from grpo_math.settings.recipe import RANGES, check, read, read_recipe, split
+
+REAL = {f.name: f for kind in SETTINGS for f in fields(kind)}
+
+
+def default(f):
+    value = f.default_factory() if f.default_factory is not MISSING else f.default
+    return getattr(value, "value", value)
+
+
+def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
+    assert {name: field.default for name, field in settings_fields.fields().items()} == {
+        name: default(f) for name, f in REAL.items()
+    }
+
+
+def test_choices_are_those_that_the_real_classes_take():
+    for name in ("optim", "lr_scheduler_type", "save_strategy", "hub_strategy", "eval_strategy"):
+        kind = type(REAL[name].default) if not isinstance(REAL[name].default, str) else None
+        if kind:
+            assert settings_fields.fields()[name].choices == tuple(choice.value for choice in kind), name
+    assert set(settings_fields.NAMES["log_level"]) == set(trainer_log_levels)
+    assert settings_fields.fields()["dtype"].choices == ("auto", "bfloat16", "float16", "float32")
+
+
+def test_every_range_is_of_a_field_and_holds_for_its_default():
+    for name, (holds, _) in RANGES.items():
+        value = settings_fields.fields()[name].default
+        assert value is None or isinstance(value, str) or holds(value), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "result"),
+    [
+        ("max_steps", "7", 7),
+        ("learning_rate", "1e-5", 1e-5),
+        ("learning_rate", 1, 1.0),
+        ("use_peft", "no", False),
+        ("use_peft", 1, True),
+        ("bf16", None, None),
+        ("rewards", "accuracy", ["accuracy"]),
+        ("rewards", ["accuracy", "overlong"], ["accuracy", "overlong"]),
+        ("difficulty_band", ["0.1", "0.9"], [0.1, 0.9]),
+        ("report_to", "none", "none"),
+        ("report_to", ["wandb"], ["wandb"]),
+        ("model_init_kwargs", '{"dtype": "float32"}', {"dtype": "float32"}),
+        ("resume_from_checkpoint", True, True),
+        ("scale_rewards", False, False),
+        ("output_dir", 5, "5"),
+        ("vllm_max_model_length", None, None),
+        ("save_steps", 0.25, 0.25),
+    ],
+)
+def test_a_value_is_taken_as_training_takes_it(name, value, result):
+    assert check(name, value) == result
+    assert type(check(name, value)) is type(result)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--learning-rate", "1e-5"], {"learning_rate": 1e-5}),
+        (["--max_steps=-1"], {"max_steps": -1}),
+        (["--max_steps", "-1"], {"max_steps": -1}),
+        (["--use_peft"], {"use_peft": True}),
+        (["--no_gradient_checkpointing"], {"gradient_checkpointing": False}),
+        (["--rewards", "accuracy", "overlong", "--seed", "3"], {"rewards": ["accuracy", "overlong"], "seed": 3}),
+        (["--lora_target_modules", "all-linear"], {"lora_target_modules": ["all-linear"]}),
+    ],
+)
+def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
+    found = read(words)
+    assert found.problems == []
+    assert found.given == set(values)
+    assert {name: found.values[name] for name in values} == values
+    _, config, model_args = Parser().parse(["--output_dir", "x", "--use_cpu", "--bf16=false", *words])
+    for name, value in values.items():
+        real = getattr(config, name, getattr(model_args, name, None))
+        assert real in (value, value[0] if isinstance(value, list) else value, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learning_rate"], "--learning_rate needs a value"),
+        (["--seed", "1", "2"], "--seed takes one value, not 1 2"),
+        (["stray", "--seed", "1"], "stray is no setting"),
+        (["--max-prompt-length", "5"], "--max_prompt_length is no setting"),
+        (["--load_in_4bit", "--load_in_8bit"], "load_in_4bit=True and load_in_8bit=True exclude each other"),
+    ],
+)
+def test_words_that_make_no_sense_are_a_problem(words, message):
+    (problem,) = read(words).problems
+    assert message in str(problem)
+
+
+@pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"], ["--config="], ["--config=a", "--config", "b"]])
+def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
+    with pytest.raises(UserError, match="--config"):
+        split(argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: 1\nseed: 2\n", "seed stands there twice, in line 2 again"),
+        ("seed:\t1\n\tbeta: 2\n", "cannot start any token"),
+        ("a: [1, 2\n", "is no YAML"),
+        ("- seed\n", "holds no fields"),
+        ("", "holds no fields"),
+        ("\0", "is no YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "is no YAML"),
+        ("env: [A]\n", "env is no mapping"),
+        ("? [a, b]\n: 3\n", "a name is a list or a mapping, in line 1"),
+        ("env: {'A=B': 1}\n", "env: A=B is no variable with a value"),
+        ("env: {A: [1]}\n", "env: A is no variable with a value"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_recipe(path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkeypatch):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("env: {GRPO_MATH_TEST: 5}\noutput_dir: x\nuse_cpu: true\n")
+    monkeypatch.delenv("GRPO_MATH_TEST", raising=False)
+    Parser().parse(["--config", str(path)])
+    import os
+
+    assert os.environ.pop("GRPO_MATH_TEST") == "5"
+
+
+@given(
+    st.sampled_from(sorted(settings_fields.fields())),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.lists(st.text())
+    | st.dictionaries(st.text(), st.integers()),
+)
+def test_whatever_a_recipe_holds_is_taken_or_refused_in_words(name, value):
+    try:
+        found, said = check(name, value), name
+    except UserError as error:
+        found, said = None, str(error)
+    assert name in said
+    assert not isinstance(found, float) or math.isfinite(found)

@@ -1,0 +1,361 @@
+"""What goes wrong in a run of the real training program: it goes on as if nothing had been, or ends with one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from launching import ROOT, TINY, accelerate, variables
+
+from grpo_math.run import metrics
+from grpo_math.run.log import History
+from grpo_math.train.program import main
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests/processes")))
+RUN = [*TINY, "--report_to=none", "--max_steps=4"]
+MEASURED = {name for name, metric in metrics.METRICS.items() if metric.unit in ("seconds", "bytes", "tokens/s")}
+
+
+def letters(completions, **columns):
+    """Differs within a group, and needs no answer that is right."""
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
+
+
+@pytest.fixture
+def train(tiny, tmp_path, monkeypatch, capfd):
+    """``train(name, reward, *arguments)`` -> exit code, the run's folder, and its lines on stderr."""
+
+    def run(name, reward, *arguments):
+        module = ModuleType("mine")
+        module.reward = reward
+        monkeypatch.setitem(sys.modules, "mine", module)
+        folder = tmp_path / name
+        command = ["--model_name_or_path", tiny(), "--output_dir", folder, "--rewards", "mine:reward", *RUN, *arguments]
+        capfd.readouterr()
+        code = main([str(word) for word in command])
+        return code, folder, capfd.readouterr().err.splitlines()
+
+    return run
+
+
+def history(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def trained(folder: Path) -> tuple[bytes, list[dict]]:
+    """The weights, and the history without what is measured: seconds and bytes."""
+    lines = [{name: value for name, value in line.items() if name not in MEASURED} for line in history(folder)]
+    return (folder / "model/model.safetensors").read_bytes(), lines
+
+
+def only(lines: list[str], word: str) -> str:
+    (line,) = [line for line in lines if word in line]
+    return line
+
+
+# Reward functions
+
+
+def test_a_reward_that_raises_once_leaves_no_trace_but_a_line_and_a_count(train):
+    raised = []
+
+    def flaky(prompts, completions, trainer_state, log_extra, log_metric, **columns):
+        log_extra("length", [len(str(completion)) for completion in completions])
+        if trainer_state.global_step == 2 and not raised:
+            raised.append(len(completions))
+            completions.clear()  # its own copy
+            log_metric("mine", 99.0)
+            raise OSError("the judge is away")
+        log_metric("mine", 1.0)
+        return letters(completions)
+
+    def steady(log_extra, log_metric, completions, **columns):
+        log_extra("length", [len(str(completion)) for completion in completions])
+        log_metric("mine", 1.0)
+        return letters(completions)
+
+    (code, plain, _), (again, faulty, lines) = train("plain", steady), train("faulty", flaky)
+    assert (code, again, raised) == (0, 0, [4])
+    line = only(lines, "raised")
+    assert "warning: reward function flaky raised OSError: the judge is away at " in line
+    assert f"{__file__}:{flaky.__code__.co_firstlineno + 6}: it is called once more" in line
+    weights, steps = trained(plain)
+    assert [step.pop(metrics.REWARD_RETRIES) for step in steps] == [0, 0, 0, 0]
+    assert [step["mine"] for step in steps] == [1.0] * 4
+    weights_too, steps_too = trained(faulty)
+    assert [step.pop(metrics.REWARD_RETRIES) for step in steps_too] == [0, 0, 1, 0]
+    assert weights == weights_too
+    assert json.dumps(steps).replace("rewards/steady/", "rewards/flaky/") == json.dumps(steps_too)
+
+
+async def raises_async(completions, trainer_state, **columns):
+    if trainer_state.global_step == 2:
+        raise KeyError("grade")
+    return letters(completions)
+
+
+def raises(completions, trainer_state, **columns):
+    if trainer_state.global_step == 2:
+        raise KeyError("grade")
+    return letters(completions)
+
+
+def too_few(completions, trainer_state, **columns):
+    return letters(completions)[trainer_state.global_step == 2 :]
+
+
+def not_a_number(completions, trainer_state, **columns):
+    return [math.nan if trainer_state.global_step == 2 else reward for reward in letters(completions)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (raises, f"raised KeyError: 'grade' twice in a row at {__file__}:{raises.__code__.co_firstlineno + 2}: "),
+        (raises_async, "raised KeyError: 'grade' twice in a row at "),
+        (too_few, "returned 3 rewards for 4 completions: "),
+        (not_a_number, "returned nan for row 0: "),
+    ],
+    ids=["raises", "raises_async", "too_few", "not_a_number"],
+)
+def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(reward, said, train):
+    code, folder, lines = train("run", reward, "--save_strategy=no")
+    assert code == 2
+    line = only(lines, "error: ")
+    assert line.startswith(f"error: reward function {reward.__name__} {said}")
+    assert "(checkpoint-2 is saved: " in line
+    assert not any("Traceback" in line for line in lines)
+    assert [step[metrics.STEP] for step in history(folder)] == [1, 2]
+    assert json.loads((folder / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
+
+
+def ranks(tiny, folder: Path, reward: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of the training program in two processes."""
+    command = accelerate("multi_gpu", folder, "--num_processes", "2")
+    command[2] = "grpo_math.train.ranks"  # accelerate's launch, with the exit code of the process that failed
+    command += ["-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(folder / "run")]
+    return [*command, "--rewards", f"faulty:{reward}", *RUN, *arguments], variables(PYTHONPATH=PATH)
+
+
+def test_a_reward_that_raises_on_one_rank_ends_both_with_one_line_and_a_checkpoint(tiny, tmp_path):
+    command, environment = ranks(tiny, tmp_path, "raises_on_one_rank")
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    line = only(done.stderr.splitlines(), "error: ")
+    assert line.startswith("error: reward function raises_on_one_rank raised OSError: the judge is away twice in a row")
+    assert "(checkpoint-1 is saved: " in line
+    assert {path.name for path in (tmp_path / "run/checkpoint-1").glob("rng_state_*")} == {
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
+
+
+# The disk
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+def full(folder: Path):
+    """The disk is full from now on, for the history."""
+    (folder / "history.jsonl").rename(folder / "kept.jsonl")
+    (folder / "history.jsonl").symlink_to("/dev/full")
+
+
+def limited(size: int):
+    """No file may grow beyond ``size``, which writers meet as they meet a full disk: a write fails in the middle."""
+
+    def limit(folder: Path):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    return limit
+
+
+@pytest.fixture
+def limits():
+    """Those of this process for the size of a file; they hold again after the test."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (full, "run/history.jsonl could not be written: No space left on device ("),
+        (limited(1 << 20), "run could not be written: File too large ("),  # in the weights
+        (limited(1 << 24), "run could not be written: the write failed ("),  # in the optimizer's state
+    ],
+    ids=["history", "weights", "optimizer"],
+)
+def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_before(
+    fault, said, train, limits, tmp_path
+):
+    folder, before = tmp_path / "run", []
+
+    def reward(completions, trainer_state, **columns):
+        if trainer_state.global_step == 2 and not before:
+            before.append(hashes(folder / "checkpoint-2"))
+            fault(folder)
+        return letters(completions)
+
+    code, _, lines = train("run", reward, "--save_steps=1", "--save_total_limit=2")
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2
+    line = only(lines, "error: ")
+    assert line.startswith("error: ")
+    assert said in line
+    assert "GB free there); the same command goes on from checkpoint-2 once there is room" in line
+    assert not any("Traceback" in line for line in lines)
+    assert hashes(folder / "checkpoint-2") == before[0]
+    if fault is full:
+        (folder / "kept.jsonl").rename(folder / "history.jsonl")
+        with open(folder / "history.jsonl", "a") as file:
+            file.write('{"step": 3, "lo')
+    assert [line[metrics.STEP] for line in History(folder).lines()][:2] == [1, 2]
+    code, _, lines = train("run", reward, "--resume_from_checkpoint", folder / "checkpoint-2")
+    assert code == 0, lines
+    assert [line[metrics.STEP] for line in history(folder)] == [1, 2, 3, 4]
+
+
+def in_namespace(program: str, *arguments: object) -> list[str]:
+    """The command as root of a mount namespace of its own, whose mounts end with it."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("mount namespaces are not permitted here")
+    return ["unshare", "-rm", "sh", "-c", program, *map(str, arguments)]
+
+
+def launch(model: str, folder: Path, reward: str, *arguments: object) -> list[str]:
+    command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", model, "--output_dir", folder]
+    return [str(word) for word in (*command, "--rewards", f"faulty:{reward}", *RUN, *arguments)]
+
+
+def test_a_disk_that_is_really_full_leaves_the_checkpoint_before(tiny, tmp_path):
+    small, kept = tmp_path / "small", tmp_path / "kept"
+    small.mkdir()
+    # One checkpoint has room, and most of a second one.
+    program = 'mount -t tmpfs -o size=64m none "$0"; kept=$1; shift; "$@"; code=$?; cp -r "$0/run" "$kept"; exit $code'
+    command = in_namespace(program, small, kept, *launch(tiny(), small / "run", "letters", "--save_steps=2"))
+    done = subprocess.run(
+        command, env=variables(PYTHONPATH=PATH), cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 2, done.stderr
+    line = only(done.stderr.splitlines(), "error: ")
+    assert "(0.0 GB free there); the same command goes on from checkpoint-2 once there is room" in line
+    assert "Traceback" not in done.stderr
+    more = ["--resume_from_checkpoint", kept / "checkpoint-2"]
+    done = subprocess.run(
+        launch(tiny(), kept, "letters", *more),
+        env=variables(PYTHONPATH=PATH),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line[metrics.STEP] for line in history(kept)] == [1, 2, 3, 4]
+
+
+def test_a_folder_that_turns_read_only_in_the_middle_is_one_line(tiny, tmp_path):
+    program = '"$@"'
+    command = in_namespace(program, "sh", *launch(tiny(), tmp_path / "run", "turns_read_only", "--save_steps=1"))
+    environment = variables(PYTHONPATH=PATH, RUN_FOLDER=str(tmp_path / "run"))
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    line = only(done.stderr.splitlines(), "error: ")
+    assert "run/history.jsonl could not be written: Read-only file system (" in line
+    assert "the same command goes on from checkpoint-2 once that is mended" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_that_gives_way_to_a_file_is_one_line(train, tmp_path):
+    def reward(completions, trainer_state, **columns):
+        if trainer_state.global_step == 2:
+            (tmp_path / "run").rename(tmp_path / "moved")
+            (tmp_path / "run").write_text("")
+        return letters(completions)
+
+    code, _, lines = train("run", reward, "--save_steps=2")
+    assert code == 2
+    line = only(lines, "error: ")
+    assert "run/history.jsonl cannot be read or written: Not a directory (" in line
+    assert line.endswith("; the same command starts it anew once that is mended")
+
+
+def read_only(folder: Path) -> Path:
+    """A folder that even root cannot write to."""
+    folder.mkdir()
+    if os.getuid():
+        folder.chmod(0o555)
+    elif subprocess.run(["chattr", "+i", folder], capture_output=True).returncode:
+        pytest.skip("this file system has no immutable folders")
+    return folder
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_weights_load(train, tmp_path):
+    folder = read_only(tmp_path / "locked")
+    (tmp_path / "file").write_text("")
+    unknown = ["--model_name_or_path", "no/such/model"]
+    try:
+        for name in ("locked", "locked/run", "file/run", "file"):
+            code, _, lines = train(name, letters, *unknown)
+            line = only(lines, "error: ")
+            assert code == 2
+            assert line.startswith(f"error: output_dir='{tmp_path / name}' "), line
+            assert line.endswith(": name another folder")
+    finally:
+        if os.getuid():
+            folder.chmod(0o755)
+        else:
+            subprocess.run(["chattr", "-i", folder], check=True)
+    assert list(folder.iterdir()) == []
+
+
+# A loss that is not a number
+
+
+def test_steps_whose_loss_is_nan_move_no_weight_and_too_many_end_the_run(train, monkeypatch):
+    loss_of, poisoned = MathGRPOTrainer._loss_of, {1}
+
+    def loss(trainer, model, rows):
+        return loss_of(trainer, model, rows) * (math.nan if trainer.state.global_step in poisoned else 1.0)
+
+    monkeypatch.setattr(MathGRPOTrainer, "_loss_of", loss)
+    code, folder, _ = train("one", letters)
+    assert code == 0
+    assert [line[metrics.SKIPPED] for line in history(folder)] == [0.0, 1.0, 0.0, 0.0]
+    poisoned |= {2, 3}
+    code, folder, lines = train("many", letters, "--max_nonfinite_steps=2", "--save_strategy=no")
+    assert code == 2
+    assert "error: the gradient was not finite in steps 2 to 3, 2 in a row" in only(lines, "error: ")
+    assert (folder / "checkpoint-2/model.safetensors").exists()
+
+
+# The clock
+
+
+def test_a_clock_that_jumps_changes_nothing_that_is_trained_or_logged(train, monkeypatch):
+    _, plain, _ = train("plain", letters)
+    clock, calls = time.time, []
+
+    def jumping():
+        calls.append(None)
+        return clock() + (-1e9, 1e9, 0.0)[len(calls) % 3]
+
+    monkeypatch.setattr(time, "time", jumping)
+    code, jumped, _ = train("jumped", letters, "--save_steps=1", "--save_total_limit=2")
+    assert code == 0
+    assert len(calls) > 10
+    assert trained(jumped) == trained(plain)

@@ -1,0 +1,235 @@
+"""The training program on real weights and real rows, launched as a user launches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import launching
+import pytest
+import yaml
+
+from grpo_math.evaluation.compare import SAME
+from grpo_math.grading import Verdict
+from grpo_math.run.metrics import VERDICT_PREFIX, promised
+from grpo_math.train.program import main
+
+ROOT = Path(__file__).parents[2]
+TINY = [*launching.TINY, "--eval_split=heldout", "--save_strategy=no"]
+
+
+def launch(*arguments: str, check: bool = True, **kwargs) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
+    command += ["-m", "grpo_math.train", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def history(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+
+
+def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):
+    recipe = ROOT / "launch/configs/gsm8k_smoke_cpu.yaml"
+    launch("--config", recipe, "--output_dir", tmp_path / "run", "--max_completion_length", "24")
+    lines = history(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert {"loss", "reward", "reward_min", "reward_max", "accuracy", "grad_norm", "learning_rate"} <= set(line)
+        shares = [value for name, value in line.items() if name.startswith(VERDICT_PREFIX)]
+        assert sum(shares) == pytest.approx(1)
+    saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert saved["distributed_type"] == "NO"
+    assert saved["num_processes"] == 1
+    assert saved["max_completion_length"] == 24, "the command line wins over the recipe"
+    assert saved["versions"]["trl"].startswith("1.16")
+    import pandas
+
+    rows = pandas.read_parquet(next((tmp_path / "run/completions").glob("*.parquet")))
+    asked = [message["content"] for message in rows["prompt"][0] if message["role"] == "user"][-1]
+    known = {json.loads(line)["question"] for line in (data_dir / "gsm8k/train.jsonl").read_text().splitlines()}
+    assert asked in known
+    adapter = tmp_path / "run/adapter"
+    assert (adapter / "adapter_model.safetensors").exists()
+
+
+def test_every_logged_name_is_in_the_table_of_metrics_and_the_batch_is_said_in_a_line(tmp_path, tiny):
+    done = launch("--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY)
+    (line,) = history(tmp_path / "run")
+    assert set(line) == promised({"rollout", "graded", "clip"}, ["accuracy"], map(str, Verdict))
+    assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in done.stdout
+
+
+def refused(capsys, *arguments) -> str:
+    """What a run that cannot work says, before it loads anything: one line."""
+    assert main(["--model_name_or_path", "no/such/model", *map(str, arguments)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--per_device_train_batch_size=3"], "not a whole number of groups of 2: use 4, or gradient_acc"),
+        (["--prompts_per_step=4", "--gradient_accumulation_steps=3"], "use 2, or leave it out"),
+        (["--eval_strategy=steps"], "use heldout_every"),
+        (["--difficulty_band", "0.9", "0.1"], "is no band of pass rates"),
+        (["--difficulty_file=x.jsonl"], "would be ignored without difficulty_band or curriculum"),
+        (["--curriculum=easy_to_hard", "--shuffle_dataset=true"], "contradicts curriculum=easy_to_hard"),
+        (["--curriculum=hard_first"], "curriculum='hard_first' is not known"),
+        (["--dataset_limit=1"], "leaves 1 problem, and a step takes 2"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(arguments, message, tmp_path, capsys):
+    assert message in refused(capsys, *TINY, "--output_dir", tmp_path / "run", *arguments)
+
+
+def test_an_evaluation_of_weights_that_accelerate_will_shard_is_refused(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as accelerate launch does for fsdp2.yaml
+    assert main(["--output_dir", str(tmp_path / "run"), "--eval_n=4", *TINY]) == 2
+    assert "eval_n=4 needs the whole model on each process" in capsys.readouterr().err
+
+
+def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loaded(tmp_path, capsys):
+    rates = tmp_path / "rates.jsonl"
+    about = {"model": "no/such/model", "template": "gsm8k", "temperature": 0.5, "max_tokens": 8, "samples": 8}
+    rates.write_text(json.dumps({"measured": about}) + "\n")
+    arguments = [*TINY, "--output_dir", tmp_path / "run", "--difficulty_band", "0.1", "0.9", "--difficulty_file", rates]
+    assert "was measured with temperature=0.5, not 1.0" in refused(capsys, *arguments)
+
+
+def made_up_rates(path, model, rate_of):
+    from grpo_math.problems.datasets import load_problems
+
+    about = {"model": model, "template": "gsm8k", "temperature": 1.0, "max_tokens": 8, "samples": 8}
+    lines = [{"measured": about}]
+    for i, row in enumerate(load_problems("generated:sums", seed=42)):  # as the run
+        lines.append({"problem": row["problem"], "answer": row["answer"], "correct": rate_of(i), "graded": 8})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [line["problem"] for line in sorted(lines[1:], key=lambda line: -line["correct"])]
+
+
+def test_only_the_band_is_trained_on_from_easy_to_hard(tmp_path, tiny):
+    rates, run_dir = tmp_path / "rates.jsonl", tmp_path / "run"
+    ordered = made_up_rates(rates, tiny(), lambda i: i * 5 % 9)
+    arguments = ["--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", 3, "--difficulty_file", rates]
+    arguments += ["--difficulty_band", "0.125", "0.875", "--curriculum", "easy_to_hard", "--prompts_per_step", 4]
+    done = launch(*arguments, "--log_completions=true", "--num_completions_to_print=0", *TINY)
+    assert "4 prompts x 2 completions = 8 = 1 CPU process x 4 rows x 2 steps" in done.stdout
+    assert (
+        "difficulty: 398 of 512 problems have a pass rate from 0.125 to 0.875; 57 too easy, 57 too hard" in done.stdout
+    )
+    import pandas
+
+    seen = []
+    for path in sorted((run_dir / "completions").glob("*.parquet")):
+        seen += [prompt[-1]["content"] for prompt in pandas.read_parquet(path)["prompt"]]
+    assert seen == [problem for problem in ordered[57 : 57 + 12] for _ in range(2)]
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["shuffle_dataset"] is False
+
+
+def test_a_band_with_nothing_in_it_ends_in_one_line(tmp_path, tiny):
+    rates = tmp_path / "rates.jsonl"
+    made_up_rates(rates, tiny(), lambda i: 8 * (i % 2))
+    arguments = ["--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--difficulty_file", rates]
+    done = launch(*arguments, "--difficulty_band", "0.1", "0.9", *TINY, check=False)
+    assert "error: difficulty_band=[0.1, 0.9] leaves 0 problems, and a step takes 2" in done.stderr
+    assert "Traceback" not in done.stderr.split("error: ")[0]
+    assert not (tmp_path / "run/history.jsonl").exists()
+
+
+def test_two_processes_share_the_measuring_and_the_batch(tmp_path, tiny):
+    rates, run_dir = tmp_path / "rates.jsonl", tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "grpo_math.train"]
+    command += ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--max_steps=1", "--dataset_limit=9"]
+    command += ["--difficulty_band", "0", "1", "--difficulty_file", str(rates), "--difficulty_samples=2", *TINY]
+    command += ["--prompts_per_step=6", "--ddp_backend=gloo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("6 prompts x 2 completions = 12 = 2 CPU processes x 3 rows x 2 steps") == 1
+    assert done.stdout.count("difficulty: 9 of 9 problems") == 1
+    first, *lines = [json.loads(line) for line in rates.read_text().splitlines()]
+    assert first["measured"]["samples"] == 2
+    assert len({line["id"] for line in lines}) == len(lines) == 9
+    assert {line["graded"] for line in lines} == {2}
+
+
+def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(tmp_path, tiny):
+    done = launch(
+        "--model_name_or_path",
+        tiny(),
+        "--output_dir",
+        tmp_path / "run",
+        "--max_steps",
+        "2",
+        "--eval_n",
+        "6",
+        "--heldout_every",
+        "1",
+        "--heldout_n",
+        "4",
+        *TINY,
+    )
+    before, after = (json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after"))
+    assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
+    assert before["n"] == after["n"] == 6
+    assert sum(before["categories"].values()) == 6
+    assert before["contamination"]["overlapping"] == 0
+    assert "contamination" not in done.stderr
+    assert {name: before[name] for name in SAME} == {name: after[name] for name in SAME}
+    assert (tmp_path / "run/report.html").read_text().startswith("<!doctype html>")
+    assert {path.name for path in (tmp_path / "run/plots").iterdir()} >= {"training.png"}
+    held_out = [line for line in history(tmp_path / "run") if "heldout/accuracy" in line]
+    assert [line["step"] for line in held_out] == [1, 2]
+    assert not (tmp_path / "run/README.md").exists(), "TRL's card, of a base that it calls None"
+    assert "95% paired interval" in done.stdout
+    assert (tmp_path / "run/model/model.safetensors").exists()
+
+
+def test_evaluating_in_between_changes_nothing_in_what_is_trained(tmp_path, tiny):
+    weights = []
+    evaluated = ["--eval_n", "4", "--heldout_every", "1", "--heldout_n", "2", "--eval_split=train"]
+    for name, extra in (("plain", []), ("evaluated", evaluated)):
+        run_dir = tmp_path / name
+        done = launch("--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", "3", *TINY, *extra)
+        weights.append((run_dir / "model/model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert "warning: contamination: 4 of 4 (100.0%) problems overlap" in done.stderr, "they are trained on"
+    assert json.loads((run_dir / "after.json").read_text())["contamination"]["equal"] == 4
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on_where_it_stopped(tmp_path, tiny):
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir)]
+    command += ["--max_steps", "400", *TINY]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    for _ in range(600):
+        time.sleep(0.1)
+        if (run_dir / "history.jsonl").exists() and len(history(run_dir)) >= 2:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Interrupted after step" in err
+    assert "the same command goes on from checkpoint-" in err
+    stopped = history(run_dir)[-1]["step"]
+    assert (run_dir / f"checkpoint-{stopped}").is_dir()
+    more = ["--max_steps", str(stopped + 2), "--resume", "force"]
+    done = subprocess.run([*command[: -len(TINY) - 2], *TINY, *more], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in history(run_dir)] == list(range(1, stopped + 3))
+
+
+def test_no_token_reaches_the_run_directory(tmp_path, tiny):
+    secret = "hf_" + "s3cr3t" * 5
+    arguments = ["--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY]
+    launch(*arguments, "--hub_token", secret, env={**os.environ, "HF_TOKEN": secret, "WANDB_API_KEY": secret})
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file() and path.suffix != ".safetensors":
+            assert secret.encode() not in path.read_bytes(), path

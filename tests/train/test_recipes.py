@@ -1,0 +1,124 @@
+"""Every shipped recipe parses with the classes that will read it, fits the hardware that it names, trains, and says how
+it is run. The files of accelerate and DeepSpeed: test_accelerate_configs.py."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_math import planner
+from grpo_math.cli import main as command
+from grpo_math.settings.conflicts import check
+from grpo_math.settings.parser import Parser
+from grpo_math.train.program import main as train
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
+ON_GPUS = [path for path in RECIPES if not yaml.safe_load(path.read_text()).get("use_cpu")]
+# What a recipe's comment names besides: (recipe, settings after its command, GPUs, GB of one, accelerate config).
+VARIANTS = [
+    ("gsm8k_8gb", "--rewards shaped --output_dir runs/gsm8k_8gb_shaped", 1, 8, "zero2_offload"),
+    ("gsm8k_8gb", "--beta 0.01 --output_dir runs/gsm8k_8gb_kl", 1, 8, "zero2_offload"),
+    ("gsm8k_8gb", "--rewards shaped --beta 0.01 --output_dir runs/gsm8k_8gb_shaped_kl", 1, 8, "zero2_offload"),
+    (
+        "r1_zero_1.5b_2gpu",
+        "--vllm_mode colocate --vllm_enable_sleep_mode true --vllm_max_model_length 2048 "
+        "--output_dir runs/r1_zero_1.5b_1gpu",
+        1,
+        40,
+        "single_gpu",
+    ),
+]
+
+
+def commands(path, program):
+    """The commands of a recipe's comment that run ``program``, as words."""
+    lines = [line.removeprefix("# ") for line in path.read_text().splitlines() if line.startswith("# ")]
+    return [shlex.split(line) for line in lines if f"{program} " in line]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_parses_with_the_real_config_class_and_passes_its_checks(path, tmp_path):
+    train_args, config, model_args = Parser().parse(["--config", str(path), "--output_dir", str(tmp_path)])
+    check(train_args, config, tmp_path)
+    assert model_args.model_name_or_path
+    assert config.generation_batch_size % config.num_generations == 0
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_begins_with_what_it_does_and_its_one_command(path):
+    comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert len(comment) >= 2
+    assert any(f"--config launch/configs/{path.name}" in line for line in comment)
+
+
+@pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
+def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, capsys, monkeypatch, tmp_path):
+    """`grpo-math plan` as the comment has it says yes, and lays the GPUs out as the launch command does."""
+    (words,) = commands(path, "grpo-math plan")
+    assert words[2:4] == ["--config", f"launch/configs/{path.name}"]
+    monkeypatch.chdir(tmp_path)  # shipped names are found from any folder
+    assert command([*words[1:], "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    policy = next(role["gpus"] for role in answer["layout"] if role["role"].startswith("policy"))
+    launch = commands(path, "accelerate launch")[0]
+    file = ROOT / launch[launch.index("--config_file") + 1]
+    processes = yaml.safe_load(file.read_text())["num_processes"]
+    if "--num_processes" in launch:
+        processes = int(launch[launch.index("--num_processes") + 1])
+    assert len(policy) == processes
+    assert ("--accelerate-config" in words) == file.stem.startswith("zero")
+    visible = [word.partition("=")[2].split(",") for word in launch if word.startswith("CUDA_VISIBLE_DEVICES=")]
+    assert not visible or visible == [list(map(str, policy))]
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    _, config, _ = Parser().parse(["--config", str(path)])
+    rows = processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    assert rows % config.num_generations == 0
+
+
+@pytest.mark.parametrize(("name", "settings", "gpus", "gb", "accelerate"), VARIANTS)
+def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, accelerate):
+    path = ROOT / f"launch/configs/{name}.yaml"
+    assert settings in path.read_text()
+    parsed = {
+        field: value
+        for part in Parser().parse(["--config", str(path), *settings.split()])
+        for field, value in vars(part).items()
+    }
+    changed = [word[2:] for word in settings.split() if word.startswith("--")]
+    given = yaml.safe_load(path.read_text()) | {field: parsed[field] for field in changed}
+    config = planner.read_recipe(f"accelerate_configs/{accelerate}.yaml")
+    assert planner.plan(given, gpus=gpus, gpu_gb=gb, cpu_gb=32, accelerate=config)["fits"]
+
+
+@pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
+def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path):
+    """With every other field as shipped: what a CPU, a missing vLLM or a test's patience rule out is replaced."""
+    problems = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(32)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    recipe = yaml.safe_load(path.read_text())
+    recipe |= {
+        "model_name_or_path": tiny(),
+        "dataset": str(tmp_path / "problems.jsonl"),
+        "output_dir": str(tmp_path / "run"),
+        "max_steps": 1,
+        "max_completion_length": 8,
+        "use_cpu": True,
+        "use_vllm": False,
+        "eval_n": 0,
+        "heldout_every": 0,
+    }
+    for field in ("vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"):
+        recipe.pop(field, None)
+    recipe.pop("generation_kwargs", None)  # in vLLM's words
+    if "8bit" in recipe.get("optim", ""):
+        recipe["optim"] = "adamw_torch"
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert train(["--config", str(tmp_path / "recipe.yaml")]) == 0
+    (step,) = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()][:1]
+    assert step["step"] == 1
+    assert (tmp_path / "run" / ("adapter" if recipe.get("use_peft") else "model")).is_dir()

@@ -1,0 +1,503 @@
+"""A run that is killed anywhere and started again ends as one that was not: weights, history and completions."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import launching
+import numpy
+import pandas
+import pytest
+import torch
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.run import checkpoints, files, metrics, resume
+from grpo_math.train import program
+from grpo_math.trainer import state
+
+PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
+TIMES = {metrics.SECONDS_STEP, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND, metrics.MEMORY_RESIDENT}
+TIMES |= {*metrics.PHASES}
+KILLED = -signal.SIGKILL
+
+# Two prompts of four completions a step, and eight problems: an epoch has four steps, and the run one and a half.
+BASE = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 4,
+    "max_completion_length": 6,
+    "learning_rate": 1e-2,
+    "dataset": "generated:sums",
+    "dataset_limit": 8,
+    "rewards": "killed:noisy",
+    "max_steps": 6,
+    "save_steps": 2,
+    "log_completions": True,
+    "report_to": "none",
+}
+LORA = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear", "lora_dropout": 0.1}
+
+
+def arguments(model: str, run_dir: Path, settings: dict) -> list[str]:
+    settings = {**BASE, "model_name_or_path": model, "output_dir": run_dir, **settings}
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def runs(jobs: list[dict], folder: Path) -> list[int]:
+    """The exit codes of these jobs of killed.py, one after the other."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(folder / "jobs.json")],
+        env=launching.variables(PYTHONPATH=f"{launching.ROOT}:{PROGRAM.parent}"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [int(line) for line in done.stdout.split()]
+
+
+def left(run_dir: Path) -> dict:
+    """What a run ends with, without what depends on the clock."""
+    weights = next(path for path in (run_dir / "model", run_dir / "adapter") if path.exists())
+    lines = [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+    tables = sorted((run_dir / "completions").glob("*.parquet"))
+    reference = run_dir / "checkpoint-6/reference/weights.safetensors"
+    return {
+        "weights": {path.name: path.read_bytes() for path in weights.glob("*.safetensors")},
+        "history": [{name: value for name, value in line.items() if name not in TIMES} for line in lines],
+        "completions": {path.name: pandas.read_parquet(path).to_json() for path in tables},
+        "ungradable": (run_dir / "ungradable.jsonl").read_text() if (run_dir / "ungradable.jsonl").exists() else "",
+        "reference": reference.read_bytes() if reference.exists() else None,
+        "optimizer": optimizer(run_dir / "checkpoint-6/optimizer.pt"),
+    }
+
+
+def optimizer(path: Path) -> list[list[float]]:
+    state = torch.load(path, weights_only=True)["state"] if path.exists() else {}
+    return [torch.cat([x.flatten().float() for x in part.values()]).tolist() for _, part in sorted(state.items())]
+
+
+def same(run_dir: Path, whole: Path) -> None:
+    ours, theirs = left(run_dir), left(whole)
+    assert theirs["weights"]
+    assert theirs["history"]
+    for name in theirs:
+        assert ours[name] == theirs[name], name
+
+
+EVERYWHERE = {
+    "generation": [8, 33],
+    "grading": [4],
+    "scoring": [3],
+    "update": [6],
+    "optimizer": [5],
+    "log": [6],
+    "checkpoint": [1, 3],
+    "checksums": [2],
+    "rotation": [4],
+    "lines": [1, 6],
+    "adapter": [4],
+}
+KINDS = {
+    "lora": (LORA, EVERYWHERE),
+    "full": ({}, {"generation": [26], "update": [5], "checkpoint": [2]}),
+    "two updates a rollout": (
+        {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6},
+        {"update": [5], "checkpoint": [3], "generation": [10]},
+    ),
+    "a rollout over several steps": (
+        {**LORA, "steps_per_generation": 6, "save_steps": 1, "dataset_limit": 12},
+        {"update": [5], "checkpoint": [4], "log": [2]},
+    ),
+    "a log of several steps": ({"logging_steps": 4, **LORA}, {"grading": [4], "log": [1]}),
+    "dynamic sampling": ({**LORA, "resample_groups": 2}, {"generation": [40], "scoring": [3], "update": [5]}),
+    "a refreshed reference, lora": (
+        {**LORA, "lora_dropout": 0.0, "reference_refresh_steps": 3, "beta": 0.1, "save_steps": 1},
+        {"update": [5], "grading": [5]},
+    ),
+    "a refreshed reference, full": (
+        {"reference_refresh_steps": 3, "beta": 0.1, "save_steps": 1},
+        {"update": [5], "grading": [5]},
+    ),
+    "as TRL computes": ({"pack_updates": False, **LORA}, {"update": [5]}),
+    "an adaptive entropy bonus": (
+        {**LORA, "use_adaptive_entropy": True, "entropy_target": 5.0, "entropy_coef": 0.01, "save_steps": 1},
+        {"optimizer": [4]},
+    ),
+    "evaluated on the way": (
+        {**LORA, "heldout_every": 2, "heldout_n": 4, "eval_split": "heldout", "eval_n": 4},
+        {"generation": [30], "adapter": [4]},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_as_one_that_was_not(kind, tiny, tmp_path):
+    settings, places = KINDS[kind]
+    jobs = [{"arguments": arguments(tiny(), tmp_path / "whole", settings)}]
+    names = [(place, time) for place, times in places.items() for time in times]
+    for place, time in names:
+        again = arguments(tiny(), tmp_path / f"{place}-{time}", settings)
+        jobs += [{"arguments": again, "place": place, "time": time}, {"arguments": again}]
+    codes = runs([{**job, "output": str(tmp_path / "output")} for job in jobs], tmp_path)
+    said = (tmp_path / "output").read_text()
+    ended = dict(zip([("whole", 0), *(name for name in names for _ in "ab")], codes, strict=True))
+    assert codes == [0, *[KILLED, 0] * len(names)], (ended, said[-3000:])
+    for place, time in names:
+        same(tmp_path / f"{place}-{time}", tmp_path / "whole")
+
+
+FAILING = {
+    "lora, at the end of an epoch": (LORA, {"fails": 4}),
+    "full, in the middle of one": ({}, {"nan": 3}),
+    "a log of several steps": ({"logging_steps": 2, **LORA}, {"fails": 3}),
+    "dynamic sampling": ({**LORA, "resample_groups": 2}, {"fails": 3}),
+    "a rollout over several steps": ({**LORA, "steps_per_generation": 6, "dataset_limit": 12}, {"nan": 4}),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_run_that_failed_within_a_step_ends_as_one_that_did_not(kind, tiny, tmp_path):
+    """What saves it has drawn random numbers, and logged the rollout that is drawn again."""
+    settings, fault = FAILING[kind]
+    whole, again = (
+        {"arguments": arguments(tiny(), tmp_path / name, {**settings, "save_steps": 100, "max_nonfinite_steps": 1})}
+        for name in ("whole", "failed")
+    )
+    jobs = [{**job, "output": str(tmp_path / "output")} for job in (whole, again | fault, again)]
+    codes = runs(jobs, tmp_path)
+    said = (tmp_path / "output").read_text()
+    assert codes == [0, 2, 0], said[-3000:]
+    assert "Traceback" not in said
+    assert f"Going on from {tmp_path}/failed/checkpoint-{next(iter(fault.values()))}" in said
+    same(tmp_path / "failed", tmp_path / "whole")
+
+
+def test_killed_again_and_again_at_any_moment(tiny, tmp_path):
+    """Seconds after training has begun, drawn at random until a run comes to its end."""
+    settings = {**LORA, "save_steps": 1}
+    again = arguments(tiny(), tmp_path / "killed", settings)
+    moments = [random.Random(0).uniform(0.1, 2.5) for _ in range(6)]
+    jobs = [{"arguments": again, "after": moment} for moment in moments]
+    jobs += [{"arguments": again}, {"arguments": arguments(tiny(), tmp_path / "whole", settings)}]
+    codes = runs([{**job, "output": str(tmp_path / "output")} for job in jobs], tmp_path)
+    assert set(codes[:-2]) <= {KILLED, 0}
+    assert codes[-2:] == [0, 0]
+    same(tmp_path / "killed", tmp_path / "whole")
+
+
+def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
+    settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6}
+    settings |= {"per_device_train_batch_size": 2}
+    for name, places in {"whole": [{}], "killed": [{"place": "update", "time": 6}, {}]}.items():
+        for place in places:
+            job = {"arguments": arguments(tiny(), tmp_path / name, settings), **place}
+            (tmp_path / "jobs.json").write_text(json.dumps([job]))
+            command = launching.accelerate("zero2", tmp_path, "--num_processes", "2")
+            done = subprocess.run(
+                [*command, str(PROGRAM), str(tmp_path / "jobs.json")],
+                env=launching.variables(PYTHONPATH=f"{launching.ROOT}:{PROGRAM.parent}"),
+                cwd=launching.ROOT,
+                capture_output=True,
+                text=True,
+            )
+            assert (done.returncode == 0) == (not place), done.stderr[-3000:]
+    assert "Going on from" in done.stderr
+    assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
+    same(tmp_path / "killed", tmp_path / "whole")
+
+
+# Which checkpoint, and whether it is the same run
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory):
+    """A finished run of two steps with a checkpoint of each, on problems of its own."""
+    folder = tmp_path_factory.mktemp("finished")
+    rows = [{"id": f"p{i}", "problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {**LORA, "max_steps": 2, "save_steps": 1, "dataset": folder / "problems.jsonl"}
+    sys.path.insert(0, str(PROGRAM.parent))  # for the reward
+    assert program.main(arguments(tiny(), folder / "run", settings)) == 0
+    yield folder, settings
+    sys.path.remove(str(PROGRAM.parent))
+
+
+@pytest.fixture
+def again(finished, tiny, tmp_path, capfd):
+    """Starts a copy of it again, with some settings changed: (exit code, what it says)."""
+    source, settings = finished
+    shutil.copytree(source / "run", tmp_path / "run")
+
+    def start(**changed) -> tuple[int, str]:
+        capfd.readouterr()
+        code = program.main(arguments(tiny(), tmp_path / "run", {**settings, **changed}))
+        return code, capfd.readouterr().err
+
+    return start
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All but the report, which is made anew."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name: (folder / name).read_bytes() for name in names if not name.startswith(("report", "plots"))}
+
+
+def test_a_finished_run_is_not_run_again(again, tmp_path):
+    before = contents(tmp_path / "run")
+    code, said = again()
+    assert code == 0
+    assert f"The run in {tmp_path / 'run'} is finished; name a new output_dir for another." in said
+    assert contents(tmp_path / "run") == before
+
+
+def test_changed_settings_are_shown_and_refused(again, tmp_path):
+    before = contents(tmp_path / "run")
+    code, said = again(learning_rate=1e-3, epsilon=0.3)
+    assert code == 2
+    assert said.splitlines()[-1] == (
+        f"error: output_dir={str(tmp_path / 'run')!r} holds a run with other settings (epsilon: 0.2 -> 0.3; "
+        "learning_rate: 0.01 -> 0.001): name a new folder, give the settings that it had, or add --resume force to go "
+        "on with these"
+    )
+    assert contents(tmp_path / "run") == before
+
+
+def test_force_goes_on_in_spite_of_them(again, tmp_path):
+    code, said = again(max_steps=3, resume="force")
+    assert code == 0, said
+    assert "Going on from" in said
+    assert (tmp_path / "run/checkpoint-3").is_dir()
+    assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
+    assert [json.loads(line)["step"] for line in (tmp_path / "run/history.jsonl").open()] == [1, 2, 3]
+
+
+def test_not_even_force_puts_a_checkpoint_into_other_weights(again, tmp_path):
+    before = contents(tmp_path / "run")
+    for changed in ({"lora_r": 8}, {"use_peft": False}, {"optim": "sgd"}):
+        code, said = again(**changed, max_steps=3, resume="force")
+        assert code == 2, said
+        ((name, _),) = changed.items()
+        assert re.search(rf"holds a run whose checkpoints do not fit these settings \({name}: .*\): name", said)
+    assert contents(tmp_path / "run") == before
+
+
+def test_force_with_another_batch_draws_the_rollout_again_that_was_half_trained_on(tiny, tmp_path):
+    settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 3}
+    changed = {"gradient_accumulation_steps": 4, "beta": 0.1, "max_steps": 5, "resume": "force"}
+    jobs = [arguments(tiny(), tmp_path / "run", {**settings, **more}) for more in ({}, changed)]
+    codes = runs([{"arguments": job, "output": str(tmp_path / "output")} for job in jobs], tmp_path)
+    assert codes == [0, 0], (tmp_path / "output").read_text()[-3000:]
+
+
+def test_a_checkpoint_may_be_a_link_of_any_name(again, tmp_path):
+    (tmp_path / "run/checkpoint-1").rename(tmp_path / "elsewhere")
+    (tmp_path / "run/checkpoint-1").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "latest").symlink_to(tmp_path / "elsewhere")
+    code, said = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
+    assert code == 0, said
+    assert f"Going on from {tmp_path / 'run/checkpoint-1'}." in said
+    code, said = again(output_dir=tmp_path / "other", resume_from_checkpoint=tmp_path / "latest", resume="force")
+    assert code == 0, said
+    assert f"Going on from {tmp_path / 'latest'}." in said
+    code, said = again(output_dir=tmp_path / "third", resume_from_checkpoint=tmp_path)
+    assert code == 2
+    assert "holds no trainer_state.json that says its step: give a checkpoint's folder" in said
+
+
+def test_a_finished_run_that_is_made_longer_is_not_finished_once_its_settings_are_written(again, tmp_path, monkeypatch):
+    """Killed in between, the same command would say that there is nothing left to do."""
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "write_config", killed)
+    code, said = again(max_steps=3, resume="force")
+    assert code == 130, said
+    assert not (tmp_path / "run" / checkpoints.FINISHED).exists()
+
+
+def test_where_output_goes_may_change(again):
+    assert again(save_steps=2, run_name="other")[0] == 0
+
+
+def test_a_changed_problem_is_named(again, finished, tmp_path):
+    rows = (finished[0] / "problems.jsonl").read_text().replace('"4"', '"5"')
+    (tmp_path / "problems.jsonl").write_text(rows)
+    code, said = again(dataset=tmp_path / "problems.jsonl")
+    assert code == 2
+    assert re.search(r"dataset: .* -> ", said), "another file is another setting"
+    shutil.copy(finished[0] / "problems.jsonl", tmp_path / "kept.jsonl")
+    try:
+        (finished[0] / "problems.jsonl").write_text(rows)
+        code, said = again()
+    finally:
+        shutil.copy(tmp_path / "kept.jsonl", finished[0] / "problems.jsonl")
+    assert code == 2
+    assert re.search(r"\(the dataset: problem \d of 8 \(p3\) is another one\)", said)
+
+
+def test_another_number_of_processes_and_another_kind_of_checkpoint_are_refused(again, tmp_path):
+    config = tmp_path / "run/config.yaml"
+    config.write_text(config.read_text().replace("num_processes: 1", "num_processes: 2"))
+    code, said = again()
+    assert code == 2
+    assert "holds a run whose checkpoints do not fit these settings (num_processes: 2 -> 1)" in said
+    one = config.read_text().replace("num_processes: 2", "num_processes: 1")
+    config.write_text(one.replace("distributed_type: 'NO'", "distributed_type: DEEPSPEED"))
+    code, said = again(resume="force")
+    assert code == 2
+    assert "(distributed_type: DEEPSPEED -> NO)" in said
+
+
+def test_a_damaged_checkpoint_is_passed_over(again, finished, tmp_path):
+    run_dir = tmp_path / "run"
+    (run_dir / checkpoints.FINISHED).unlink()
+    flip(run_dir / "checkpoint-2/optimizer.pt")
+    code, said = again()
+    assert code == 0, said
+    damaged = f"warning: {run_dir}/checkpoint-2 is damaged (optimizer.pt is not what was written)"
+    assert f"{damaged}: going on from {run_dir}/checkpoint-1" in said
+    assert (run_dir / "old-checkpoint-2").is_dir()
+    name = "adapter/adapter_model.safetensors"
+    assert (run_dir / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
+
+
+def test_without_a_whole_checkpoint_nothing_is_thrown_away(again, tmp_path):
+    (tmp_path / "run" / checkpoints.FINISHED).unlink()
+    flip(tmp_path / "run/checkpoint-1/trainer_state.json")
+    (tmp_path / "run/checkpoint-2/state_0.pt").unlink()
+    code, said = again()
+    assert code == 2
+    assert "checkpoint-2 is damaged (state_0.pt is missing)" in said
+    assert "checkpoint-1 is damaged (trainer_state.json is not what was written); there is no whole one" in said
+    assert (tmp_path / "run/checkpoint-1").is_dir()
+
+
+def test_one_checkpoint_may_be_named(again, tmp_path):
+    code, said = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
+    assert code == 0, said
+    assert f"Going on from {tmp_path / 'run/checkpoint-1'}." in said
+    assert {path.name for path in (tmp_path / "run").glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
+    flip(tmp_path / "run/checkpoint-1/optimizer.pt")
+    code, said = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
+    assert code == 2
+    assert "is damaged (optimizer.pt is not what was written): give another checkpoint" in said
+
+
+def test_a_checkpoint_of_another_folder_is_where_a_run_starts(again, finished, tmp_path):
+    """And once it has checkpoints of its own, it goes on from those."""
+    named = {"output_dir": tmp_path / "other", "resume_from_checkpoint": tmp_path / "run/checkpoint-1"}
+    code, said = again(**named)
+    assert code == 0, said
+    assert "Going on from" in said
+    name = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "other" / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
+    (tmp_path / "other" / checkpoints.FINISHED).unlink()
+    code, said = again(**named)
+    assert code == 0, said
+    assert f"Going on from {tmp_path / 'other/checkpoint-2'}." in said
+
+
+class Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_checkpoint_that_holds_code_is_refused_and_the_code_does_not_run(again, tmp_path):
+    checkpoint = tmp_path / "run/checkpoint-1"
+    (checkpoint / checkpoints.SUMS).unlink()
+    torch.save({"state": Hostile(tmp_path / "was run")}, checkpoint / "optimizer.pt")
+    code, said = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
+    assert code == 2
+    assert "holds optimizer.pt, which is more than tensors and plain types (UnpicklingError): give another" in said
+    assert not (tmp_path / "was run").exists()
+
+
+def test_a_folder_of_another_program_is_refused(again, tmp_path):
+    (tmp_path / "run/config.yaml").write_text("learning_rate: 1.0\n")
+    code, said = again()
+    assert code == 2
+    assert "holds a run whose config.yaml does not say what it was, so that it cannot be gone on with" in said
+
+
+def flip(path: Path) -> None:
+    """One bit of a file, in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# The pieces
+
+
+class Alone:
+    """An accelerator of one process."""
+
+    is_main_process = is_local_main_process = True
+
+    def wait_for_everyone(self):
+        pass
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path):
+    writes = checkpoints.written_aside(tmp_path / "checkpoint-1", Alone())
+    (writes.__enter__() / "weights").write_text("half")
+    assert not writes.__exit__(OSError, OSError("full"), None)
+    assert not (tmp_path / "checkpoint-1").exists()
+    assert not any((tmp_path / checkpoints.WRITING).iterdir())
+
+
+def test_the_newest_is_the_one_with_the_highest_number(tmp_path):
+    for step in (9, 10, 100):
+        with checkpoints.written_aside(tmp_path / f"checkpoint-{step}", Alone()) as folder:
+            (folder / "state_0.pt").write_text(str(step))
+    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [100, 10, 9]
+    assert checkpoints.newest_whole(tmp_path) == (tmp_path / "checkpoint-100", [])
+    assert checkpoints.newest_whole(tmp_path / "checkpoint-9") == (None, [])
+
+
+def test_a_checkpoint_of_weights_alone_is_none_to_go_on_from(tmp_path):
+    with checkpoints.written_aside(tmp_path / "checkpoint-1", Alone()) as folder:
+        (folder / "model.safetensors").write_text("")
+    with pytest.raises(UserError, match=r"checkpoint-1 is damaged \(it holds weights alone \(save_only_model\)\)"):
+        checkpoints.newest_whole(tmp_path)
+
+
+def test_a_line_that_was_cut_off_is_dropped(tmp_path):
+    path = tmp_path / "history.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"ste')
+    files.keep_lines(path, lambda line: line["step"] <= 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_numbers_of_numpy_and_torch_stay_numbers_in_the_table_of_completions():
+    logged = [numpy.float32(0.5), numpy.int64(3), torch.tensor(2.0), Path("x")]
+    assert json.loads(json.dumps(logged, default=state._plain)) == [0.5, 3, 2.0, "x"]
+
+
+def test_a_secret_is_neither_kept_nor_compared():
+    kept = resume.stated({"hub_token": "hf_x", "seed": 1}, {"hub_token", "seed"})
+    assert kept == {"seed": 1}
+    assert resume.changed({"stated": kept}, {"hub_token": "hf_y", "seed": 1}, {"hub_token", "seed"}, {}) == []
+
+
+def test_force_is_what_lets_a_changed_run_through(tmp_path):
+    resume.refuse_changed(tmp_path, ["seed: 1 -> 2"], "force")
+    resume.refuse_changed(tmp_path, [], "auto")
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 1 -> 2\)"):
+        resume.refuse_changed(tmp_path, ["seed: 1 -> 2"], "auto")

@@ -1,0 +1,239 @@
+"""The sbatch scripts, run here: stand-ins for srun and scontrol start what SLURM would start on its nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from launching import ROOT, variables
+from safetensors.torch import load_file
+
+SRUN = """#!/usr/bin/env bash
+# As many tasks as --ntasks says, one a node, with the variables that SLURM gives each.
+echo "srun $*" >>"$CALLS"
+trap 'kill -KILL $(jobs -p)' TERM # as srun's own: "forcing job termination"
+trap 'kill -USR1 $(jobs -p)' USR1
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${1#*=}; shift; done
+for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i SLURM_NODEID=$i "$@" & done
+code=0
+for task in $(jobs -p); do
+    while kill -0 "$task" 2>/dev/null; do wait "$task" || true; done
+    wait "$task" || code=$?
+done
+exit "$code"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "scontrol $*" >>"$CALLS"
+[ "$1 $2" != "show hostnames" ] || tr , '\\n' <<<"$3"
+"""
+SERVER = """#!/usr/bin/env bash
+echo "vllm $*" >>"$CALLS"
+echo "key ${#VLLM_API_KEY}" >>"$CALLS"
+echo $$ >"$CALLS.server"
+exec sleep 600
+"""
+
+
+def job_number():
+    """A number whose job finds its ports free."""
+    for number in range(os.getpid() % 9000, 10000):
+        with socket.socket() as one, socket.socket() as other:
+            if one.connect_ex(("127.0.0.1", 20000 + number)) and other.connect_ex(("127.0.0.1", 20001 + number)):
+                return number
+    raise AssertionError("no port is free")
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The variables of a job whose two nodes, with a GPU each, are this machine; its commands are stand-ins."""
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    python = f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n'
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "vllm": SERVER, "python": python}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    (tmp_path / "weights").mkdir()
+    # The job's number decides its port; the scripts go to the folder where sbatch was called.
+    for name in ("accelerate_configs", "deepspeed", "launch"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return variables(
+        PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]),
+        GRPO_MATH_VLLM="vllm",
+        CALLS=str(tmp_path / "calls"),
+        WEIGHTS_FOLDER=str(tmp_path / "weights"),
+        SLURM_SUBMIT_DIR=str(tmp_path),
+        SLURM_JOB_ID=str(job_number()),
+        SLURM_JOB_NAME="test",
+        SLURM_JOB_NODELIST="127.0.0.1,localhost",
+        SLURM_NNODES="2",
+        SLURM_GPUS_ON_NODE="1",
+    )
+
+
+RECIPE = {
+    "dtype": "float32",
+    "use_peft": True,
+    "lora_r": 4,
+    "lora_dropout": 0.0,
+    "lora_target_modules": ["q_proj", "v_proj"],
+    "dataset": "generated:sums",
+    "rewards": ["rewards:letters"],
+    "use_cpu": True,
+    "bf16": False,
+    "max_steps": 2,
+    "learning_rate": 0.01,
+    "per_device_train_batch_size": 4,
+    "num_generations": 4,
+    "max_completion_length": 4,
+    "report_to": "none",
+}
+
+
+def submit(script, cluster, *arguments):
+    """What SLURM does once the nodes are there. The script's own standard output and error are a file."""
+    log = Path(cluster["CALLS"]).with_name("log")
+    command = ["bash", str(ROOT / f"launch/slurm/{script}.sbatch"), *arguments]
+    return subprocess.Popen(
+        command, env=cluster, stdout=log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
+    ), log
+
+
+def calls(cluster):
+    path = Path(cluster["CALLS"])
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def until(true):
+    """Wait for something that another process does."""
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "distributed_type", "variables"),
+    [
+        ("one_node", "multi_gpu", "MULTI_CPU", {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}),
+        ("multi_node", "multi_node", "MULTI_CPU", {}),
+        ("multi_node", "zero2", "DEEPSPEED", {}),
+    ],
+)
+def test_two_ranks_train_to_the_same_weights(script, config, distributed_type, variables, cluster, tiny, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "model_name_or_path": tiny()}))
+    arguments = ("recipe.yaml", f"accelerate_configs/{config}.yaml", "--learning_rate", "0.02")
+    job, log = submit(script, {**cluster, **variables}, *arguments)
+    assert job.wait(600) == 0, log.read_text()[-4000:]
+    one, two = ((tmp_path / f"weights/rank{rank}").read_text() for rank in (0, 1))
+    assert one == two
+    assert one.startswith(f"DistributedType.{distributed_type} 2 ")
+    run = tmp_path / f"runs/test-{cluster['SLURM_JOB_ID']}"
+    assert yaml.safe_load((run / "config.yaml").read_text())["learning_rate"] == 0.02
+    assert sum("loss" in json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()) == 2
+    weights = load_file(run / "adapter/adapter_model.safetensors")
+    assert any(value.any() for name, value in weights.items() if "lora_B" in name)
+
+
+def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nuse_peft: true\nvllm_mode: server\n")
+    (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\nsleep 2\n')
+    job, log = submit("multi_node", {**cluster, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "a,b,c"}, "recipe.yaml", "x")
+    assert job.wait(60) == 0, log.read_text()
+    server = Path(f"{cluster['CALLS']}.server").read_text().strip()
+    until(lambda: not Path(f"/proc/{server}").exists())
+    said = calls(cluster)
+    port = 20000 + int(cluster["SLURM_JOB_ID"])
+    assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c ./launch/serve_vllm.sh") for line in said)
+    assert any(line.startswith("vllm serve someone/model ") and f"--port {port + 1}" in line for line in said)
+    assert "key 32" in said
+    train = sorted(line for line in said if line.startswith("python -m grpo_math.train.ranks --config_file x"))
+    assert len(train) == 2
+    for rank, line in enumerate(train):
+        assert f"--machine_rank {rank} --num_machines 2 --num_processes 2" in line
+        assert f"--main_process_ip a --main_process_port {port} " in line
+        assert f"--vllm_server_base_url http://c:{port + 1}" in line
+
+
+def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nvllm_mode: server\n")
+    for name in ("python", "vllm"):
+        (tmp_path / "commands" / name).write_text(
+            f'#!/usr/bin/env bash\necho "{name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\nsleep 1\n'
+        )
+    job = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "VLLM_GPUS": "2"}
+    job, log = submit("one_node", {**cluster, **job}, "recipe.yaml", "x")
+    assert job.wait(60) == 0, log.read_text()
+    train, serve = sorted(calls(cluster))
+    assert serve.startswith("vllm on 4,5: ")
+    assert "--tensor-parallel-size 2" in serve
+    assert train.startswith("python on 6,7: ")
+    assert "--num_processes 2 " in train
+
+
+# Training that saves when it is asked to, a second after it was asked; and one that takes too long for that.
+SAVES = """#!/usr/bin/env bash
+echo "python $*" >>"$CALLS"
+trap 'sleep 1; mkdir -p "$RUN/checkpoint-2"; exit 75' USR1
+trap 'exit 143' TERM
+sleep 60 & wait
+"""
+
+
+@pytest.mark.parametrize("script", ["one_node", "multi_node"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_job_that_is_preempted_saves_goes_back_into_the_queue_and_on_from_its_checkpoint(
+    script, number, cluster, tmp_path
+):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\n")
+    run, training = tmp_path / f"runs/test-{cluster['SLURM_JOB_ID']}", tmp_path / "commands/python"
+    training.write_text(SAVES)
+    nodes = 1 if script == "one_node" else 2
+    job, log = submit(script, {**cluster, "RUN": str(run), "SLURM_NNODES": str(nodes)}, "recipe.yaml", "x")
+    until(lambda: sum(line.startswith("python") for line in calls(cluster)) == nodes)
+    time.sleep(0.5)
+    job.send_signal(number)
+    time.sleep(0.3)
+    assert not any(line.startswith("scontrol requeue") for line in calls(cluster)), "not before it has saved"
+    job.send_signal(number)  # more of them change nothing
+    assert job.wait(60) == 75, log.read_text()
+    assert calls(cluster).count(f"scontrol requeue {cluster['SLURM_JOB_ID']}") == 1
+    assert (run / "checkpoint-2").is_dir()
+    training.write_text('#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n')
+    job, log = submit(script, {**cluster, "SLURM_NNODES": str(nodes)}, "recipe.yaml", "x")
+    assert job.wait(60) == 0, log.read_text()
+    started = [line for line in calls(cluster) if line.startswith("python")]
+    assert sorted(started[nodes:]) == sorted(started[:nodes]), "the same command goes on"
+    assert calls(cluster).count(f"scontrol requeue {cluster['SLURM_JOB_ID']}") == 1
+
+
+def test_a_step_that_takes_too_long_goes_back_into_the_queue_before_the_time_is_up(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\n")
+    (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\ntrap "" USR1\necho python >>"$CALLS"\nsleep 60\n')
+    (tmp_path / "commands/sleep").write_text(
+        '#!/usr/bin/env bash\necho "sleep $*" >>"$CALLS"\n[ "$1" = 570 ] || exec /bin/sleep "$@"\n'
+    )
+    (tmp_path / "commands/sleep").chmod(0o755)
+    job, _ = submit("one_node", cluster, "recipe.yaml", "x")
+    until(lambda: "python" in calls(cluster))
+    job.send_signal(signal.SIGUSR1)
+    until(lambda: f"scontrol requeue {cluster['SLURM_JOB_ID']}" in calls(cluster))
+    assert "sleep 570" in calls(cluster)
+    os.killpg(job.pid, signal.SIGKILL)  # as SLURM ends the job that it requeues
+    job.wait()
+
+
+def test_training_that_fails_is_not_tried_again(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\n")
+    (tmp_path / "commands/python").write_text("#!/usr/bin/env bash\nexit 2\n")
+    job, log = submit("one_node", cluster, "recipe.yaml", "x")
+    assert job.wait(60) == 2, log.read_text()
+    assert not any(line.startswith("scontrol requeue") for line in calls(cluster))

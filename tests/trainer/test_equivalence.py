@@ -1,0 +1,334 @@
+"""What is fast here is what TRL computes: log-probs, gradients, completions, and whole training runs.
+
+The reference is TRL's own method on the same trainer, or TRL's own trainer on the same seed; float32, dropout off.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math.generation.decoding import lean_generation
+from grpo_math.trainer import attention
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
+PROMPTS = [
+    "What is 3 + 4?",
+    "Hello",
+    "A longer prompt, with more words in it than the others have, so that those are padded",
+    "x",
+]
+
+
+def letters(completions, **columns):
+    """A reward that varies within a group and needs no gold answer."""
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+def config(kind, folder, **settings):
+    base = {
+        "use_cpu": True,
+        "bf16": False,
+        "max_steps": 5,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "learning_rate": 0.05,
+        "optim": "sgd",  # a step as long as the gradient: Adam would turn rounding at a zero gradient into a full step
+        "max_grad_norm": 0.0,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+    }
+    return kind(str(folder), **{**base, **settings})
+
+
+def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters, **settings):
+    peft_config = settings.pop("peft_config", None)
+    return trainer_class(
+        model=model,
+        reward_funcs=rewards,
+        args=config(config_class, folder, **settings),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
+        processing_class=tokenizer,
+        peft_config=peft_config,
+    )
+
+
+def padded_batch(prompt_lengths, group, lengths, seed=0):
+    """Rows of left-padded prompts and right-padded completions: ``group`` completions of each prompt."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = len(prompt_lengths) * group
+    width, longest = max(prompt_lengths), max(1, *lengths)
+    ids = torch.full((rows, width + longest), 2)
+    mask = torch.zeros_like(ids)
+    for p, length in enumerate(prompt_lengths):
+        prompt = torch.randint(5, 40000, (length,), generator=generator)
+        for row in range(p * group, (p + 1) * group):
+            n = lengths[row % len(lengths)]
+            ids[row, width - length : width] = prompt
+            ids[row, width : width + n] = torch.randint(5, 40000, (n,), generator=generator)
+            mask[row, width - length : width + n] = 1
+    return ids, mask, longest
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
+
+
+SHAPES = {
+    "one group": ([7], 4, [5, 3, 9, 1]),
+    "many groups of different prompts": ([7, 3, 12], 4, [5, 3, 9, 1]),
+    "groups of one": ([4, 9, 2], 1, [6, 2]),
+    "a group of sixteen": ([5], 16, [1, 2, 3, 4, 5, 6, 7, 8]),
+    "one-token completions": ([6, 2], 3, [1]),
+    "one-token prompts": ([1, 1], 4, [4, 2, 7]),
+    "empty completions among others": ([5, 8], 3, [4, 0, 2]),
+    "lengths far apart": ([6], 5, [40, 1, 39, 3, 38]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, shape, tiny, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(family), tokenizer, tmp_path)
+    assert trainer._packs
+    ids, mask, longest = padded_batch(*SHAPES[shape])
+    scored = mask[:, -longest:].bool()
+    weights = torch.randn(scored.shape, generator=torch.Generator().manual_seed(1)) * scored
+    results = []
+    for kind in (GRPOTrainer, MathGRPOTrainer):
+        trainer.model.zero_grad()
+        logps, entropies, _ = kind._get_per_token_logps_and_entropies(
+            trainer, trainer.model, ids, mask, longest, compute_entropy=True
+        )
+        (logps * weights).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+        results.append((logps.detach() * scored, entropies.detach() * scored, gradient))
+    (plain_logps, plain_entropies, plain_gradient), (logps, entropies, gradient) = results
+    assert logps.shape == plain_logps.shape
+    torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
+    torch.testing.assert_close(entropies, plain_entropies, atol=1e-4, rtol=0)
+    assert relative(gradient, plain_gradient) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_repeated_for_every_query_head_as_on_a_gpu_give_the_same(family, tiny, tokenizer, tmp_path, monkeypatch):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(family), tokenizer, tmp_path)
+    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
+    results = []
+    for grouped in (True, False):
+        monkeypatch.setattr(attention, "masks_grouped_heads", lambda device, grouped=grouped: grouped)
+        trainer.model.zero_grad()
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
+        logps.sum().backward()
+        results.append((logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
+    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=0)
+    assert relative(results[1][1], results[0][1]) < 1e-5
+
+
+def test_scoring_in_chunks_and_with_checkpointing_gives_the_same(tiny, tokenizer, tmp_path):
+    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
+    gradients = []
+    for checkpointing, chunk in ((False, None), (True, None), (False, 5)):
+        trainer = make(
+            MathGRPOTrainer,
+            MathGRPOConfig,
+            tiny("llama"),
+            tokenizer,
+            tmp_path,
+            gradient_checkpointing=checkpointing,
+        )
+        if checkpointing:
+            trainer.model.gradient_checkpointing_enable()
+        trainer.model.train()
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest, batch_size=chunk)
+        logps.sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
+    assert relative(gradients[1], gradients[0]) < 1e-5
+    assert relative(gradients[2], gradients[0]) < 1e-5
+
+
+def test_the_packed_row_has_each_prompt_once_and_no_padding(tiny, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    ids, mask, longest = padded_batch([7, 3], 4, [5, 3, 9, 1])
+    seen = []
+    trainer.model.register_forward_pre_hook(lambda m, a, k: seen.append(k["input_ids"].shape), with_kwargs=True)
+    trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
+    assert seen == [(1, (7 - 1) + (3 - 1) + 2 * (5 + 3 + 9 + 1))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_lean_generation_gives_the_same_greedy_tokens_and_runs_each_prompt_once(family, tiny, tokenizer):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny(family))
+    inputs = tokenizer([p for p in PROMPTS for _ in range(4)], return_tensors="pt", padding=True)
+    plain = model.generate(**inputs, max_new_tokens=10, do_sample=False)
+    shapes = []
+    hook = model.register_forward_pre_hook(lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True)
+    with lean_generation(model):
+        shared = model.generate(**inputs, max_new_tokens=10, do_sample=False)
+    hook.remove()
+    assert torch.equal(plain, shared)
+    assert shapes[0] == (4, inputs["input_ids"].size(1))
+    assert all(rows <= 16 and width == 1 for rows, width in shapes[1:])
+    assert "generate" not in model.__dict__
+
+
+SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+RUNS = {
+    "defaults": {},
+    "kl": {"beta": 0.1},
+    "two updates a rollout": {"num_iterations": 2, "gradient_accumulation_steps": 2},
+    "rollouts older than the policy": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    "grpo": {"loss_type": "grpo"},
+    "bnpo, accumulated": {"loss_type": "bnpo", "gradient_accumulation_steps": 2},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "cispo": {"loss_type": "cispo", "num_iterations": 2},
+    "luspo by sequence": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "sapo": {"loss_type": "sapo"},
+    "entropy bonus": {"entropy_coef": 0.01},
+    "high-entropy tokens": {"top_entropy_quantile": 0.5},
+    "truncated completions masked": {"mask_truncated_completions": True},
+    "batch deviation": {"scale_rewards": "batch"},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "groups torn over small micro-batches": SMALL,
+    "the same, with kl": {**SMALL, "beta": 0.1},
+    "grpo in small micro-batches": {**SMALL, "loss_type": "grpo"},
+    "bnpo in small micro-batches": {**SMALL, "loss_type": "bnpo"},
+    "dr_grpo in small micro-batches": {**SMALL, "loss_type": "dr_grpo"},
+    "luspo in small micro-batches": {**SMALL, "loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "rollouts of three micro-batches, steps of two": {
+        **SMALL,
+        "steps_per_generation": 6,
+        "gradient_accumulation_steps": 4,
+    },
+}
+# Tokens in one pass: less than a group, about a group, and all rows in one. 0 is TRL's own number.
+BUDGETS = (20, 60, 10_000)
+
+
+def sparse(completions, **columns):
+    """Half of the groups get equal rewards: they move no weight, and packing skips them."""
+    groups = [completions[i : i + 4] for i in range(0, len(completions), 4)]
+    return [float(len(t) % 3) if "".join(g) > "K" else 1.0 for g in groups for t in g]
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def trl_weights(tiny, tokenizer, tmp_path_factory):
+    """(rewards, settings) -> the weights before and after TRL's own run of them; each is run once."""
+    done = {}
+
+    def run(rewards, settings):
+        key = (rewards.__name__, *sorted(settings.items()))
+        if key not in done:
+            folder = tmp_path_factory.mktemp("trl")
+            trainer = make(GRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, folder, rewards, **settings)
+            before = weights(trainer.model)
+            trainer.train()
+            done[key] = before, weights(trainer.model)
+        return done[key]
+
+    return run
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
+def test_five_steps_end_with_trls_weights(run, rewards, trl_weights, tiny, tokenizer, tmp_path):
+    before, plain = trl_weights(rewards, RUNS[run])
+    extra = {"advantage_eps": 1e-4, **RUNS[run]}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **extra)
+    trainer.train()
+    assert relative(plain, before) > 1e-4, "nothing was trained"
+    assert relative(weights(trainer.model), plain) < 1e-6
+
+
+def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, tokenizer, tmp_path):
+    from peft import LoraConfig
+
+    adapters = []
+    for kind, settings in ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, MathGRPOConfig)):
+        trainer = make(
+            kind,
+            settings,
+            smollm,
+            tokenizer,
+            tmp_path,
+            max_completion_length=6,
+            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+            **({"advantage_eps": 1e-4} if settings is MathGRPOConfig else {}),
+        )
+        trainer.train()
+        adapters.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]))
+    assert relative(adapters[1], adapters[0]) < 1e-5
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
+@pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
+def test_a_token_budget_changes_no_weight(budget, loss_type, rewards, trl_weights, tiny, tokenizer, tmp_path):
+    settings = {**SMALL, "loss_type": loss_type, "beta": 0.05 if rewards is letters else 0.0, "num_iterations": 2}
+    own = {"advantage_eps": 1e-4, "update_token_budget": budget}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **own)
+    passes = []
+    trainer.model.register_forward_pre_hook(lambda m, args, kwargs: passes.append(kwargs), with_kwargs=True)
+    trainer.train()
+    packed = [seen for seen in passes if "packed_groups" in seen]
+    assert packed
+    for seen in packed:
+        one_row = sum(len(group.lengths) for group in seen["packed_groups"]) == 1
+        assert seen["input_ids"].numel() <= budget or one_row
+    assert relative(weights(trainer.model), trl_weights(rewards, settings)[1]) < 1e-6
+
+
+def test_a_plain_grpo_config_trains_as_trl_does(tiny, tokenizer, tmp_path):
+    runs = []
+    for kind in (GRPOTrainer, MathGRPOTrainer):
+        trainer = make(kind, GRPOConfig, tiny("llama"), tokenizer, tmp_path)
+        trainer.train()
+        runs.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    assert relative(runs[1], runs[0]) < 1e-6
+
+
+def test_what_packing_cannot_honour_is_scored_the_plain_way_and_said(tiny, tokenizer, tmp_path, caplog):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny("llama"), attn_implementation="eager")
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
+    assert not trainer._packs
+    assert "attention implementation 'eager'" in caplog.text
+    assert trainer.model.config._attn_implementation == "eager"
+
+
+def test_pack_updates_false_leaves_the_model_as_it_is(tiny, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, pack_updates=False)
+    assert trainer.model.config._attn_implementation != attention.NAME
+    trainer.train()
+
+
+def test_beams_are_left_to_transformers(tiny, tokenizer, tmp_path):
+    """Beams repeat the rows inside `generate`: a cache of our own would not fit them."""
+    kwargs = {"generation_kwargs": {"num_beams": 2, "do_sample": False}, "max_steps": 1}
+    make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, **kwargs).train()
+
+
+def test_a_prompt_learning_adapter_is_scored_the_plain_way(tiny, tokenizer, tmp_path, caplog):
+    from peft import PromptTuningConfig
+
+    adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    trainer = make(
+        MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, peft_config=adapter, max_steps=1
+    )
+    assert not trainer._packs
+    assert "a prompt-learning adapter" in caplog.text
+    trainer.train()

@@ -1,0 +1,139 @@
+"""The trial of the largest micro-batch: it changes nothing, and it finds what does not fit before the first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+from trainer.test_equivalence import SMALL, letters, make, weights
+
+from grpo_math.errors import ConfigError, OutOfMemory
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+SHORT = {"logging_steps": 1, "max_steps": 3}
+
+
+def trainer_of(tiny, tokenizer, tmp_path, **settings):
+    return make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, letters, **{**SMALL, **settings})
+
+
+def passes(model):
+    """The tokens of each forward pass with gradients, and the step before which it was."""
+    seen = []
+
+    def hook(module, args, kwargs):
+        if torch.is_grad_enabled():
+            seen.append(kwargs["input_ids"].numel())
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"update_token_budget": 60},
+        {"pack_updates": False},
+        {"beta": 0.1, "loss_type": "grpo"},
+        {"entropy_coef": 0.01},
+        {"num_iterations": 2, "kl_estimator": "k1", "beta": 0.1},
+        {"gradient_checkpointing": True},
+        {"max_seq_length_train": 20},
+    ],
+    ids=str,
+)
+def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, tiny, tokenizer, tmp_path):
+    results = []
+    for first in (False, True):
+        trainer = trainer_of(tiny, tokenizer, tmp_path / str(first), longest_first=first, **{**SHORT, **settings})
+        seen = passes(trainer.model)
+        trainer.train()
+        timed = ("time", "per_second", "runtime", "seconds", "memory")
+        logs = [
+            {name: value for name, value in line.items() if not any(word in name for word in timed)}
+            for line in trainer.state.log_history
+        ]
+        results.append((seen, weights(trainer.model), logs))
+    (without, plain_weights, plain_logs), (seen, own_weights, logs) = results
+    assert seen[1:] == without
+    assert seen[0] >= max(without)
+    assert torch.equal(own_weights, plain_weights)
+    assert logs == plain_logs
+
+
+def test_the_longest_prompt_is_found_among_messages_too(tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path)
+    words = ["one", "one two three four five six seven", "one two"]
+    prompts = [[{"role": "user", "content": text}] for text in words]
+    trainer.train_dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    ids = [trainer._tokenize_prompts([prompt])[0][0] for prompt in prompts]
+    assert trainer._longest_prompt() == ids[1] != ids[0]
+
+
+def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):
+    trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True)
+    seen = passes(trainer.model)
+
+    def runs_out(module, args, kwargs):
+        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > 45:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    trainer.model.register_forward_pre_hook(runs_out, with_kwargs=True)
+    trainer.train()
+    first_that_fits = next(i for i, tokens in enumerate(seen) if tokens <= 45)
+    assert caplog.text.count("update_token_budget is now") == first_that_fits
+    assert max(seen[first_that_fits:]) <= 45
+    assert trainer.state.global_step == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "one completion, .* lower max_completion_length or max_seq_length_train"),
+        ({"pack_updates": False}, "lower per_device_train_batch_size"),
+        ({"entropy_coef": 0.01}, "lower per_device_train_batch_size"),
+    ],
+    ids=str,
+)
+def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice, tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True, **settings)
+
+    def runs_out(module, args, kwargs):
+        assert torch.is_grad_enabled(), "something was generated"
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    trainer.model.register_forward_pre_hook(runs_out, with_kwargs=True)
+    with pytest.raises(OutOfMemory, match=advice):
+        trainer.train()
+
+
+def test_offloaded_activations_give_the_same_gradients(tiny, tokenizer, tmp_path, monkeypatch):
+    """TRL's manager, with the CPU in the GPU's place."""
+    with pytest.raises(ConfigError, match="activation_offloading=True has no GPU here"):
+        MathGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, activation_offloading=True)
+    with pytest.raises(ConfigError, match="without gradient_checkpointing"):
+        MathGRPOConfig(str(tmp_path), activation_offloading=True, gradient_checkpointing=False)
+    monkeypatch.setattr(torch.cpu, "empty_cache", lambda: None, raising=False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *args: torch.device("cpu"))
+    ends = []
+    for offloads in (False, True):
+        trainer = trainer_of(tiny, tokenizer, tmp_path / str(offloads), gradient_checkpointing=True, beta=0.1)
+        moved = [0]
+        if offloads:
+            from trl.models import get_act_offloading_ctx_manager
+
+            plain = {"use_pin_memory": False, "use_streams": False, "min_offload_size": 8, "warn_if_no_head": False}
+            trainer._offload = get_act_offloading_ctx_manager(trainer.model, **plain)
+            pack = trainer._offload.pack_hook
+
+            def counted(tensor, pack=pack, moved=moved):
+                moved[0] += 1
+                return pack(tensor)
+
+            trainer._offload.pack_hook = counted
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert moved[0] > 0
+    assert torch.equal(*ends)

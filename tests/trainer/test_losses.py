@@ -1,0 +1,277 @@
+"""The KL estimators against the exact KL of a tiny vocabulary, their aggregation against TRL's own, and the surrogate.
+
+Where a claim is about a mean, the mean is an enumeration of everything that can be sampled, in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOTrainer
+
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+V = 5
+
+
+def logits(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def exact_kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a.exp() * (a - b)).sum(dim=-1)
+
+
+def mean_gradient(theta, sampler, estimator, corrected, reference):
+    """The gradient of the loss term, averaged over every token that ``sampler`` (log-probs) can draw."""
+    policy = theta.log_softmax(-1)
+    value = kl_per_token(policy, reference, estimator)
+    if corrected:
+        value = value * importance_ratio(policy[:, None], sampler[:, None], torch.ones(V, 1), "token")[:, 0]
+    return torch.autograd.grad((sampler.exp() * value).sum(), theta)[0]
+
+
+def targets(theta, reference):
+    """What a gradient can be the gradient of."""
+    policy = theta.log_softmax(-1)
+    squares = (policy.exp() * (policy - reference).square()).sum() / 2
+    losses = {"reverse": exact_kl(policy, reference), "forward": exact_kl(reference, policy), "squares": squares}
+    gradients = {name: torch.autograd.grad(loss, theta, retain_graph=True)[0] for name, loss in losses.items()}
+    return {**gradients, "zero": torch.zeros_like(theta)}
+
+
+TABLE = [
+    ("k1", False, "zero"),
+    ("k2", False, "reverse"),
+    ("k3", False, "forward"),
+    ("k1", True, "reverse"),
+    ("k2", True, "squares"),
+    ("k3", True, "reverse"),
+]
+
+
+@pytest.mark.parametrize(("estimator", "corrected", "target"), TABLE)
+def test_on_policy_the_mean_gradient_is_that_of_the_table_and_of_nothing_else(estimator, corrected, target):
+    theta, reference = logits(0, V).requires_grad_(), logits(1, V).log_softmax(-1)
+    got = mean_gradient(theta, theta.detach().log_softmax(-1), estimator, corrected, reference)
+    for name, expected in targets(theta, reference).items():
+        assert torch.allclose(got, expected, atol=1e-12) == (name == target), name
+
+
+@pytest.mark.parametrize(("estimator", "corrected", "target"), TABLE)
+def test_off_policy_the_ratio_alone_keeps_the_table(estimator, corrected, target):
+    theta, reference, old = logits(0, V).requires_grad_(), logits(1, V).log_softmax(-1), logits(2, V).log_softmax(-1)
+    got = mean_gradient(theta, old, estimator, corrected, reference)
+    assert torch.allclose(got, targets(theta, reference)[target], atol=1e-12) == corrected
+
+
+def test_k1_and_k3_have_the_mean_of_the_kl_and_k2_is_near_it_for_near_policies():
+    policy = logits(0, V).log_softmax(-1)
+    for step, tolerance in ((1.0, None), (0.01, 0.02)):
+        reference = (logits(0, V) + step * logits(1, V)).log_softmax(-1)
+        kl = exact_kl(policy, reference)
+        means = {name: (policy.exp() * kl_per_token(policy, reference, name)).sum() for name in ("k1", "k2", "k3")}
+        torch.testing.assert_close(means["k1"], kl, atol=1e-12, rtol=0)
+        torch.testing.assert_close(means["k3"], kl, atol=1e-12, rtol=0)
+        assert means["k2"] != kl
+        if tolerance:
+            torch.testing.assert_close(means["k2"], kl, atol=0, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("estimator", "corrected", "target"), TABLE)
+def test_samples_give_value_and_gradient_to_monte_carlo_error(estimator, corrected, target):
+    n = 200_000
+    theta, reference = logits(0, V).requires_grad_(), logits(1, V).log_softmax(-1)
+    policy = theta.log_softmax(-1)
+    tokens = torch.multinomial(policy.detach().exp(), n, True, generator=torch.Generator().manual_seed(3))
+    rows = theta.detach().expand(n, V).clone().requires_grad_()  # a copy for each sample: its own gradient
+    logps = rows.log_softmax(-1).gather(1, tokens[:, None])
+    values = kl_per_token(logps, reference[tokens][:, None], estimator)
+    if corrected:
+        values = values * importance_ratio(logps, logps.detach(), torch.ones(n, 1), "token")
+    gradients = torch.autograd.grad(values.sum(), rows)[0]
+    expected = targets(theta, reference)[target]
+    error = (gradients.mean(dim=0) - expected).abs() / (gradients.std(dim=0) / n**0.5)
+    assert error.max() < 4
+    assert (gradients.std(dim=0) / n**0.5).max() < 0.01, "too few samples to tell"
+    exact = (policy.exp() * kl_per_token(policy, reference, estimator)).sum()
+    assert abs(values.mean() - exact) < 4 * values.std() / n**0.5
+
+
+def two_tokens(theta_first, theta_second):
+    """(V^2, 2) log-probs of every completion of two tokens, and the completions."""
+    tokens = torch.tensor(list(itertools.product(range(V), repeat=2)))
+    first, second = theta_first.log_softmax(-1), theta_second.log_softmax(-1)
+    return torch.stack([first[tokens[:, 0]], second[tokens[:, 0], tokens[:, 1]]], dim=1), tokens
+
+
+@pytest.mark.parametrize(("estimator", "corrected"), [("k2", False), ("k1", True), ("k3", True)])
+def test_the_kl_is_that_of_each_token_with_its_prefix_held_fixed(estimator, corrected):
+    theta = logits(0, V).requires_grad_(), logits(1, V, V).requires_grad_()
+    logps, tokens = two_tokens(*theta)
+    ref_first, ref_second = logits(2, V).log_softmax(-1), logits(3, V, V).log_softmax(-1)
+    reference = torch.stack([ref_first[tokens[:, 0]], ref_second[tokens[:, 0], tokens[:, 1]]], dim=1)
+    mask = torch.ones_like(logps)
+    values = kl_per_token(logps, reference, estimator)
+    if corrected:
+        values = values * importance_ratio(logps, logps.detach(), mask, "token")
+    chance = logps.detach().sum(dim=1).exp()
+    got = torch.autograd.grad((chance * values.sum(dim=1)).sum(), theta, retain_graph=True)
+
+    first, second = theta[0].log_softmax(-1), theta[1].log_softmax(-1)
+    held = exact_kl(first, ref_first) + (first.detach().exp() * exact_kl(second, ref_second)).sum()
+    whole = exact_kl(first, ref_first) + (first.exp() * exact_kl(second, ref_second)).sum()
+    for expected, actual in zip(torch.autograd.grad(held, theta, retain_graph=True), got, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+    assert not torch.allclose(torch.autograd.grad(whole, theta)[0], got[0], atol=1e-3)
+
+
+def test_with_the_ratio_of_the_sequence_no_estimator_has_the_gradient_of_the_kl():
+    theta = logits(0, V).requires_grad_(), logits(1, V, V).requires_grad_()
+    logps, tokens = two_tokens(*theta)
+    reference = (
+        logits(2, V).log_softmax(-1)[tokens[:, 0]],
+        logits(3, V, V).log_softmax(-1)[tokens[:, 0], tokens[:, 1]],
+    )
+    first, second = theta[0].log_softmax(-1), theta[1].log_softmax(-1)
+    held = exact_kl(first, logits(2, V).log_softmax(-1))
+    held = held + (first.detach().exp() * exact_kl(second, logits(3, V, V).log_softmax(-1))).sum()
+    expected = torch.autograd.grad(held, theta[0], retain_graph=True)[0]
+    for estimator in ("k1", "k2", "k3"):
+        values = kl_per_token(logps, torch.stack(reference, dim=1), estimator)
+        values = values * importance_ratio(logps, logps.detach(), torch.ones_like(logps), "sequence")
+        got = torch.autograd.grad(
+            (logps.detach().sum(dim=1).exp() * values.sum(dim=1)).sum(), theta[0], retain_graph=True
+        )[0]
+        assert (got - expected).norm() / expected.norm() > 0.05, estimator
+
+
+def test_aggregate_of_numbers_worked_by_hand():
+    values = torch.tensor([[1.0, 2.0, 3.0, 9.0], [4.0, 9.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
+    expected = {
+        "grpo": (2.0 + 4.0 + 0.0) / 3,
+        "sapo": (2.0 + 4.0 + 0.0) / 3,
+        "bnpo": 10.0 / 4,
+        "dr_grpo": 10.0 / (3 * 8),
+        "luspo": 10.0 / 3,
+    }
+    for loss_type, value in expected.items():
+        assert aggregate(values, mask, loss_type, 8, 20.0).item() == pytest.approx(value), loss_type
+        assert aggregate(values, mask, loss_type, 8, 20.0, 4).item() == pytest.approx(value / 4), loss_type
+        assert aggregate(values, mask * 0, loss_type, 8, 20.0).item() == 0, loss_type
+    for loss_type in ("dapo", "cispo", "vespo"):  # the tokens of the step count its micro-batches already
+        assert aggregate(values, mask, loss_type, 8, 20.0, 4).item() == pytest.approx(0.5), loss_type
+
+
+@pytest.fixture(scope="module")
+def trainer(tiny, tokenizer, tmp_path_factory):
+    args = MathGRPOConfig(
+        str(tmp_path_factory.mktemp("run")),
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=4,
+        num_generations=4,
+        max_completion_length=9,
+        report_to="none",
+        beta=0.3,
+    )
+    return MathGRPOTrainer(
+        tiny(), "repetition", args, Dataset.from_list([{"prompt": "x"}] * 4), processing_class=tokenizer
+    )
+
+
+def loss_and_gradient(trainer, compute, inputs, logps):
+    trainer._metrics["train"].clear()
+    trainer._metrics["eval"].clear()
+
+    def score(*args, **kwargs):
+        trainer._logps = logps
+        return logps, torch.ones_like(logps), None
+
+    trainer._get_per_token_logps_and_entropies = score
+    try:
+        loss = compute(trainer, trainer.model, inputs)
+    finally:
+        del trainer._get_per_token_logps_and_entropies
+    mode = "train" if trainer.model.training else "eval"
+    return loss.detach(), torch.autograd.grad(loss, logps)[0], trainer._metrics[mode]["kl"]
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize("loss_type", ["grpo", "sapo", "bnpo", "dr_grpo", "luspo", "dapo", "cispo", "vespo"])
+def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
+    trainer, loss_type, corrected, level, mode, monkeypatch
+):
+    """An estimator of another name takes our way, and everything that is not k1 or k2 is k3 there."""
+    monkeypatch.setattr(trainer, "loss_type", loss_type)
+    monkeypatch.setattr(trainer, "importance_sampling_level", level)
+    monkeypatch.setattr(trainer.args, "use_bias_correction_kl", corrected)
+    monkeypatch.setattr(trainer.args, "steps_per_generation", 6)
+    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 3, raising=False)
+    monkeypatch.setitem(trainer._math, "kl_estimator", "k3, our way")
+    trainer.model.train(mode == "train")
+    inputs = batch([1.0, -1.0, 0.5, 2.0], [4, 2, 3, 1])
+    inputs["prompt_ids"] = torch.ones(4, 2, dtype=torch.long)
+    inputs["prompt_mask"] = torch.ones(4, 2, dtype=torch.long)
+    inputs["old_per_token_logps"] = logits(0, 4, 4).float() - 3
+    inputs["ref_per_token_logps"] = logits(1, 4, 4).float() - 3
+    logps = (logits(2, 4, 4).float() - 3).requires_grad_()
+    plain = loss_and_gradient(trainer, GRPOTrainer._compute_loss, inputs, logps)
+    ours = loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
+    torch.testing.assert_close(ours[0], plain[0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(ours[1], plain[1], atol=1e-6, rtol=1e-5)
+    assert ours[2] == pytest.approx(plain[2], rel=1e-5)
+    assert trainer.beta == 0.3
+
+
+def test_ratio_and_kl_to_the_sampling_policy_are_logged(trainer, monkeypatch):
+    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
+    trainer.model.train()
+    inputs = batch([1.0, -1.0], [1, 1], width=2)
+    inputs |= {"prompt_ids": torch.ones(2, 1).long(), "prompt_mask": torch.ones(2, 1).long()}
+    inputs["ref_per_token_logps"] = torch.zeros(2, 2)
+    logps = torch.tensor([[0.5, 9.0], [0.25, 9.0]]).log().requires_grad_()
+    # Ratios 2 and 1/2: their mean is 1.25, and that of rho - 1 - log rho is (1 - log 2 - 1/2 + log 2) / 2.
+    inputs["old_per_token_logps"] = torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log()
+    loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
+    assert trainer._metrics["train"]["ratio"] == pytest.approx([1.25])
+    assert trainer._metrics["train"]["approx_kl"] == pytest.approx([0.25])
+    del inputs["old_per_token_logps"]
+    loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
+    assert trainer._metrics["train"]["ratio"] == [1.0]
+    assert trainer._metrics["train"]["approx_kl"] == [0.0]
+
+
+def batch(advantages: list[float], lengths: list[int], width: int = 4) -> dict:
+    mask = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
+    return {
+        "advantages": torch.tensor(advantages),
+        "completion_mask": mask,
+        "completion_ids": torch.arange(len(lengths) * width).view(-1, width),
+        "num_items_in_batch": torch.tensor(99.0),
+        "old_per_token_logps": torch.zeros(len(lengths), width),
+    }
+
+
+def test_the_ratio_held_at_one_keeps_everything_but_the_old_log_probs():
+    inputs = batch([1.0, -1.0], [2, 3])
+    held = hold_ratio_at_one(inputs)
+    assert set(inputs) - set(held) == {"old_per_token_logps"}
+    assert all(held[name] is inputs[name] for name in held)
+
+
+def test_the_weight_of_a_part_is_what_the_loss_type_divides_by():
+    scored = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    for loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):
+        assert weight_of_part(loss_type, scored, 8, torch.tensor(10)) == 2 / 8
+    for loss_type in ("dapo", "cispo", "vespo"):  # divide by a number of the whole batch
+        assert weight_of_part(loss_type, scored, 8, torch.tensor(10)) == 1.0
+    assert float(weight_of_part("bnpo", scored, 8, torch.tensor(10))) == pytest.approx(3 / 10)

@@ -1,0 +1,88 @@
+"""Out of memory in an update: half the tokens a pass, the same weights in the end.
+
+Memory is made to run out by hooks on the model: there is no GPU here whose memory could.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trainer import test_equivalence
+from trainer.test_equivalence import SMALL, letters, make, relative, weights
+
+from grpo_math.errors import UserError
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+trl_weights = test_equivalence.trl_weights
+
+
+def trainer_of(tiny, tokenizer, tmp_path, **settings):
+    extra = {**SMALL, "advantage_eps": 1e-4, **settings}
+    return make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, **extra)
+
+
+def runs_out_forward(model, limit):
+    """Every forward pass of an update with more tokens fails."""
+
+    def hook(module, args, kwargs):
+        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def runs_out_backward(model, limit):
+    """Every backward pass with more tokens fails at the first layer, when the others have their gradients."""
+
+    def hook(module, grad_input, grad_output):
+        if grad_output[0].size(1) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.model.layers[0].register_full_backward_hook(hook)
+
+
+@pytest.mark.parametrize("where", [runs_out_forward, runs_out_backward])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
+def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
+    where,
+    loss_type,
+    trl_weights,
+    tiny,
+    tokenizer,
+    tmp_path,
+    caplog,
+):
+    settings = {"loss_type": loss_type}
+    trainer = trainer_of(tiny, tokenizer, tmp_path, **settings)
+    where(trainer.model, 30)
+    trainer.train()
+    assert trainer.state.global_step == 5
+    assert 0 < trainer._math["update_token_budget"] <= 60
+    assert "update_token_budget is now" in caplog.text
+    assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
+
+
+def test_one_completion_that_does_not_fit_ends_with_advice(tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path)
+    runs_out_forward(trainer.model, 0)
+    with pytest.raises(UserError, match=r"one completion, [0-9]+ tokens with its prompt: turn gradient_checkpointing"):
+        trainer.train()
+
+
+def test_a_loss_over_whole_micro_batches_is_not_cut(tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path, entropy_coef=0.01)
+    runs_out_forward(trainer.model, 0)
+    with pytest.raises(UserError, match=r"set update_token_budget|gradient_checkpointing"):
+        trainer.train()
+
+
+def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path)
+
+    def fails(*args, **kwargs):
+        raise torch.OutOfMemoryError("in generate")
+
+    trainer.model.generate = fails
+    with pytest.raises(torch.OutOfMemoryError, match="in generate"):
+        trainer.train()

@@ -1,0 +1,84 @@
+"""Training in two processes, launched for real: DDP, DeepSpeed and FSDP2, against TRL in as many processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import accelerate, ranks, run
+
+PROGRAM = Path(__file__).parents[1] / "processes" / "train.py"
+RUNS = {
+    "dapo": {},
+    "dapo_sparse": {"rewards": "sparse"},
+    "grpo_sparse": {"rewards": "sparse", "loss_type": "grpo"},
+    "bnpo_sparse": {"rewards": "sparse", "loss_type": "bnpo"},
+    "grpo_kl": {"loss_type": "grpo", "beta": 0.1},
+    "small_budget": {"rewards": "sparse", "loss_type": "dr_grpo", "update_token_budget": 25},
+    "several_updates": {"num_iterations": 2, "loss_type": "grpo"},
+    "torn_groups": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 6},
+}
+
+
+def launch(start: list[str], kind: str, model: str, folder: Path, runs: dict) -> None:
+    folder.mkdir()
+    run([*start, str(PROGRAM), kind, model, str(folder), json.dumps(runs)])
+
+
+def relative(ours: Path, trl: Path) -> float:
+    one, two = (torch.cat([v.flatten() for v in torch.load(path, weights_only=True).values()]) for path in (ours, trl))
+    return ((one - two).norm() / two.norm()).item()
+
+
+def both(
+    start: list[str], model: str, tmp_path: Path, runs: dict, launched: tuple, only_ours: Any = ()
+) -> dict[str, list]:
+    """Train in TRL and here; what the ranks wrote of our runs. ``launched``: what the processes must find they are."""
+    launch(start, "trl", model, tmp_path / "trl", runs)
+    launch(start, "ours", model, tmp_path / "ours", {**runs, **dict(only_ours)})
+    for name in runs:
+        seen = ranks(tmp_path / "ours", name, *launched)
+        plain = ranks(tmp_path / "trl", name, *launched)
+        assert relative(tmp_path / "ours" / f"{name}.pt", tmp_path / "trl" / f"{name}.pt") < 1e-6, name
+        assert sum(rank["tokens"] for rank in seen) < sum(rank["tokens"] for rank in plain)
+    return {name: ranks(tmp_path / "ours", name, *launched) for name in dict(only_ours)}
+
+
+POISONED = {"poisoned": {"poisoned_step": 1, "logging_steps": 1}}
+
+
+def left_out_on_both(of_ranks: list[dict[str, Any]], folder: Path) -> None:
+    assert all(rank["skipped"] == [0.0, 1.0, 0.0] for rank in of_ranks)
+    assert all(value.isfinite().all() for value in torch.load(folder / "poisoned.pt", weights_only=True).values())
+
+
+def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
+    start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
+    runs = {**RUNS, "dapo": {"longest_first": True}}
+    ours = {"resampled": {"resample_groups": 2}, **POISONED}
+    seen = both(start, tiny("llama"), tmp_path, runs, ("MULTI_CPU", 2), only_ours=ours)
+    left_out_on_both(seen["poisoned"], tmp_path / "ours")
+    resampled = seen["resampled"]
+    assert resampled[0]["position"] == resampled[1]["position"] > 0
+    counts = resampled[0]["resample"]
+    assert counts["resample/drawn"] - counts["resample/thrown_away"] == 4
+    assert counts["resample/kept"] > 4 / 3  # as many as chance would give
+
+
+@pytest.mark.parametrize(("name", "zero"), [("zero2_offload", [2, "cpu", None]), ("zero3_offload", [3, "cpu", "cpu"])])
+def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_path):
+    pytest.importorskip("deepspeed")
+    runs = {name: RUNS[name] for name in ("dapo", "grpo_sparse", "small_budget")}
+    runs["dapo"] = {"longest_first": zero[0] < 3}
+    start = accelerate(name, tmp_path, "--num_processes", "2")
+    seen = both(start, tiny("llama"), tmp_path, runs, ("DEEPSPEED", 2, zero), only_ours=POISONED)
+    left_out_on_both(seen["poisoned"], tmp_path / "ours")
+
+
+def test_two_fsdp2_processes_end_with_trls_weights(tiny, tmp_path):
+    runs = {"small_budget": {**RUNS["small_budget"], "use_cpu": False}}
+    start = accelerate("fsdp2", tmp_path, "--num_processes", "2")
+    both([*start, str(PROGRAM.with_name("fsdp_on_cpu.py"))], tiny("llama"), tmp_path, runs, ("FSDP", 2))

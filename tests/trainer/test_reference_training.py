@@ -1,0 +1,454 @@
+"""Five training steps against the formulas, written out in plain torch: the same losses and the same weights.
+
+The trainer generates and trains; what it sampled (token ids and rewards) is recorded. `replay` then trains the same
+model on the recording, one unpadded sequence after the other, from nothing but the formulas of the papers. Each setting
+of a pairwise covering array is tried: every two values of two options meet in at least one run.
+
+The last tests compare the trainer with itself: the rows of a step in more or fewer micro-batches and processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from launching import TORCHRUN, accelerate, run
+from transformers import AutoModelForCausalLM
+from trl.trainer import grpo_trainer
+
+from grpo_math.errors import ConfigError
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.losses import CLIPPED
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+PROMPTS = [
+    f"{text}{i}" for i in range(4) for text in ("What is 3 + 4?", "Hello", "A longer prompt, with more words", "")
+]
+G = 4
+LENGTH = 6  # max_completion_length
+TEMPERATURE = 0.8
+LEARNING_RATE = 0.05
+ADVANTAGE_EPS = 1e-3
+
+OPTIONS = {
+    "baseline": ("group_mean", "leave_one_out", "none"),
+    "scale_rewards": ("group", "batch", "none"),
+    "surrogate": ("clip", "reinforce"),
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "beta": (0.0, 0.2),
+    "kl_estimator": ("k3", "k1", "k2"),
+    "use_bias_correction_kl": (True, False),
+    "num_iterations": (1, 2),
+    "gradient_accumulation_steps": (1, 2),
+    "rollouts": ("one step", "two steps"),  # how many optimizer steps a rollout batch is cut into
+    "pack_updates": (True, False),
+}
+
+
+def allowed(setting: dict) -> bool:
+    """What `MathGRPOConfig` does not refuse, without the cost of a whole configuration."""
+    config = object.__new__(MathGRPOConfig)
+    for field in fields(MathGRPOConfig):
+        default = field.default if field.default is not MISSING else None
+        setattr(config, field.name, setting.get(field.name, default))
+    try:
+        config._check()
+    except ConfigError:
+        return False
+    return True
+
+
+def covering(options: dict) -> list[dict]:
+    """A greedy pairwise covering array of the allowed settings: the one with most new pairs, until none is new."""
+    settings = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
+    number: dict = {}
+    candidates = []
+    for setting in filter(allowed, settings):
+        pairs = itertools.combinations(setting.items(), 2)
+        candidates.append((setting, sum(1 << number.setdefault(pair, len(number)) for pair in pairs)))
+    missing, chosen = (1 << len(number)) - 1, []
+    while missing:
+        setting, pairs = max(candidates, key=lambda candidate: (candidate[1] & missing).bit_count())
+        chosen.append(setting)
+        missing &= ~pairs
+    return chosen
+
+
+def letters(completions, **columns):
+    """A reward that varies within a group; a few completions cannot be graded."""
+    values = [sum(map(ord, text)) % 7 for text in completions]
+    return [None if value == 6 else value / 4 for value in values]
+
+
+def settings_of(setting: dict) -> dict:
+    """The arguments of `MathGRPOConfig`."""
+    given = {name: value for name, value in setting.items() if name != "rollouts"}
+    if setting["surrogate"] == "clip" and setting["loss_type"] == "cispo":
+        given["epsilon_high"] = 1.1
+    elif setting["surrogate"] == "clip" and setting["loss_type"] not in ("sapo", "vespo"):
+        given |= {"epsilon": 0.02, "epsilon_high": 0.03}
+    cut = 2 if setting["rollouts"] == "two steps" else 1
+    return {**given, "steps_per_generation": cut * setting["gradient_accumulation_steps"]}
+
+
+def make(model, tokenizer, folder, rewards=letters, **settings):
+    base = {
+        "use_cpu": True,
+        "bf16": False,
+        "max_steps": 5,
+        "per_device_train_batch_size": 8,
+        "num_generations": G,
+        "max_completion_length": LENGTH,
+        "temperature": TEMPERATURE,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "advantage_eps": ADVANTAGE_EPS,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+    }
+    rollout_func = settings.pop("rollout_func", None)
+    return MathGRPOTrainer(
+        model=model,
+        reward_funcs=rewards,
+        args=MathGRPOConfig(str(folder), **{**base, **settings}),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
+        processing_class=tokenizer,
+        rollout_func=rollout_func,
+    )
+
+
+def weights(model) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+
+# The recording
+
+
+def rows_of(inputs: dict) -> list[tuple]:
+    """(prompt, completion) as tuples of token ids, without padding."""
+    columns = (inputs[name].tolist() for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"))
+    return [
+        tuple(tuple(i for i, m in zip(ids, mask, strict=True) if m) for ids, mask in ((p, pm), (c, cm)))
+        for p, pm, c, cm in zip(*columns, strict=True)
+    ]
+
+
+def record(trainer, rewards: list, monkeypatch) -> list[tuple]:
+    """(rows, rewards, TRL's micro-batches of rows) of every rollout batch, as the trainer makes them."""
+    rollouts: list[tuple] = []
+    generate, split = trainer._generate_and_score_completions, grpo_trainer.split_tensor_dict
+
+    def generating(inputs):
+        rewards.clear()
+        output = generate(inputs)
+        rollouts.append((rows_of(output), list(rewards), []))
+        return output
+
+    def splitting(batch, parts):
+        micro_batches = split(batch, parts)
+        rollouts[-1][2].extend(map(rows_of, micro_batches))
+        return micro_batches
+
+    trainer._generate_and_score_completions = generating
+    monkeypatch.setattr(grpo_trainer, "split_tensor_dict", splitting)
+    return rollouts
+
+
+# The reference
+
+
+def reference_advantages(rewards: list, baseline: str, scale: str) -> list[float]:
+    """From the definitions, number by number."""
+
+    def deviation(values):
+        if len(values) < 2:
+            return math.nan
+        mean = sum(values) / len(values)
+        return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+    found = []
+    for i, reward in enumerate(rewards):
+        first = i // G * G
+        group = [r for r in rewards[first : first + G] if r is not None]
+        others = [r for j, r in enumerate(rewards[first : first + G], first) if r is not None and j != i]
+        if reward is None or (baseline == "leave_one_out" and not others):
+            found.append(0.0)
+            continue
+        means = {"group_mean": sum(group) / len(group), "none": 0.0}
+        centred = reward - (sum(others) / len(others) if baseline == "leave_one_out" else means[baseline])
+        if scale != "none":
+            by = deviation(group if scale == "group" else [r for r in rewards if r is not None])
+            centred = centred / (by + ADVANTAGE_EPS) if by > 0 else centred
+        found.append(centred)
+    return found
+
+
+def log_probs(model, row: tuple) -> torch.Tensor:
+    prompt, completion = row
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+    return logits.log_softmax(-1)[torch.arange(len(completion)), list(completion)]
+
+
+def reference_loss(logps, old, ref, advantage: float, setting: dict, clips: dict) -> torch.Tensor:
+    """The losses of one completion's tokens."""
+    if setting["surrogate"] == "reinforce":
+        old = logps.detach()
+    log_ratio = logps - old
+    level_ratio = log_ratio.mean().expand_as(logps) if setting["importance_sampling_level"] == "sequence" else log_ratio
+    ratio = level_ratio.exp()
+    loss_type = setting["loss_type"]
+    if setting["surrogate"] == "reinforce":
+        loss = -advantage * ratio
+    elif loss_type == "cispo":  # arXiv 2506.13585, eq. 4
+        loss = -ratio.clamp(max=clips["epsilon_high"]).detach() * advantage * logps
+    elif loss_type == "sapo":  # arXiv 2511.20347, eq. 6
+        heat = 1.0 if advantage > 0 else 1.05
+        loss = -(4 / heat) * torch.sigmoid(heat * (ratio - 1)) * advantage
+    elif loss_type == "vespo":  # arXiv 2602.10693
+        k, rate = (2.0, 3.0) if advantage >= 0 else (3.0, 2.0)
+        w = log_ratio.detach().sum().exp()
+        loss = -(w**k * torch.exp(rate * (1 - w))) * advantage * logps
+    else:  # arXiv 1707.06347, eq. 7
+        clipped = ratio.clamp(1 - clips["epsilon"], 1 + clips["epsilon_high"])
+        loss = -torch.minimum(ratio * advantage, clipped * advantage)
+    if setting["beta"]:
+        d = logps - ref
+        kl = {"k1": d, "k2": d**2 / 2, "k3": torch.exp(-d) - 1 + d}[setting["kl_estimator"]]
+        loss = loss + setting["beta"] * (kl * ratio if setting["use_bias_correction_kl"] else kl)
+    return loss
+
+
+def micro_batch_loss(losses: list[torch.Tensor], loss_type: str, micro_batches: int, tokens_of_step: float):
+    if loss_type in ("dapo", "cispo", "vespo"):
+        return sum(loss.sum() for loss in losses) / tokens_of_step
+    by_rows = {
+        "grpo": lambda: sum(loss.mean() for loss in losses) / len(losses),
+        "bnpo": lambda: torch.cat(losses).mean(),
+        "dr_grpo": lambda: sum(loss.sum() for loss in losses) / (len(losses) * LENGTH),
+        "luspo": lambda: sum(loss.sum() for loss in losses) / len(losses),
+    }
+    return by_rows["grpo" if loss_type == "sapo" else loss_type]() / micro_batches
+
+
+def replay(folder: str, rollouts: list[tuple], setting: dict, optimizer_of) -> tuple[list[float], torch.Tensor]:
+    """The losses of the optimizer steps, summed over their micro-batches, and the final weights."""
+    model, reference = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for _ in range(2))
+    optimizer = optimizer_of(model.parameters())
+    clips, accumulation = settings_of(setting), setting["gradient_accumulation_steps"]
+    losses = []
+    for rows, rewards, micro_batches in rollouts:
+        advantages = reference_advantages(rewards, setting["baseline"], setting["scale_rewards"])
+        with torch.no_grad():
+            known = {
+                row: (log_probs(model, row), log_probs(reference, row), advantage)
+                for row, advantage in zip(rows, advantages, strict=True)
+            }
+        # TRL's share: the tokens of the rollout batch over its optimizer steps, not those of this very step.
+        tokens = sum(len(completion) for _, completion in rows) * accumulation / len(micro_batches)
+        updates = micro_batches * setting["num_iterations"]
+        for first in range(0, len(updates), accumulation):
+            if len(losses) == 5:
+                break
+            losses.append(0.0)
+            for micro_batch in updates[first : first + accumulation]:
+                terms = []
+                for row in micro_batch:
+                    old, ref, advantage = known[row]
+                    terms.append(reference_loss(log_probs(model, row), old, ref, advantage, setting, clips))
+                loss = micro_batch_loss(terms, setting["loss_type"], accumulation, tokens)
+                loss.backward()
+                losses[-1] += loss.item()
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, weights(model)
+
+
+def train_both(folder, tokenizer, tmp_path, monkeypatch, setting, optimizer_of, **settings):
+    """The trainer's losses and weights, those of the reference, the weights before, and the trainer."""
+    rewards: list = []
+
+    def rewarding(completions, **columns):
+        rewards.extend(letters(completions))
+        return letters(completions)
+
+    trainer = make(folder, tokenizer, tmp_path, rewarding, **settings_of(setting), **settings)
+    before = weights(trainer.model)
+    rollouts = record(trainer, rewards, monkeypatch)
+    trainer.train()
+    losses = [float(logged["loss"]) for logged in trainer.state.log_history if "loss" in logged]
+    assert len(losses) == 5
+    return (losses, weights(trainer.model)), replay(folder, rollouts, setting, optimizer_of), before, trainer
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE)
+
+
+def assert_same(ours, theirs, before):
+    assert (theirs[1] - before).norm() > 1e-4 * before.norm(), "nothing was trained"
+    torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(theirs[0]), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours[1], theirs[1], atol=1e-6, rtol=0)
+    assert (ours[1] - theirs[1]).norm() < 1e-6 * before.norm()
+
+
+COVERING = covering(OPTIONS)
+# Four values that have to meet for our own KL term to be divided by the tokens of one step out of two.
+COVERING.append(
+    {name: values[0] for name, values in OPTIONS.items()}
+    | {"loss_type": "dapo", "beta": 0.2, "kl_estimator": "k1", "rollouts": "two steps", "num_iterations": 2}
+)
+
+
+@pytest.mark.parametrize("setting", COVERING, ids=lambda setting: "-".join(map(str, setting.values())))
+def test_five_steps_give_the_losses_and_the_weights_of_the_formulas(setting, tiny, tokenizer, tmp_path, monkeypatch):
+    ours, theirs, before, trainer = train_both(tiny(), tokenizer, tmp_path, monkeypatch, setting, sgd)
+    assert_same(ours, theirs, before)
+    history = [logged for logged in trainer.state.log_history if "loss" in logged]
+    if setting["num_iterations"] == 2 or setting["rollouts"] == "two steps":
+        assert float(history[1]["ratio"]) != 1, "the second step is off policy"
+        if setting["surrogate"] == "clip" and setting["loss_type"] in CLIPPED:
+            assert any(float(logged["clip_ratio/region_mean"]) > 0 for logged in history), "nothing was clipped"
+    else:
+        assert all(float(logged["approx_kl"]) == 0 for logged in history)
+
+
+def test_five_steps_of_adamw_give_the_weights_of_the_formulas(tiny, tokenizer, tmp_path, monkeypatch):
+    """With an epsilon of 1e-3: at its default a gradient that is zero but for rounding would make a full step."""
+    setting = {name: values[0] for name, values in OPTIONS.items()} | {"beta": 0.2, "num_iterations": 2}
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=1e-3, eps=1e-3, weight_decay=0.0)
+
+    adam = {"optim": "adamw_torch", "learning_rate": 1e-3, "adam_epsilon": 1e-3}
+    ours, theirs, before, _ = train_both(tiny(), tokenizer, tmp_path, monkeypatch, setting, adamw, **adam)
+    assert_same(ours, theirs, before)
+
+
+def test_every_two_values_of_two_options_that_are_allowed_together_meet_in_a_run():
+    for (a, b), (one, other) in itertools.product(itertools.combinations(OPTIONS, 2), [(0, 0), (-1, -1), (0, -1)]):
+        pair = {a: OPTIONS[a][one], b: OPTIONS[b][other]}
+        free = {name: values for name, values in OPTIONS.items() if name not in pair}
+        met = any(pair.items() <= setting.items() for setting in COVERING)
+        possible = met or any(
+            allowed(pair | dict(zip(free, values, strict=True))) for values in itertools.product(*free.values())
+        )
+        assert met == possible, pair
+
+
+# The trainer against itself
+
+
+def trained(folder, tokenizer, tmp_path, **settings):
+    trainer = make(folder, tokenizer, tmp_path, **settings)
+    trainer.train()
+    return weights(trainer.model)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo", "bnpo"])
+def test_sixteen_rows_in_one_two_or_four_micro_batches_give_the_same_weights(loss_type, tiny, tokenizer, tmp_path):
+    """But for bnpo, which divides by the tokens of each micro-batch: there the split is part of the loss."""
+    level = "sequence" if loss_type == "luspo" else "token"
+    runs = [
+        trained(
+            tiny(),
+            tokenizer,
+            tmp_path,
+            loss_type=loss_type,
+            importance_sampling_level=level,
+            beta=0.2,
+            kl_estimator="k2",
+            per_device_train_batch_size=16 // parts,
+            gradient_accumulation_steps=parts,
+        )
+        for parts in (1, 2, 4)
+    ]
+    apart = [((run - runs[0]).norm() / runs[0].norm()).item() for run in runs[1:]]
+    if loss_type == "bnpo":
+        assert min(apart) > 1e-5
+    else:
+        assert max(apart) < 1e-6
+
+
+def scripted(prompts, trainer):
+    """A `rollout_func`: the completions of a prompt at a step are the same whichever rank has it."""
+    tokenizer, seen, output = trainer.processing_class, {}, []
+    for prompt in prompts:
+        seen[prompt] = seen.get(prompt, 0) + 1
+        seed = trainer.state.global_step * 100_000 + seen[prompt] * 2_000 + sum(map(ord, prompt))
+        generator = torch.Generator().manual_seed(seed)
+        length = int(torch.randint(1, LENGTH + 1, (), generator=generator))
+        completion = torch.randint(5, 40_000, (length,), generator=generator).tolist()
+        output.append((tokenizer(prompt)["input_ids"], completion))
+    return {"prompt_ids": [p for p, _ in output], "completion_ids": [c for _, c in output], "logprobs": None}
+
+
+# The rows of an optimizer step are 16 in all.
+PROCESS_RUNS = {
+    "dapo with k1, two updates a rollout": {"beta": 0.2, "kl_estimator": "k1", "num_iterations": 2},
+    "grpo with reinforce": {"loss_type": "grpo", "surrogate": "reinforce", "baseline": "leave_one_out"},
+    "dr_grpo with the batch deviation": {"loss_type": "dr_grpo", "scale_rewards": "batch"},
+}
+
+
+def main(folder: str, output: str) -> None:
+    """Train every `PROCESS_RUNS` on this rank; rank 0 saves the weights and the history."""
+    from transformers import AutoTokenizer
+
+    tokenizer, results = AutoTokenizer.from_pretrained(folder), {}
+    for name, settings in PROCESS_RUNS.items():
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        trainer = make(
+            folder,
+            tokenizer,
+            Path(output).parent / "run",
+            rollout_func=scripted,
+            per_device_train_batch_size=16 // ranks,
+            **settings,
+        )
+        assert trainer.accelerator.num_processes == ranks
+        trainer.train()
+        logged = [
+            {key: float(step[key]) for key in ("loss", "reward", "ratio", "approx_kl", "kl") if key in step}
+            for step in trainer.state.log_history
+            if "loss" in step
+        ]
+        results[name] = (weights(trainer.model), logged, str(trainer.accelerator.distributed_type), ranks)
+    if trainer.accelerator.is_main_process:
+        torch.save(results, output)
+
+
+def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(tiny, tmp_path):
+    pytest.importorskip("deepspeed")
+    starts = {
+        ("DistributedType.NO", 1): [sys.executable],
+        ("DistributedType.MULTI_CPU", 2): TORCHRUN,
+        ("DistributedType.DEEPSPEED", 2): accelerate("zero2_offload", tmp_path, "--num_processes", "2"),
+    }
+    results = {}
+    for launched, start in starts.items():
+        run([*start, __file__, tiny(), str(tmp_path / "results.pt")])
+        results[launched] = torch.load(tmp_path / "results.pt")
+    one = results.pop(("DistributedType.NO", 1))
+    for launched, several in results.items():
+        for name in PROCESS_RUNS:
+            assert several[name][2:] == launched
+            assert ((one[name][0] - several[name][0]).norm() / one[name][0].norm()).item() < 1e-6, (launched, name)
+            for a, b in zip(one[name][1], several[name][1], strict=True):
+                assert a == pytest.approx(b, abs=1e-5), (launched, name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

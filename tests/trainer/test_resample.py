@@ -1,0 +1,166 @@
+"""Dynamic sampling: dull groups give way, judged by verdict; it ends; what is logged and resumed is right."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from trainer.test_equivalence import config, weights
+
+from grpo_math.errors import ConfigError
+from grpo_math.grading import Verdict
+from grpo_math.run import metrics
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.resample import Reserve, dull_groups, replacing
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+G = 4
+
+
+def shaped(completions, **columns):
+    """Differs within every group, whatever the verdicts: a shaped sum."""
+    return [float(len(text) + i % 3) for i, text in enumerate(completions)]
+
+
+def problems(kinds: str) -> Dataset:
+    """e: all completions right, h: all wrong, m: mixed, u: none can be graded."""
+    return Dataset.from_list([{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate(kinds)])
+
+
+def make(tiny, tokenizer, folder, kinds, **settings):
+    extra = {"num_generations": G, "per_device_train_batch_size": 4 * G, "resample_groups": 2, **settings}
+    trainer = MathGRPOTrainer(
+        model=tiny("llama"),
+        reward_funcs=shaped,
+        args=config(MathGRPOConfig, folder, **extra),
+        train_dataset=problems(kinds),
+        processing_class=tokenizer,
+    )
+
+    def grade(rows, completions):
+        verdicts = {
+            "e": [Verdict.CORRECT],
+            "h": [Verdict.WRONG],
+            "m": [Verdict.CORRECT, Verdict.WRONG],
+            "u": [Verdict.TIMEOUT],
+        }
+        return [
+            SimpleNamespace(verdict=verdicts[r["answer"]][i % len(verdicts[r["answer"]])]) for i, r in enumerate(rows)
+        ]
+
+    trainer._grade = grade
+    trainer.rollouts = []
+    generate = MathGRPOTrainer._generate_and_score_completions
+
+    def recorded(inputs):
+        output = generate(trainer, inputs)
+        texts = tokenizer.batch_decode(output["prompt_ids"], skip_special_tokens=True)
+        trainer.rollouts.append((output, texts))
+        return output
+
+    trainer._generate_and_score_completions = recorded
+    return trainer
+
+
+def history(trainer, name):
+    return [line[name] for line in trainer.state.log_history if name in line]
+
+
+def test_a_group_is_dull_unless_verdicts_differ():
+    for right in ([True, True], [False, False], [None, True], [None, None]):
+        assert dull_groups(right, 2) == [0]
+    assert dull_groups([True, None, False], 3) == []
+
+
+def test_fresh_groups_take_the_places_of_dull_ones_as_far_as_they_are_better():
+    dull, mixed = [True, True], [True, False]
+    assert replacing(dull + mixed + dull, dull + mixed, 2) == [8, 9, 2, 3, 4, 5]
+    assert replacing(dull, mixed + mixed, 2) == [2, 3]
+    assert replacing(mixed, mixed, 2) == [0, 1]
+
+
+def test_the_reserve_goes_through_all_rows_in_each_pass_and_passes_over_what_is_there():
+    rows = [{"prompt": i} for i in range(10)]
+    reserve = Reserve(rows, seed=3)
+    passes = [[row["prompt"] for row in reserve.take(10, avoid=[])] for _ in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
+    assert passes[0] != passes[1]
+    assert 4 not in [row["prompt"] for row in Reserve(rows, seed=3).take(9, avoid=[4])]
+    assert len(Reserve(rows[:1], seed=0).take(3, avoid=[0])) == 3  # nothing else is there: no endless search
+
+
+def test_dull_groups_give_way_and_the_rows_of_the_step_are_right(tiny, tokenizer, tmp_path):
+    trainer = make(tiny, tokenizer, tmp_path, "eehu" * 4 + "m" * 48, logging_steps=1, log_completions=True)
+    trainer.train()
+    drawn, kept = history(trainer, metrics.PROMPTS_DRAWN), history(trainer, metrics.PROMPTS_KEPT)
+    thrown = history(trainer, metrics.PROMPTS_THROWN_AWAY)
+    assert len(drawn) == 5
+    assert max(drawn) > 4
+    assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
+    replaced = 0
+    for (output, texts), n in zip(trainer.rollouts, kept, strict=True):
+        groups = [texts[i : i + G] for i in range(0, len(texts), G)]
+        assert all(len(set(group)) == 1 for group in groups)
+        assert sum(group[0].startswith("m") for group in groups) == n
+        assert len(texts) == 4 * G
+        assert output["num_items_in_batch"] == output["completion_mask"].sum()
+        advantages = output["advantages"].view(-1, G)
+        torch.testing.assert_close(advantages.mean(dim=1), torch.zeros(4), atol=1e-5, rtol=0)
+        replaced += n
+    assert replaced > sum(history(trainer, metrics.ACCURACY)) * 4  # more mixed groups than were drawn at first
+    assert [prompt.split()[0] for prompt in trainer._logs["prompt"]] == [t.split()[0] for t in trainer.rollouts[-1][1]]
+    assert len(trainer._logs["advantages"]) == len(trainer._logs["rewards"]["shaped"]) == 4 * G
+
+
+def test_rewards_that_differ_do_not_make_a_group_informative(tiny, tokenizer, tmp_path):
+    trainer = make(tiny, tokenizer, tmp_path, "e" * 12, max_steps=1, logging_steps=1)
+    trainer.train()
+    assert history(trainer, metrics.PROMPTS_KEPT) == [0]
+    assert history(trainer, metrics.REWARD_STD)[0] > 0
+
+
+def test_it_ends_after_the_last_round_and_says_so(tiny, tokenizer, tmp_path, caplog):
+    trainer = make(tiny, tokenizer, tmp_path, "eh" * 6, max_steps=2, logging_steps=1)
+    trainer.train()
+    assert history(trainer, metrics.PROMPTS_DRAWN) == [12, 12]  # four, and four more in each of two rounds
+    assert "4 of 4 groups are all right or all wrong after 8 more prompts" in caplog.text
+    assert trainer.state.global_step == 2
+
+
+def test_the_logged_rewards_and_verdicts_are_those_of_the_first_draw(tiny, tokenizer, tmp_path):
+    trainer = make(tiny, tokenizer, tmp_path, "e" * 4 + "m" * 40, max_steps=1, logging_steps=1, shuffle_dataset=False)
+    trainer.train()
+    assert history(trainer, metrics.ACCURACY) == [1.0]
+    assert history(trainer, metrics.ALL_RIGHT) == [1.0]
+    assert history(trainer, metrics.PROMPTS_KEPT) == [4]
+    step, phases = (
+        history(trainer, metrics.SECONDS_STEP)[0],
+        [history(trainer, p)[0] for p in metrics.PHASES if p != metrics.SECONDS_SYNC],
+    )
+    assert sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0] == pytest.approx(step)
+
+
+def test_a_resumed_run_draws_the_prompts_that_come_next(tiny, tokenizer, tmp_path):
+    kinds = "eehm" * 10
+    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "logging_steps": 1}
+    whole = make(tiny, tokenizer, tmp_path / "whole", kinds, **settings)
+    whole.train()
+    resumed = make(tiny, tokenizer, tmp_path / "resumed", kinds, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    held = torch.load(tmp_path / "whole" / "checkpoint-2" / "state_0.pt", weights_only=True)
+    assert held["reserve"] > 0
+    assert [texts for _, texts in resumed.rollouts] == [texts for _, texts in whole.rollouts[2:]]
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+def test_without_answers_there_is_nothing_to_judge_by(tiny, tokenizer, tmp_path):
+    with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
+        MathGRPOTrainer(
+            model=tiny("llama"),
+            reward_funcs=shaped,
+            args=config(MathGRPOConfig, tmp_path, resample_groups=1),
+            train_dataset=Dataset.from_list([{"prompt": "x"}] * 4),
+            processing_class=tokenizer,
+        )

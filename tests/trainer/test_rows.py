@@ -1,0 +1,126 @@
+"""max_seq_length_train: what is trained on is cut or left out, what is sampled and graded is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+from trainer.test_equivalence import PROMPTS, SMALL, config, letters, make, relative, weights
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math.errors import ConfigError
+from grpo_math.run import metrics
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.rows import limited
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+LIMIT = 16  # prompts have 1 to 19 tokens, completions up to 12
+
+
+class Plain(GRPOTrainer):
+    """Stock TRL with the limit done by loops, on nothing but the mask."""
+
+    longer = "truncate"
+
+    def _generate_and_score_completions(self, inputs):
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["completion_mask"].clone()
+        for row, prompt in enumerate(output["prompt_mask"].sum(dim=1).tolist()):
+            room = max(0, LIMIT - prompt)
+            if int(mask[row].sum()) > room:
+                mask[row, 0 if self.longer == "mask" else room :] = 0
+        output["completion_mask"], output["num_items_in_batch"] = mask, mask.sum()
+        return output
+
+
+@pytest.mark.parametrize("longer", ["truncate", "mask"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"loss_type": "grpo", "beta": 0.1}, {"num_iterations": 2, "loss_type": "bnpo"}], ids=str
+)
+def test_the_weights_are_those_of_stock_trl_on_the_shorter_rows(longer, settings, tiny, tokenizer, tmp_path):
+    settings = {**SMALL, "max_steps": 3, **settings}
+    torch.manual_seed(0)
+    plain = make(Plain, GRPOConfig, tiny(), tokenizer, tmp_path / "trl", letters, **settings)
+    plain.longer = longer
+    plain.train()
+    ours = make(
+        MathGRPOTrainer,
+        MathGRPOConfig,
+        tiny(),
+        tokenizer,
+        tmp_path / "ours",
+        letters,
+        advantage_eps=1e-4,
+        max_seq_length_train=LIMIT,
+        long_sequences=longer,
+        logging_steps=1,
+        **settings,
+    )
+    widest = []
+    loss_of = ours._loss_of
+
+    def loss(model, rows):
+        tokens = rows["completion_mask"].sum(dim=1)
+        widest.append(((rows["prompt_mask"].sum(dim=1) + tokens) * (tokens > 0)).max().item())
+        return loss_of(model, rows)
+
+    ours._loss_of = loss
+    ours.train()
+    assert relative(weights(ours.model), weights(plain.model)) < 1e-6
+    shares = [line[metrics.OVER_TRAIN_LENGTH] for line in ours.state.log_history if metrics.OVER_TRAIN_LENGTH in line]
+    assert 0 < max(shares) < 1
+    assert max(widest) == LIMIT or (longer == "mask" and 0 < max(widest) < LIMIT)
+
+
+def test_what_is_graded_is_the_whole_completion(tiny, tokenizer, tmp_path):
+    lengths = []
+
+    def seen(completions, completion_ids, **columns):
+        lengths.extend(map(len, completion_ids))
+        return [float(len(ids)) for ids in completion_ids]
+
+    settings = {"max_steps": 1, "max_seq_length_train": 10}
+    trainer = MathGRPOTrainer(
+        model=tiny(),
+        reward_funcs=seen,
+        args=config(MathGRPOConfig, tmp_path, **settings),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    assert max(lengths) == 12
+
+
+def test_columns_that_nothing_is_left_in_are_dropped_for_every_tensor_of_the_completions():
+    rows = {
+        "prompt_ids": torch.ones(2, 3, dtype=torch.long),
+        "prompt_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+        "completion_ids": torch.ones(2, 6, dtype=torch.long),
+        "completion_mask": torch.tensor([[1, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]),
+        "old_per_token_logps": torch.zeros(2, 6),
+        "importance_sampling_ratio": torch.ones(2, 1),
+        "advantages": torch.ones(2),
+        "num_items_in_batch": torch.tensor(7),
+    }
+    shorter, over = limited(rows, 5, "truncate")
+    assert over.tolist() == [True, False]
+    assert shorter["completion_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert {name: tuple(value.shape) for name, value in shorter.items()} == {
+        "prompt_ids": (2, 3),
+        "prompt_mask": (2, 3),
+        "completion_ids": (2, 3),
+        "completion_mask": (2, 3),
+        "old_per_token_logps": (2, 3),
+        "importance_sampling_ratio": (2, 1),
+        "advantages": (2,),
+        "num_items_in_batch": (),
+    }
+
+
+def test_a_choice_that_nothing_reads_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"long_sequences='mask' would be ignored \(max_seq_length_train=0"):
+        MathGRPOConfig(str(tmp_path), long_sequences="mask")
+    with pytest.raises(ConfigError, match="long_sequences='cut' is not known"):
+        MathGRPOConfig(str(tmp_path), long_sequences="cut", max_seq_length_train=9)
+    with pytest.raises(ConfigError, match="max_seq_length_train=-1 is negative"):
+        MathGRPOConfig(str(tmp_path), max_seq_length_train=-1)

@@ -1,0 +1,159 @@
+"""What this package relies on in TRL: a new TRL fails here, with the name of what moved."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+import trl
+from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+from trl.trainer.utils import add_fused_lm_head
+
+from grpo_math.generation.sync import AdapterGeneration
+from grpo_math.trainer.config import TRL_EQUAL, MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+SIGNATURES = {
+    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_generate_single_turn": [
+        "self",
+        "prompt_ids",
+        "images",
+        "multimodal_fields",
+        "num_generations",
+        "has_tool_images",
+    ],
+    "_compute_loss": ["self", "model", "inputs"],
+    "_prepare_inputs": ["self", "generation_batch"],
+    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
+    "_run_epoch": [
+        *("self", "model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial"),
+        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
+        "steps_trained_in_current_epoch",
+    ],
+    "_get_train_sampler": ["self", "dataset"],
+    "_get_output_dir": ["self", "trial"],
+    "_save": ["self", "output_dir", "state_dict"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "_maybe_log_save_evaluate": [
+        *("self", "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time"),
+        "learning_rate",
+    ],
+    "_save_optimizer_and_scheduler": ["self", "output_dir"],
+    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
+    "log": ["self", "logs", "start_time"],
+}
+SCORING = [
+    "self",
+    "model",
+    "input_ids",
+    "attention_mask",
+    "logits_to_keep",
+    "batch_size",
+    "compute_entropy",
+    "compute_aux_loss",
+]
+
+
+def parameters(method) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def test_the_version_is_the_one_that_this_was_written_against():
+    assert trl.__version__.startswith("1.16.")
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_overridden_methods_have_the_signatures_that_we_override(name):
+    assert parameters(getattr(GRPOTrainer, name)) == SIGNATURES[name]
+
+
+def test_the_scoring_method_begins_as_ours_does():
+    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
+    assert parameters(MathGRPOTrainer._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
+
+
+def test_nothing_else_of_trl_is_overridden():
+    ours = {name for name, value in vars(MathGRPOTrainer).items() if inspect.isfunction(value)}
+    overridden = {name for name in ours if hasattr(GRPOTrainer, name)}
+    assert overridden == {*SIGNATURES, "__init__", "_get_per_token_logps_and_entropies"}
+
+
+def test_vllm_generation_is_what_the_adapter_sync_stands_in_for():
+    ours = {name for name in vars(AdapterGeneration) if hasattr(VLLMGeneration, name) and not name.startswith("__")}
+    assert ours == {"_init_vllm", "sync_weights", "generate"}
+    assert parameters(VLLMGeneration._init_vllm) == parameters(VLLMGeneration.sync_weights) == ["self"]
+    assert parameters(VLLMGeneration.generate) == parameters(AdapterGeneration.generate)
+    made = inspect.getsource(GRPOTrainer.__init__).partition("self.vllm_generation = VLLMGeneration(")[2]
+    keywords = set(re.findall(r"^ {16}(\w+)=", made.partition("\n            )")[0], re.MULTILINE))
+    assert {"model", "accelerator", "mode", "server_base_url", "max_completion_length"} <= keywords
+    assert keywords <= set(parameters(VLLMGeneration.__init__))
+
+
+def test_the_attributes_that_the_adapter_sync_reads_are_set_in_trls_constructor():
+    source = inspect.getsource(VLLMGeneration)
+    for name in ("_dist", "server_timeout", "enable_sleep_mode", "_llm_weights_sleeping", "llm", "generation_kwargs"):
+        assert f"self.{name} = " in source, name
+    assert "self.llm = LLM(" in source
+    assert "self.llm.sleep(level=2)" in source
+    assert "vllm_client.get_server_info()" in inspect.getsource(GRPOTrainer.__init__)
+
+
+def test_the_constructor_takes_what_trls_takes():
+    assert parameters(GRPOTrainer.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
+    assert parameters(MathGRPOTrainer.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
+
+
+def test_the_fused_head_scores_shifted_labels_and_passes_other_arguments_on():
+    source = inspect.getsource(add_fused_lm_head)
+    assert "labels = shift_labels" in source
+    assert "getattr(self, backbone_attr)(*args, **kwargs)" in source
+
+
+def test_a_missing_old_log_prob_is_the_policys_own_detached():
+    """The reinforce surrogate rests on this."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert "per_token_logps.detach() if old_per_token_logps is None else old_per_token_logps" in source
+
+
+def test_trl_scores_the_adapter_that_our_reference_is():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert 'adapter_name="ref" if "ref" in model.peft_config else None' in source
+
+
+def test_trls_epsilon_of_the_deviation_is_the_trl_equal_one():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "advantages / (std_rewards + 1e-4)" in source
+    assert TRL_EQUAL["advantage_eps"] == 1e-4
+
+
+def test_trl_equal_names_every_field_that_moves_a_weight():
+    own = set(MathGRPOConfig.__annotations__)
+    assert own == set(TRL_EQUAL)
+
+
+def test_the_attributes_that_we_read_are_set_in_trls_constructor():
+    source = inspect.getsource(grpo_trainer)
+    for name in (
+        "beta",
+        "ref_model",
+        "_entropy_bonus_enabled",
+        "aux_loss_enabled",
+        "top_entropy_quantile",
+        "reward_weights",
+        "num_generations_eval",
+        "multi_objective_aggregation",
+        "scale_rewards",
+        "loss_type",
+        "use_transformers_continuous_batching",
+        "generation_config",
+        "_is_vlm",
+        "_logs",
+        "_metrics",
+    ):
+        assert f"self.{name} = " in source, name
