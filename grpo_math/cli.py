@@ -13,12 +13,15 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_math import __version__
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.run.signals import Stop
 from grpo_math.settings.shipped import find
+
+if TYPE_CHECKING:
+    from grpo_math.settings.recipe import Recipe
 
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
@@ -186,16 +189,18 @@ def _serve(argv: list[str]) -> int:
     return launcher.serve(argv)
 
 
-def _train(argv: list[str]) -> int:
+def _train(argv: list[str], read: Recipe | None = None) -> int:
     _quiet()
     with Stop(at_once=True):  # torch takes seconds to import
         if not {"-h", "--help"} & set(argv):
             from grpo_math.checks.preflight import refuse_early
+            from grpo_math.settings import recipe
 
-            refuse_early(argv)
+            read = read or recipe.read(argv)
+            refuse_early(read)
         from grpo_math.train.program import main as train
 
-        return train(argv)
+        return train(argv, read)
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:

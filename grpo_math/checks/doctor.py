@@ -17,20 +17,18 @@ from grpo_math.checks.finding import Finding
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, finding_of, preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.settings import recipe
-from grpo_math.settings.accelerate import accelerate_config as check_accelerate
-from grpo_math.settings.accelerate import environment
+from grpo_math.settings import accelerate, recipe
 
 
 def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | None = None) -> Iterator[Finding]:
     """The findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe."""
     read = recipe.read(argv)
-    environment()
-    accelerate = recipe.read_recipe(accelerate_config) if accelerate_config else None
-    if accelerate is not None:
-        check_accelerate(str(accelerate_config), accelerate)
-    processes = int((accelerate or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
-    setup = Setup(read.values, read.given, processes, accelerate)
+    accelerate.environment()
+    launch = recipe.read_recipe(accelerate_config) if accelerate_config else None
+    if launch is not None:
+        accelerate.accelerate_config(str(accelerate_config), launch)
+    processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
+    setup = Setup(read.values, read.given, processes, launch)
     failed = bool(read.problems)
     for problem in read.problems:
         yield finding_of(problem, "settings")
@@ -39,24 +37,24 @@ def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | 
         failed |= finding.level == "error"
         yield finding
     if not failed:
-        yield from _as_training(argv, setup, deep)
+        yield from _as_training(read, setup, deep)
 
 
-def _as_training(argv: Sequence[str], setup: Setup, deep: bool) -> Iterator[Finding]:
+def _as_training(read: recipe.Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
     """What the classes of TRL refuse, then the tokenizer, then the model."""
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
     from grpo_math.settings.conflicts import check
     from grpo_math.settings.parser import Parser
 
     try:
-        train_args, config, model_args = Parser().parse(list(argv))
-        check(train_args, config, Path(str(config.output_dir)))
+        settings = Parser().parse(read)
+        check(settings.arguments, settings.config, Path(str(settings.config.output_dir)))
     except UserError as error:
         yield finding_of(error, "settings")
         return
     try:
-        path = model_path(model_args.model_name_or_path)
-        setup.tokenizer = load_tokenizer(path, model_args.model_revision)
+        path = model_path(settings.model.model_name_or_path)
+        setup.tokenizer = load_tokenizer(path, settings.model.model_revision)
         check_weights(path)
     except UserError as error:
         yield finding_of(error, "model")
@@ -70,7 +68,7 @@ def _as_training(argv: Sequence[str], setup: Setup, deep: bool) -> Iterator[Find
         from grpo_math.checks.deep import deep_checks
 
         disable_progress_bar()
-        yield from deep_checks(setup, config, model_args)
+        yield from deep_checks(setup, settings.config, settings.model)
 
 
 def answer(findings: Sequence[Finding]) -> dict[str, Any]:

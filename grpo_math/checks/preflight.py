@@ -14,7 +14,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from grpo_math.checks import machine, prompts, rewards, services
 from grpo_math.checks.finding import Finding
@@ -22,7 +22,7 @@ from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, w
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run.main_process import on_main
-from grpo_math.settings import recipe
+from grpo_math.settings.recipe import Recipe
 
 
 def ask(setup: Setup, checks: Collection[str]) -> list[str]:
@@ -108,12 +108,9 @@ EARLY = (
 )
 
 
-def refuse_early(argv: Sequence[str]) -> None:
+def refuse_early(read: Recipe) -> None:
     """Raise what training would end with, where that can be known in a second; training asks for the rest."""
-    read = recipe.read(argv)
-    if read.problems:
-        raise read.problems[0]
-    for finding in preflight(Setup(read.values, read.given), EARLY):
+    for finding in preflight(Setup(read.sound().values, read.given), EARLY):
         if finding.level == "error":
             raise refusal(finding)
 

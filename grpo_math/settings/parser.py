@@ -1,24 +1,37 @@
-"""A recipe and a command line -> `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
+"""A recipe that was read -> `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig` made of it.
 
-Does not check what two settings mean together: conflicts.py does.
+Does not read the recipe (recipe.py does), nor check what two settings mean together (conflicts.py).
 """
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.settings import recipe
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import plan
+from grpo_math.settings.recipe import Recipe
 from grpo_math.trainer.config import MathGRPOConfig
 
-SETTINGS: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
+CLASSES: list[Any] = [TrainArguments, MathGRPOConfig, ModelConfig]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a run takes from its recipe and its command line, which are read once."""
+
+    arguments: TrainArguments
+    config: MathGRPOConfig
+    model: ModelConfig
+    values: dict[str, Any]  # every field, as the recipe states it or by default
+    given: set[str]  # the fields that are stated
+    argv: list[str]
 
 
 class Parser(TrlParser):
@@ -26,9 +39,9 @@ class Parser(TrlParser):
 
     def __init__(self) -> None:
         usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's own is 300 lines long
-        super().__init__(SETTINGS, prog="grpo_math.train", usage=usage, allow_abbrev=False)
+        super().__init__(CLASSES, prog="grpo_math.train", usage=usage, allow_abbrev=False)
         self.set_defaults(logging_steps=1)  # a line of the history for each step; TRL's own default is 10
-        self.given: set[str] = set()  # the settings that the recipe or the command line names
+        self.given: set[str] = set()
 
     def error(self, message: str) -> Any:
         raise ValueError(message)
@@ -45,18 +58,14 @@ class Parser(TrlParser):
         settings.per_device_train_batch_size, settings.gradient_accumulation_steps = batch.rows, batch.steps
         return settings, unknown
 
-    def parse(self, argv: list[str]) -> tuple[TrainArguments, MathGRPOConfig, ModelConfig]:
-        if {"-h", "--help"} & set(argv):
-            self.parse_args(["--help"])
-        read = recipe.read(argv)
-        if read.problems:
-            raise read.problems[0]
-        deepspeed_config(read.values, None)  # refuses a file that is not there
+    def parse(self, read: Recipe) -> Settings:
+        """Raises the first problem of the recipe, or the one line of what a class refuses."""
+        deepspeed_config(read.sound().values, None)  # refuses a file that is not there
         os.environ.update(read.env)
         self.given = read.given
-        self.set_defaults(**{name: read.values[name] for name in read.given})
+        self.set_defaults(**read.stated())
         try:
-            train_args, config, model_args = self.parse_args_into_dataclasses(args=[])
+            arguments, config, model = self.parse_args_into_dataclasses(args=[])
         except UserError:
             raise
         except (ValueError, TypeError, OSError, KeyError, ImportError, RuntimeError) as error:  # of TRL's own classes
@@ -68,9 +77,9 @@ class Parser(TrlParser):
             if name := self._named_in(said):
                 raise ConfigError(name, read.values[name], f"is refused ({said})", "mend this setting") from None
             raise UserError(f"{said}: mend this setting") from None
-        if train_args.curriculum != "none":
+        if arguments.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
-                why = f"contradicts curriculum={train_args.curriculum}"
+                why = f"contradicts curriculum={arguments.curriculum}"
                 raise ConfigError("shuffle_dataset", True, why, "leave one of them out")
             config.shuffle_dataset = False
-        return train_args, config, model_args
+        return Settings(arguments, config, model, read.values, read.given, read.argv)

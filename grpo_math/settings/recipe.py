@@ -34,13 +34,23 @@ PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
-class Settings(NamedTuple):
+class Recipe(NamedTuple):
     """``values`` has every field; ``given`` names those of the recipe and the command line; one problem a bad one."""
 
     values: dict[str, Any]
     given: set[str]
     problems: list[UserError]
     env: dict[str, str]  # of the recipe: environment variables
+    argv: list[str]
+
+    def sound(self) -> Recipe:
+        """Itself; raises the first of its problems."""
+        if self.problems:
+            raise self.problems[0]
+        return self
+
+    def stated(self) -> dict[str, Any]:
+        return {name: self.values[name] for name in self.given}
 
 
 # The range of a number, by field. Every number has to be finite besides.
@@ -85,12 +95,12 @@ RULES: list[tuple[Rule, str]] = [
 RANGES: dict[str, Rule] = {name: rule for rule, names in RULES for name in names.split()}
 
 
-def read(argv: Sequence[str]) -> Settings:
+def read(argv: Sequence[str]) -> Recipe:
     """The settings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe; whatever
     is wrong with a single setting is a problem of the result, and the setting stays at its default."""
     path, words = split(argv)
-    recipe = read_recipe(path) if path is not None else {}
-    given: dict[str, Any] = {name: value for name, value in recipe.items() if name != "env"}
+    written = read_recipe(path) if path is not None else {}
+    given: dict[str, Any] = {name: value for name, value in written.items() if name != "env"}
     problems: list[UserError] = []
     for word, said in _options(words):
         if word is None:
@@ -119,8 +129,8 @@ def read(argv: Sequence[str]) -> Settings:
     for one, other in EXCLUDE:
         if values[one] and values[other]:
             problems.append(ConfigError(one, True, f"and {other}=True exclude each other", "leave one of them out"))
-    env = {str(name): str(value) for name, value in recipe.get("env", {}).items()}
-    return Settings(values, set(checked), problems, env)
+    env = {str(name): str(value) for name, value in written.get("env", {}).items()}
+    return Recipe(values, set(checked), problems, env, list(argv))
 
 
 def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -31,7 +31,7 @@ from grpo_math.run.ports import free_port
 from grpo_math.run.redact import is_address
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING
 from grpo_math.settings import accelerate
-from grpo_math.settings.recipe import read
+from grpo_math.settings.recipe import Recipe, read
 from grpo_math.train.keeper import Kept
 from grpo_math.train.layout import Config, _arrange, _gpus, _numbers, _refuse_used, _roles, _starts_server
 from grpo_math.train.server import (
@@ -58,18 +58,20 @@ GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every ot
 """
 
 
-def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
-    """Train as the recipe says, and return the exit code of training; ``in_process`` trains in this process."""
+def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], int]) -> int:
+    """Train as the recipe says, and return the exit code of training; ``in_process`` trains in this process, from the
+    recipe as it was read here."""
     accelerate.environment()
     options, rest = _options(argv, "--gpus", "--accelerate_config")
     if {"-h", "--help"} & set(rest):
         print(HELP)
-        return in_process(rest)
-    recipe = _recipe(rest)
+        return in_process(rest, None)
+    found = read(rest)
+    recipe = found.sound().stated()
     gpus = _gpus(recipe, options.gpus)
     serves = _starts_server(recipe)
     if not (gpus or serves or options.accelerate_config is not None):
-        return in_process(rest)
+        return in_process(rest, found)
     layout, config = _arrange(recipe, gpus, options.accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     _refuse_used(used)
@@ -78,7 +80,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
     if config is None and not serves:
         if gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(used)
-        return in_process(rest)
+        return in_process(rest, found)
     with _ended_by_signals({**dict.fromkeys(STOPPING, AGAIN), signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = None
         if serves:
@@ -100,7 +102,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
 def serve(argv: Sequence[str]) -> int:
     """The recipe's vLLM server alone, on this machine's GPUs, until Ctrl-C."""
     options, rest = _options(argv, "--gpus", "--host", "--port")
-    recipe = _recipe(rest)
+    recipe = read(rest).sound().stated()
     gpus = _gpus(recipe, options.gpus)
     _refuse_used(gpus)
     layout = Layout("server", 0, 0, 1, "")
@@ -142,14 +144,6 @@ def _options(argv: Sequence[str], *names: str) -> tuple[argparse.Namespace, list
     for name in names:
         parser.add_argument(name, type=int if name in ("--gpus", "--port") else str)
     return parser.parse_known_args(list(argv))
-
-
-def _recipe(argv: Sequence[str]) -> dict[str, Any]:
-    """The fields that the recipe and the command line state; a `UserError` for one that cannot be."""
-    found = read(argv)
-    if found.problems:
-        raise found.problems[0]
-    return {name: found.values[name] for name in found.given}
 
 
 # Training

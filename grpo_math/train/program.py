@@ -21,7 +21,6 @@ from typing import Any
 from accelerate import PartialState
 from safetensors import SafetensorError
 from transformers import PrinterCallback, ProgressCallback
-from trl import ModelConfig
 
 from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
@@ -43,21 +42,21 @@ from grpo_math.run.peers import Peers
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import accelerate, recipe
-from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.conflicts import check
-from grpo_math.settings.parser import Parser
+from grpo_math.settings.parser import Parser, Settings
 from grpo_math.settings.shipped import find
 from grpo_math.train.heldout import HeldOut, evaluate_over_ranks
 from grpo_math.train.resuming import go_on
 from grpo_math.train.selection import batch_of, by_difficulty, way_of_measuring
 from grpo_math.trainer.build import trainer_of
-from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> int:
     """Parse, train, and say how it ended: one line where there is something to mend, and an exit code.
 
-    2: the user's to mend; 1: only the push has failed, or a bug; the others are those of run/signals.py.
+    ``read``: the recipe, where it has been read already. 2: the user's to mend; 1: only the push has failed, or a bug;
+    the others are those of run/signals.py.
     """
     argv = sys.argv[1:] if argv is None else argv
     if wrong := accelerate.refused():  # before any other module reads these variables
@@ -70,11 +69,14 @@ def main(argv: list[str] | None = None) -> int:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
-                _refuse_unlaunched(argv)
-                settings = Parser().parse(argv)
-                run_dir = Path(str(settings[1].output_dir))
+                if {"-h", "--help"} & set(argv):
+                    Parser().parse_args(["--help"])
+                read = read or recipe.read(argv)  # once: what is edited while torch is imported is not trained
+                _refuse_unlaunched(read)
+                settings = Parser().parse(read)
+                run_dir = Path(str(settings.config.output_dir))
                 peers.watch(lambda: checkpoints.goes_on(run_dir))
-                train(*settings, argv, stop)
+                train(settings, stop)
                 code = stop.code
         except UserError as error:
             code = stop.code or (1 if isinstance(error, PushError) else 2)
@@ -100,12 +102,9 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _refuse_unlaunched(argv: list[str]) -> None:
+def _refuse_unlaunched(read: recipe.Recipe) -> None:
     """What torch would say of a missing launcher when TRL's settings are made is said in one line before."""
-    read = recipe.read(argv)
-    if read.problems:
-        return  # the parser says them
-    setup = Setup(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
+    setup = Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
     for finding in preflight(setup, ["deepspeed"]):
         raise refusal(finding)
 
@@ -115,14 +114,19 @@ def _say(line: str, everywhere: bool = False) -> None:
         print(line, file=sys.stderr)
 
 
-def train(
-    train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig, argv: list[str], stop: Stop
-) -> None:
+def train(settings: Settings, stop: Stop) -> None:
     """One run, from problems to report. Where ``stop`` is heeded it ends before that, with a checkpoint."""
-    run_dir = Path(str(config.output_dir))
+    run_dir = Path(str(settings.config.output_dir))
     try:
-        with Watchdog(run_dir, train_args.watchdog_minutes) as watchdog:
-            _train(train_args, config, model_args, argv, run_dir, watchdog, stop)
+        with Watchdog(run_dir, settings.arguments.watchdog_minutes) as watchdog:
+            run = Run(settings, run_dir)
+            if run.prepare():
+                run.attach(watchdog, stop)
+                run.select_problems()
+                run.evaluate("before")
+                run.train(stop)
+                if not stop.heeded:
+                    run.finish()
     except UserError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -131,116 +135,134 @@ def train(
         raise
 
 
-def _train(
-    train_args: TrainArguments,
-    config: MathGRPOConfig,
-    model_args: ModelConfig,
-    argv: list[str],
-    run_dir: Path,
-    watchdog: Watchdog,
-    stop: Stop,
-) -> None:
-    if config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
-        os.environ["HF_TOKEN"], config.hub_token = config.hub_token, None
-    on_main(lambda: lock.hold(run_dir, make=False))  # before anything of a run that is under way is looked at
-    check(train_args, config, run_dir)
-    if train_args.needs_pass_rates:
-        measured_how = way_of_measuring(train_args, config, model_args)
-        rates_file = Path(train_args.difficulty_file or pass_rates.default_file(run_dir, measured_how))
-        pass_rates.read(rates_file, measured_how)  # refuse a file of another kind before weights are loaded
-    read = recipe.read(argv)
-    setup = Setup(read.values, read.given, config.world_size)
-    warned = ask(setup, CHECKS)
-    pushes, config.push_to_hub = (
-        config.push_to_hub,
-        False,
-    )  # transformers' own push is off: report/hub.py's comes once, last
-    target = run_dir / ("adapter" if model_args.use_peft else "model")
-    rewards = [load_reward(name) for name in train_args.rewards]
-    rows, held_out = setup.rows, setup.held_out
-    path = model_path(model_args.model_name_or_path)
-    setup.tokenizer = load_tokenizer(path, model_args.model_revision)
-    on_main(lambda: check_weights(path))
-    for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused says one line
-        _say(line)
-    on_main(lambda: lock.hold(run_dir))  # a run that is refused leaves nothing behind
-    ask(setup, ["output_dir"])  # once more: another run may have come and gone since
-    if go_on(setup, config, run_dir):
-        if config.process_index == 0:
-            print(f"The run in {run_dir} is finished; name a new output_dir for another.", file=sys.stderr)
-            conclude(config, target, pushes)
-        return
-    trainer = trainer_of(config, model_args, rows, setup.tokenizer, rewards)
-    history, progress = History(run_dir), Progress()
-    trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
-    settings = {**asdict(train_args), **asdict(model_args), **config.to_dict(), "push_to_hub": pushes}
-    tell = trackers(trainer)
-    for callback in (history, progress, Beat(watchdog), Diagnosis(history, settings, tell=tell)):
-        trainer.add_callback(callback)
-    main_process = trainer.accelerator.is_main_process
-    if main_process:
-        kind = config.device.type
-        print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be those of a longer run
-        state = trainer.accelerator.state
-        launch = (state.distributed_type, state.num_processes)
-        stated = resume.stated(read.values, read.given)
-        write_config(run_dir / "config.yaml", {**settings, "stated": stated}, ["grpo_math.train", *argv], *launch)
-        resume.write_problems(run_dir, rows)
-        told = Trackers(config.report_to, run_dir, settings)
-        trainer.add_callback(told)
+class Run:
+    """One run in the order of its methods: they are called once each, on every process."""
 
-    if train_args.needs_pass_rates:
-        model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
+    trainer: MathGRPOTrainer
+    told: Trackers | None = None  # of the main process
+
+    def __init__(self, settings: Settings, run_dir: Path) -> None:
+        self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
+        self.run_dir, self.target = run_dir, run_dir / ("adapter" if settings.model.use_peft else "model")
+        self.setup = Setup(settings.values, settings.given, self.config.world_size)
+        self.pushes, self.config.push_to_hub = self.config.push_to_hub, False  # report/hub.py pushes once, at the end
+        if self.config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
+            os.environ["HF_TOKEN"], self.config.hub_token = self.config.hub_token, None
+
+    def prepare(self) -> bool:
+        """Lock the folder, check everything, load the weights. False: the folder's run is finished already."""
+        config, setup, model = self.config, self.setup, self.settings.model
+        on_main(lambda: lock.hold(self.run_dir, make=False))  # before anything of a run under way is looked at
+        check(self.arguments, config, self.run_dir)
+        if self.arguments.needs_pass_rates:
+            self.measured_how = way_of_measuring(self.arguments, config, model)
+            default = pass_rates.default_file(self.run_dir, self.measured_how)
+            self.rates_file = Path(self.arguments.difficulty_file or default)
+            pass_rates.read(self.rates_file, self.measured_how)  # one of another kind is refused before weights load
+        warned = ask(setup, CHECKS)
+        rewards = [load_reward(name) for name in self.arguments.rewards]
+        path = model_path(model.model_name_or_path)
+        setup.tokenizer = load_tokenizer(path, model.model_revision)
+        on_main(lambda: check_weights(path))
+        for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused says one line
+            _say(line)
+        on_main(lambda: lock.hold(self.run_dir))  # a run that is refused leaves nothing behind
+        ask(setup, ["output_dir"])  # once more: another run may have come and gone since
+        if go_on(setup, config, self.run_dir):
+            if config.process_index == 0:
+                print(f"The run in {self.run_dir} is finished; name a new output_dir for another.", file=sys.stderr)
+                conclude(config, self.target, self.pushes)
+            return False
+        self.trainer = trainer_of(config, model, setup.rows, setup.tokenizer, rewards)
+        self.is_main = self.trainer.accelerator.is_main_process
+        return True
+
+    def attach(self, watchdog: Watchdog, stop: Stop) -> None:
+        """What the run writes while it goes: config.yaml and the problems now, the rest by callbacks."""
+        trainer, config, arguments, run_dir = self.trainer, self.config, self.arguments, self.run_dir
+        self.resolved = {**asdict(arguments), **asdict(self.settings.model), **config.to_dict()}
+        self.resolved["push_to_hub"] = self.pushes
+        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(ProgressCallback)
+        history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
+        for callback in (history, self.progress, Beat(watchdog), Diagnosis(history, self.resolved, tell=tell)):
+            trainer.add_callback(callback)
+        if self.is_main:
+            kind = config.device.type
+            print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be of a longer run
+            state = trainer.accelerator.state
+            stated = {"stated": resume.stated(self.settings.values, self.settings.given)}
+            command = ["grpo_math.train", *self.settings.argv]
+            launch = (state.distributed_type, state.num_processes)
+            write_config(run_dir / "config.yaml", {**self.resolved, **stated}, command, *launch)
+            resume.write_problems(run_dir, self.setup.rows)
+            self.told = Trackers(config.report_to, run_dir, self.resolved)
+            trainer.add_callback(self.told)
+        if arguments.heldout_every:
+            rows = self.setup.held_out[: arguments.heldout_n]
+            trainer.add_callback(HeldOut(self.score, rows, arguments.heldout_every, history, tell))
+        trainer.add_callback(StopOnSignal(stop))  # the last: what other callbacks do in a step is part of it
+
+    def select_problems(self) -> None:
+        """Leave out problems and order them by their pass rates, where the recipe asks for that."""
+        if not self.arguments.needs_pass_rates:
+            return
+        trainer, config, rows = self.trainer, self.config, self.setup.rows
         rates = pass_rates.measure(
-            model,
-            tokenizer,
+            trainer.accelerator.unwrap_model(trainer.model),
+            trainer.processing_class,
             rows,
-            rates_file,
-            measured_how,
+            self.rates_file,
+            self.measured_how,
             seed=config.seed,
             grade_timeout=config.grade_timeout,
         )
-        trainer.train_dataset = to_dataset(by_difficulty(rows, rates, train_args, config, main_process))
+        trainer.train_dataset = to_dataset(by_difficulty(rows, rates, self.arguments, config, self.is_main))
 
-    def score(problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
-        about = {"data": train_args.eval_dataset or train_args.dataset, "split": train_args.eval_split}
-        return evaluate_over_ranks(trainer, problems, config, about, setup.overlap, progress)
+    def score(self, problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
+        about = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
+        return evaluate_over_ranks(self.trainer, problems, self.config, about, self.setup.overlap, progress)
 
-    if train_args.heldout_every:
-        trainer.add_callback(HeldOut(score, held_out[: train_args.heldout_n], train_args.heldout_every, history, tell))
-    before, after = run_dir / "before.json", run_dir / "after.json"
-    if train_args.eval_n and not (config.resume_from_checkpoint and before.exists()):
-        results = score(held_out[: train_args.eval_n], True)
-        if main_process:
-            write_json(before, results)
-    trainer.add_callback(StopOnSignal(stop))  # the last: what other callbacks do in a step is part of it
-    try:
-        trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
-    except OutOfMemory as error:
-        raise OutOfMemory(f"{error}{_advice(settings, config.world_size)}") from None
-    finally:
-        progress.close()  # the line of an error is then one of its own
-    if stop.heeded:
-        if main_process:
-            what = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
-            steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
-            print(f"{what} after {steps}; {checkpoints.goes_on(run_dir)}.", file=sys.stderr)
-        trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
-        return
-    with checkpoints.written_aside(target, trainer.accelerator) as folder:
-        if main_process:
-            shutil.rmtree(target, ignore_errors=True)  # of a run that was made longer
-        trainer.save_model(str(folder))
-    if train_args.eval_n:
-        results = score(held_out[: train_args.eval_n], True)
-        if main_process:
-            write_json(after, {**results, "adapter": str(target) if model_args.use_peft else None})
-    if main_process:
-        write_json(run_dir / checkpoints.FINISHED, {"step": trainer.state.global_step, "weights": target.name})
-        conclude(config, target, pushes, told)
+    def evaluate(self, name: str) -> None:
+        """RUN/before.json or RUN/after.json, where ``eval_n`` asks for them."""
+        file, n = self.run_dir / f"{name}.json", self.arguments.eval_n
+        if not n or (name == "before" and self.config.resume_from_checkpoint and file.exists()):
+            return
+        results = self.score(self.setup.held_out[:n], True)
+        if name == "after":
+            results["adapter"] = str(self.target) if self.settings.model.use_peft else None
+        if self.is_main:
+            write_json(file, results)
+
+    def train(self, stop: Stop) -> None:
+        """To the last step, or to the one after which ``stop`` was heeded, which is then said."""
+        trainer = self.trainer
+        try:
+            trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
+        except OutOfMemory as error:
+            raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
+        finally:
+            self.progress.close()  # the line of an error is then one of its own
+        if stop.heeded:
+            if self.is_main:
+                what = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
+                steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
+                print(f"{what} after {steps}; {checkpoints.goes_on(self.run_dir)}.", file=sys.stderr)
+            trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+
+    def finish(self) -> None:
+        """The weights, the evaluation after training, the report, the push."""
+        with checkpoints.written_aside(self.target, self.trainer.accelerator) as folder:
+            if self.is_main:
+                shutil.rmtree(self.target, ignore_errors=True)  # of a run that was made longer
+            self.trainer.save_model(str(folder))
+        self.evaluate("after")
+        if self.is_main:
+            step = self.trainer.state.global_step
+            write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
+            conclude(self.config, self.target, self.pushes, self.told)
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:

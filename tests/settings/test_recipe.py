@@ -12,10 +12,10 @@ from transformers.training_args import trainer_log_levels
 
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.parser import SETTINGS, Parser
+from grpo_math.settings.parser import CLASSES, Parser
 from grpo_math.settings.recipe import RANGES, check, read, read_recipe, split
 
-REAL = {f.name: f for kind in SETTINGS for f in fields(kind)}
+REAL = {f.name: f for kind in CLASSES for f in fields(kind)}
 
 
 def default(f):
@@ -88,9 +88,9 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     assert found.problems == []
     assert found.given == set(values)
     assert {name: found.values[name] for name in values} == values
-    _, config, model_args = Parser().parse(["--output_dir", "x", "--use_cpu", "--bf16=false", *words])
+    parsed = Parser().parse(read(["--output_dir", "x", "--use_cpu", "--bf16=false", *words]))
     for name, value in values.items():
-        real = getattr(config, name, getattr(model_args, name, None))
+        real = getattr(parsed.config, name, getattr(parsed.model, name, None))
         assert real in (value, value[0] if isinstance(value, list) else value, None)
 
 
@@ -144,7 +144,7 @@ def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkey
     path = tmp_path / "recipe.yaml"
     path.write_text("env: {GRPO_MATH_TEST: 5}\noutput_dir: x\nuse_cpu: true\n")
     monkeypatch.delenv("GRPO_MATH_TEST", raising=False)
-    Parser().parse(["--config", str(path)])
+    Parser().parse(read(["--config", str(path)]))
     import os
 
     assert os.environ.pop("GRPO_MATH_TEST") == "5"

@@ -17,6 +17,7 @@ import yaml
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict
 from grpo_math.run.metrics import VERDICT_PREFIX, promised
+from grpo_math.settings import recipe
 from grpo_math.train.program import main
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +103,25 @@ def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loade
     rates.write_text(json.dumps({"measured": about}) + "\n")
     arguments = [*TINY, "--output_dir", tmp_path / "run", "--difficulty_band", "0.1", "0.9", "--difficulty_file", rates]
     assert "was measured with temperature=0.5, not 1.0" in refused(capsys, *arguments)
+
+
+def test_a_recipe_that_is_edited_once_it_was_read_changes_nothing(tmp_path, tiny, monkeypatch):
+    """config.yaml states what was trained: the file that names a command line's settings is read once."""
+    path, run_dir, read = tmp_path / "recipe.yaml", tmp_path / "run", recipe.read_recipe
+
+    def edited_at_once(name):
+        found = read(name)
+        path.write_text("seed: 8\ntemperature: 0.5\nmax_steps: 2\n")
+        return found
+
+    path.write_text("seed: 7\ntemperature: 0.9\nmax_steps: 1\n")
+    monkeypatch.setattr(recipe, "read_recipe", edited_at_once)
+    arguments = ["--config", path, "--model_name_or_path", tiny(), "--output_dir", run_dir, *TINY]
+    assert main([str(word) for word in arguments]) == 0
+    saved = yaml.safe_load((run_dir / "config.yaml").read_text())
+    for stated in (saved, saved["stated"]):
+        assert (stated["seed"], stated["temperature"], stated["max_steps"]) == (7, 0.9, 1)
+    assert len(history(run_dir)) == 1
 
 
 def made_up_rates(path, model, rate_of):

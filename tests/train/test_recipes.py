@@ -14,6 +14,7 @@ from grpo_math import planner
 from grpo_math.cli import main as command
 from grpo_math.settings.conflicts import check
 from grpo_math.settings.parser import Parser
+from grpo_math.settings.recipe import read
 from grpo_math.train.program import main as train
 
 ROOT = Path(__file__).parents[2]
@@ -43,10 +44,10 @@ def commands(path, program):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_parses_with_the_real_config_class_and_passes_its_checks(path, tmp_path):
-    train_args, config, model_args = Parser().parse(["--config", str(path), "--output_dir", str(tmp_path)])
-    check(train_args, config, tmp_path)
-    assert model_args.model_name_or_path
-    assert config.generation_batch_size % config.num_generations == 0
+    parsed = Parser().parse(read(["--config", str(path), "--output_dir", str(tmp_path)]))
+    check(parsed.arguments, parsed.config, tmp_path)
+    assert parsed.model.model_name_or_path
+    assert parsed.config.generation_batch_size % parsed.config.num_generations == 0
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -75,7 +76,7 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
     visible = [word.partition("=")[2].split(",") for word in launch if word.startswith("CUDA_VISIBLE_DEVICES=")]
     assert not visible or visible == [list(map(str, policy))]
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    _, config, _ = Parser().parse(["--config", str(path)])
+    config = Parser().parse(read(["--config", str(path)])).config
     rows = processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
     assert rows % config.num_generations == 0
 
@@ -84,11 +85,8 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
 def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, accelerate):
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
-    parsed = {
-        field: value
-        for part in Parser().parse(["--config", str(path), *settings.split()])
-        for field, value in vars(part).items()
-    }
+    made = Parser().parse(read(["--config", str(path), *settings.split()]))
+    parsed = {**vars(made.arguments), **vars(made.config), **vars(made.model)}
     changed = [word[2:] for word in settings.split() if word.startswith("--")]
     given = yaml.safe_load(path.read_text()) | {field: parsed[field] for field in changed}
     config = planner.read_recipe(f"accelerate_configs/{accelerate}.yaml")
