@@ -81,3 +81,12 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
     near = near or difflib.get_close_matches(str(value), choices, n=1)
     hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)
+
+
+def first_line(error: BaseException) -> str:
+    """Of what another package says, at most 200 characters; the exception's name where it says nothing.
+
+    >>> first_line(ValueError("no such file\\nTraceback ...")), first_line(KeyError())
+    ('no such file', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -27,6 +27,7 @@ from grpo_math.grading import grade_batch
 from grpo_math.rewards.rules import accuracy
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.losses import kl_per_token
 
 PROMPTS, EACH = 4, 2  # problems, and completions of each
 CUT = 0.5  # share of completions at the limit, from which it is too short for this model
@@ -94,8 +95,7 @@ def first_kl(scored: Tensor, reference: Tensor, mask: Tensor, dropout: float) ->
     >>> first_kl(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.0, -2.0]]), one, 0.0).level
     'info'
     """
-    ratio = reference - scored
-    kl = (ratio.exp() - ratio - 1)[mask].mean().item()
+    kl = kl_per_token(scored, reference, "k3")[mask].mean().item()
     said = f"the KL to the reference is {kl:.1g} nats a token before the first step"
     if kl < KL_FIRST:
         return Finding("info", "kl_not_zero_at_start", said, "", {"kl": kl})

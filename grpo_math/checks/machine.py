@@ -25,9 +25,9 @@ from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.files import existing, read_only
+from grpo_math.run.machine import GB
 from grpo_math.settings import fields
 
-GB = 2**30
 ALWAYS = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 # What a checkpoint holds: weights or an adapter, and those of DeepSpeed and of FSDP

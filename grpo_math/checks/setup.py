@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner.model import EMBEDDED, Shape, read_config, shape_of
+from grpo_math.generation.models import EMBEDDED
+from grpo_math.planner.model import Shape, read_config, shape_of
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import Row, load_problems
 

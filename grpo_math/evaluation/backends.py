@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation.completions import Completion, Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
@@ -59,7 +59,7 @@ def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None
     try:
         tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     except (TemplateError, ValueError, TypeError) as error:
-        reason = f"has no chat template that takes this prompt ({_first_line(error)})"
+        reason = f"has no chat template that takes this prompt ({type(error).__name__}: {first_line(error)})"
         raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
@@ -176,7 +176,8 @@ def _weights(model: str, adapter: str | None) -> Any:
         try:
             weights = PeftModel.from_pretrained(weights, adapter)
         except Exception as error:  # peft has no error of its own for a folder that it cannot use
-            raise ConfigError("adapter", adapter, f"does not go on {model}", _first_line(error)) from None
+            said = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError("adapter", adapter, f"does not go on {model}", said) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 
@@ -197,9 +198,4 @@ def _from_pretrained(model: str, load: Callable[[str], Any]) -> Any:
     except UserError:
         raise
     except Exception as error:  # transformers, safetensors and the Hub each have their own
-        raise ConfigError("model", model, "cannot be loaded", _first_line(error)) from None
-
-
-def _first_line(error: Exception) -> str:
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text[:200]}"
+        raise ConfigError("model", model, "cannot be loaded", f"{type(error).__name__}: {first_line(error)}") from None

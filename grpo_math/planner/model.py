@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.generation.models import EMBEDDED, EMBEDDED_ON_HUB
 from grpo_math.planner.settings import NotPlanned
 
 # What a config.json may leave out, as transformers fills it in. None: the key is needed, or is derived below.
@@ -28,7 +29,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256},
 }
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
-EMBEDDED = "embedded"  # generation/models.py's name of SmolLM2-135M-Instruct
 
 
 class Linear(NamedTuple):
@@ -199,7 +199,7 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
             raise ConfigError("model_name_or_path", name, "has no config.json", "give the folder of a model")
     else:
         shapes = shipped()
-        known = "HuggingFaceTB/SmolLM2-135M-Instruct" if name == EMBEDDED else name
+        known = EMBEDDED_ON_HUB if name == EMBEDDED else name
         # A model and its post-trained form have one shape.
         for same in (known, *(known.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
             if same in shapes:
@@ -231,8 +231,7 @@ def _download(name: str, revision: str, offline: bool) -> Path:
         return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=offline))
     except Exception as error:
         # The Hub's client raises a dozen kinds, from a bad name to no network; each means: no shapes.
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"model_name_or_path={name!r} is no folder here, no shipped shape, and its config.json did not come from "
-            f"the Hub ({said}): give a folder that holds its config.json"
+            f"the Hub ({first_line(error)}): give a folder that holds its config.json"
         ) from None

@@ -1,9 +1,6 @@
 """A recipe -> the settings that decide about memory, with the defaults of the classes that training reads it with.
 
-Those classes (`MathGRPOConfig`, TRL's `ModelConfig`, `TrainArguments`) import torch, so their defaults stand here a
-second time; a test compares the two. Fields that do not touch memory are not looked at: training checks them.
-
-Does not decide anything.
+Does not look at fields that do not touch memory (training checks them), and decides nothing.
 """
 
 from __future__ import annotations
@@ -12,58 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError, one_of
+from grpo_math.settings.fields import fields
 
-MODEL = {
-    "model_name_or_path": None,
-    "model_revision": "main",
-    "dtype": "float32",
-    "attn_implementation": None,
-    "use_peft": False,
-    "lora_r": 16,
-    "lora_dropout": 0.05,
-    "lora_target_modules": None,
-    "lora_target_parameters": None,
-    "lora_modules_to_save": None,
-    "use_dora": False,
-    "load_in_8bit": False,
-    "load_in_4bit": False,
-    "use_bnb_nested_quant": False,
-    "bnb_4bit_quant_storage": None,
-}
-TRAINING = {
-    "model_init_kwargs": None,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "num_generations": 8,
-    "generation_batch_size": None,
-    "steps_per_generation": None,
-    "max_completion_length": 512,
-    "gradient_checkpointing": True,
-    "bf16": None,
-    "fp16": False,
-    "use_cpu": False,
-    "optim": "adamw_torch_fused",
-    "beta": 0.0,
-    "cast_lm_head_to_fp32": False,
-    "deepspeed": None,
-    "fsdp": None,
-    "use_vllm": False,
-    "vllm_mode": "colocate",
-    "vllm_enable_sleep_mode": False,
-    "vllm_gpu_memory_utilization": 0.3,
-    "vllm_max_model_length": None,
-    "vllm_tensor_parallel_size": 1,
-    "vllm_sync": "adapter",
-    "vllm_server_base_url": None,
-    "vllm_server_host": "0.0.0.0",
-    "reference_refresh_steps": 0,
-    "pack_updates": True,
-    "update_token_budget": 0,
-    "max_seq_length_train": 0,
-    "activation_offloading": False,
-}
-PROGRAM = {"prompts_per_step": 0}
-DEFAULTS: dict[str, Any] = {**MODEL, **TRAINING, **PROGRAM}
+PLANNED = (
+    *("model_name_or_path", "model_revision", "model_init_kwargs", "dtype", "attn_implementation", "use_peft"),
+    *("lora_r", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
+    *("load_in_8bit", "load_in_4bit", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+    *("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"),
+    *("generation_batch_size", "steps_per_generation", "max_completion_length", "max_seq_length_train"),
+    *("pack_updates", "update_token_budget", "gradient_checkpointing", "activation_offloading", "bf16", "fp16"),
+    *("use_cpu", "optim", "beta", "reference_refresh_steps", "cast_lm_head_to_fp32", "deepspeed", "fsdp"),
+    *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
+    *("vllm_tensor_parallel_size", "vllm_sync", "vllm_server_base_url", "vllm_server_host"),
+)
+DEFAULTS: dict[str, Any] = {name: fields()[name].default for name in PLANNED}
 
 
 class NotPlanned(ConfigError):
@@ -71,12 +30,7 @@ class NotPlanned(ConfigError):
 
 
 OPTIMIZERS = (
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adamw_bnb_8bit",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
+    *("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
     "sgd",
 )
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -100,9 +54,8 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
             settings[name] = init[name]
     kernel = settings["attn_implementation"]
     if kernel not in (None, "sdpa", "eager") and "flash" not in str(kernel):
-        raise NotPlanned(
-            "attn_implementation", kernel, "is not known to the plan", "use sdpa, eager or flash_attention_2"
-        )
+        remedy = "use sdpa, eager or flash_attention_2"
+        raise NotPlanned("attn_implementation", kernel, "is not known to the plan", remedy)
     one_of("dtype", settings["dtype"], DTYPES)
     try:
         one_of("optim", settings["optim"], OPTIMIZERS)

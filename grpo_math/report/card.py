@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from grpo_math.evaluation.compare import moved, share, table
 from grpo_math.evaluation.stats import PairedDifference
+from grpo_math.generation.models import EMBEDDED, EMBEDDED_ON_HUB
 from grpo_math.generation.server import served_rank
-from grpo_math.planner.model import EMBEDDED, is_folder
+from grpo_math.planner.model import is_folder
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import SOURCES
 from grpo_math.problems.prompts import TEMPLATES
@@ -26,7 +27,6 @@ from grpo_math.report.page import diagnosis, paired_of
 from grpo_math.report.run_dir import Run
 from grpo_math.run import metrics
 
-EMBEDDED_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 KINDS = {"adapter": "LoRA adapter", "model": "full model", "merged": "full model, base and LoRA adapter merged,"}
 # The settings that make the recipe, in the order of the card; a run's config.yaml has all of them.
 RECIPE = (

@@ -12,8 +12,8 @@ from typing import Any
 from grpo_math.errors import UserError
 from grpo_math.report.run_dir import Run
 from grpo_math.run import metrics
+from grpo_math.run.machine import GB
 
-GB = 2**30
 COLOURS = 12  # .t0 to .t11 of page.css
 FAR = 4  # times the peak: a limit further away would leave nothing of the bars
 

@@ -21,13 +21,13 @@ from grpo_math.evaluation.compare import count, share
 from grpo_math.evaluation.stats import wilson
 from grpo_math.report.run_dir import History, Run
 from grpo_math.run import metrics
+from grpo_math.run.machine import GB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's colours, which the colour-blind can tell apart. The page turns each into a CSS variable.
 BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-GB = 2**30
 INK, MUTED, GRID = "#1b1f24", "#57606b", "#d9dee3"
 CSS_COLOURS = {
     BLUE: "blue",

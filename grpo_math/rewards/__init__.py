@@ -24,7 +24,7 @@ import sys
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.rewards.columns import Reward, text_of
-from grpo_math.rewards.guard import Mishaps, _one_line, checked
+from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
@@ -41,6 +41,7 @@ from grpo_math.rewards.rules import (
     r1_zero,
     xml_count,
 )
+from grpo_math.run.redact import one_line
 
 __all__ = [
     "JUDGE_PROMPT",
@@ -109,7 +110,7 @@ def load_reward(name: str) -> Reward:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        reason = f"names a module that cannot be imported ({type(error).__name__}: {_one_line(error)})"
+        reason = f"names a module that cannot be imported ({type(error).__name__}: {one_line(error)})"
         raise ConfigError("reward_funcs", name, reason, "write module:function, module as in an import") from error
     function = getattr(module, function_name, None)
     if not callable(function):

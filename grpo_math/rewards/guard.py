@@ -16,6 +16,7 @@ from typing import Any
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import Completion, Reward
+from grpo_math.run.redact import one_line
 
 
 def _name(reward: Any) -> str:
@@ -156,7 +157,7 @@ def _own(arguments: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]
 
 
 def _raised(error: Exception) -> str:
-    return f"{type(error).__name__}: {_one_line(error)}"
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _place(error: Exception) -> str:
@@ -178,7 +179,3 @@ def _finite(name: str, row: int, item: Any) -> float | None:
     if not abs(float(item)) < 1e30:  # also NaN; squares of larger ones are not finite in float32 sums
         raise RewardError(f"reward function {name} returned {item} for row {row}: return a finite number or None")
     return float(item)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]

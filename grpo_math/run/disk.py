@@ -18,6 +18,7 @@ from pathlib import Path
 
 from grpo_math.errors import WriteError
 from grpo_math.run.checkpoints import goes_on
+from grpo_math.run.machine import GB
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SAVING = {"_save_checkpoint": "a checkpoint", "save_model": "the trained weights"}  # by the function that writes them
@@ -62,7 +63,7 @@ def failed_write(error: BaseException, run_dir: Path) -> WriteError | None:
     failed = "could not be written" if number in {0, errno.EROFS, *NO_ROOM} else "cannot be read or written"
     why = os.strerror(number) if number else "the write failed"
     folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free / 2**30
+    free = shutil.disk_usage(folder).free / GB
     once = "there is room" if number in {0, *NO_ROOM} else "that is mended"
     return WriteError(f"{named} {failed}: {why} ({free:.1f} GB free there); {goes_on(run_dir)} once {once}")
 
