@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from grpo_math.checks import machine
 from grpo_math.checks.setup import Said, Setup
@@ -31,6 +31,15 @@ def batch_arithmetic(setup: Setup) -> Iterator[Said]:
         raise ConfigError("dataset", setup.settings["dataset"], reason, "train on more problems, or on fewer in a step")
 
 
+class Ignored(NamedTuple):
+    """A setting that would be ignored, for ``why``, where it is not at its default and ``when`` holds of the others."""
+
+    name: str
+    why: str
+    remedy: str = "leave it out"
+    when: Callable[[Mapping[str, Any]], Any] = lambda s: True
+
+
 # Settings of transformers' Trainer that a GRPO run never reads, and what it reads instead.
 NEVER_READ = {
     "eval_n and heldout_every say what is evaluated": (
@@ -45,20 +54,63 @@ NEVER_READ = {
     "the problems are text": ("log_multimodal",),
     "the launcher says which process this is": ("local_rank",),
 }
+COLOCATED = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_model_impl")
+GENERATES = ("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged")
+WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
+OF_TRACKERS = {
+    "project": ("wandb", "trackio"),
+    **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), ("trackio",)),
+}
 
 
+def _untracked(readers: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda s: (
+        not {*readers, "all"} & set(s["report_to"] if isinstance(s["report_to"], list) else [s["report_to"]])
+    )
+
+
+IGNORED = (
+    *(Ignored(name, f"would be ignored: {why}") for why, names in NEVER_READ.items() for name in names),
+    *(
+        Ignored(name, "would be ignored: vllm_mode is server", "give it to the server", when)
+        for when in (lambda s: s["use_vllm"] and s["vllm_mode"] == "server",)
+        for name in COLOCATED
+    ),
+    *(Ignored(name, "would be ignored: use_vllm=True generates", when=lambda s: s["use_vllm"]) for name in GENERATES),
+    *(
+        Ignored(f"dataloader_{what}", "needs dataloader_num_workers above 0", "set that too, or leave it out", when)
+        for when in (lambda s: not s["dataloader_num_workers"],)
+        for what in WORKERS
+    ),
+    Ignored(
+        "sync_ref_model",
+        "cannot work with use_peft: TRL keeps no second model beside an adapter",
+        "use reference_refresh_steps",
+        lambda s: s["use_peft"],
+    ),
+    Ignored(
+        "dataset_split",
+        "would be ignored: all rows of a file are trained on",
+        "leave it out, or give the file of that split",
+        lambda s: str(s["dataset"]).endswith((".jsonl", ".json")),
+    ),
+    *(
+        Ignored(name, f"would be ignored without report_to: {' or '.join(readers)}", when=_untracked(readers))
+        for name, readers in OF_TRACKERS.items()
+    ),
+    Ignored("fsdp_config", "would be ignored without fsdp", when=lambda s: s["fsdp_config"] and not s["fsdp"]),
+    Ignored(
+        "optim_target_modules",
+        "would be ignored by optim={optim}",
+        when=lambda s: s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")),
+    ),
+)
 SWITCHED = {
     "use_peft": ("lora_", "use_dora", "use_rslora"),
     "use_vllm": ("vllm_",),
     "use_liger_kernel": ("liger_kernel_config",),
     "use_transformers_continuous_batching": ("transformers_continuous_batching_config",),
     "log_completions": ("num_completions_to_print", "log_unique_prompts"),
-}
-OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")  # dataloader_...
-COLOCATED = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_model_impl")
-OF_TRACKERS = {
-    "project": ("wandb", "trackio"),
-    **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), ("trackio",)),
 }
 SAME = (  # an old name of transformers' or TRL's, and the new one
     ("gradient_checkpointing", "activation_checkpointing"),
@@ -70,76 +122,44 @@ SAME = (  # an old name of transformers' or TRL's, and the new one
 
 def without_effect(setup: Setup) -> Iterator[Said]:
     """No setting is stated that would be ignored because of another one, or because training never reads it."""
-    s = setup.settings
-    fields = all_fields()
-
-    def differs(name: str) -> bool:
-        return name in setup.given and s[name] != fields[name].default
-
-    for why, names in NEVER_READ.items():
-        for name in names:
-            if differs(name):
-                raise ConfigError(name, s[name], f"would be ignored: {why}", "leave it out")
-    for switch, names in SWITCHED.items():
-        stated = [name for name in sorted(setup.given) if name.startswith(names) and differs(name)]
-        if (
-            s[switch]
-            or not stated
-            or (switch == "use_transformers_continuous_batching" and s["use_transformers_paged"])
-        ):
-            continue
-        if switch in setup.given:  # switched off on purpose
+    s, fields = setup.settings, all_fields()
+    changed = {name for name in setup.given if s[name] != fields[name].default}
+    for switch, prefixes in SWITCHED.items():
+        stated = sorted(name for name in changed if name.startswith(prefixes))
+        on = s[switch] or (switch == "use_transformers_continuous_batching" and s["use_transformers_paged"])
+        if stated and not on and switch in setup.given:  # switched off on purpose
             yield Said("info", f"{', '.join(stated)}: no effect with {switch}=False", f"set {switch}: true")
-        else:
+        elif stated and not on:
             why = f"would be ignored without {switch}"
             raise ConfigError(stated[0], s[stated[0]], why, f"set {switch}: true, or leave it out")
-    for name in COLOCATED:
-        if s["use_vllm"] and s["vllm_mode"] == "server" and differs(name):
-            raise ConfigError(name, s[name], "would be ignored: vllm_mode is server", "give it to the server")
-    for name in ("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged"):
-        if s["use_vllm"] and s[name]:
-            raise ConfigError(name, s[name], "would be ignored: use_vllm=True generates", "leave it out")
+    yield from _outdone(setup)
     for old, new in SAME:
         if {old, new} <= setup.given and s[old] != s[new]:
             raise ConfigError(new, s[new], f"contradicts {old}={s[old]}, its old name", "leave one of them out")
     if "do_train" in setup.given and not s["do_train"]:
         raise ConfigError("do_train", s["do_train"], "would be ignored: this trains", "use grpo-math evaluate")
-    for name in (f"dataloader_{what}" for what in OF_WORKERS):
-        if not s["dataloader_num_workers"] and differs(name):
-            raise ConfigError(name, s[name], "needs dataloader_num_workers above 0", "set that too, or leave it out")
-    if s["sync_ref_model"] and s["use_peft"]:
-        why = "cannot work with use_peft: TRL keeps no second model beside an adapter"
-        raise ConfigError("sync_ref_model", True, why, "use reference_refresh_steps")
-    if "num_train_epochs" in setup.given and (s["max_steps"] or 0) > 0:
-        said = f"num_train_epochs={s['num_train_epochs']:g} has no effect: max_steps={s['max_steps']} ends the run"
+    for name, why, remedy, when in IGNORED:
+        if name in changed and when(s):
+            raise ConfigError(name, s[name], why.format(**s), remedy)
+
+
+def _outdone(setup: Setup) -> Iterator[Said]:
+    """What has no effect, or not the one that is meant, and does no harm either."""
+    s, given, steps = setup.settings, setup.given, setup.settings["max_steps"] or 0
+    if "num_train_epochs" in given and steps > 0:
+        said = f"num_train_epochs={s['num_train_epochs']:g} has no effect: max_steps={steps} ends the run"
         yield Said("warning", said, "max_steps: -1")
-    if s["save_strategy"] == "no" and "save_steps" in setup.given:
+    if s["save_strategy"] == "no" and "save_steps" in given:
         said = f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'"
         yield Said("warning", said, "save_strategy: steps")
-    if s["dataset_split"] != "train" and str(s["dataset"]).endswith((".jsonl", ".json")):
-        why = "would be ignored: all rows of a file are trained on"
-        raise ConfigError("dataset_split", s["dataset_split"], why, "leave it out, or give the file of that split")
     if s["eval_dataset"] and not (s["eval_n"] or s["heldout_every"]):
         yield Said("warning", f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every")
-    for name, readers in OF_TRACKERS.items():
-        if s[name] != fields[name].default and not {*readers, "all"} & set(_list(s["report_to"])):
-            why = f"would be ignored without report_to: {' or '.join(readers)}"
-            raise ConfigError(name, s[name], why, "leave it out")
-    if s["fsdp_config"] and not s["fsdp"]:
-        raise ConfigError("fsdp_config", s["fsdp_config"], "would be ignored without fsdp", "leave it out")
-    if s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")):
-        why = f"would be ignored by optim={s['optim']}"
-        raise ConfigError("optim_target_modules", s["optim_target_modules"], why, "leave it out")
-    if s["max_steps"] > 0 and "logging_steps" in setup.given and s["logging_steps"] > s["max_steps"]:
-        said = f"logging_steps={s['logging_steps']:g} of max_steps={s['max_steps']}: the history stays empty"
+    if steps > 0 and "logging_steps" in given and s["logging_steps"] > steps:
+        said = f"logging_steps={s['logging_steps']:g} of max_steps={steps}: the history stays empty"
         yield Said("warning", said, "logging_steps: 1")
-    if s["max_steps"] > 0 and (s["warmup_steps"] or 0) >= s["max_steps"] and s["lr_scheduler_type"] != "constant":
-        said = f"warmup_steps={s['warmup_steps']:g} of max_steps={s['max_steps']}: the learning rate is never reached"
-        yield Said("warning", said, f"warmup_steps: {s['max_steps'] // 10}")
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    if steps > 0 and (s["warmup_steps"] or 0) >= steps and s["lr_scheduler_type"] != "constant":
+        said = f"warmup_steps={s['warmup_steps']:g} of max_steps={steps}: the learning rate is never reached"
+        yield Said("warning", said, f"warmup_steps: {steps // 10}")
 
 
 def deepspeed_file(setup: Setup) -> Iterator[Said]:
