@@ -214,9 +214,8 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     if read_only(there):
         raise ConfigError("output_dir", name, f"cannot be written: {there} is read-only", "name another folder")
     if folder.is_symlink() and not folder.exists():
-        raise ConfigError(
-            "output_dir", name, "is a link to a folder that is not there", "make that folder, or name another one"
-        )
+        reason = "is a link to a folder that is not there"
+        raise ConfigError("output_dir", name, reason, "make that folder, or name another one")
     if str(s["model_name_or_path"]) and folder.resolve() == Path(str(s["model_name_or_path"])).expanduser().resolve():
         raise ConfigError("output_dir", name, "is the folder of the model", "name a folder of the run's own")
     asked = s["resume_from_checkpoint"]

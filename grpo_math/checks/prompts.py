@@ -44,9 +44,8 @@ def chat_template(setup: Setup) -> Iterator[Said]:
             turn_end(tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
-            raise ConfigError(
-                "model_name_or_path", s["model_name_or_path"], reason, "mend it, or use r1_zero"
-            ) from None
+            remedy = "mend it, or use r1_zero"
+            raise ConfigError("model_name_or_path", s["model_name_or_path"], reason, remedy) from None
     yield from ()
 
 
@@ -112,9 +111,8 @@ def padding(setup: Setup) -> Iterator[Said]:
         said = "the tokenizer pads on the right: completions would start after padding"
         yield Said("error", said, "set padding_side='left'")
     if tokenizer.pad_token_id is None:
-        yield Said(
-            "error", "the tokenizer has no pad token", "set pad_token in its folder, to the EOS token if need be"
-        )
+        said = "the tokenizer has no pad token"
+        yield Said("error", said, "set pad_token in its folder, to the EOS token if need be")
         return
     vocabulary = setup.model_config.get("vocab_size")
     if isinstance(vocabulary, int) and tokenizer.pad_token_id >= vocabulary:

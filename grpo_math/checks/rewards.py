@@ -73,9 +73,8 @@ def rewards(setup: Setup) -> Iterator[Said]:
     if "llm_judge" in names:
         for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL"):
             if not os.environ.get(variable):
-                raise ConfigError(
-                    "rewards", "llm_judge", f"needs the variable {variable}", "set it, as the README says"
-                )
+                reason = f"needs the variable {variable}"
+                raise ConfigError("rewards", "llm_judge", reason, "set it, as the README says")
     rows, right, wrong = _pairs(setup)
     if not rows:
         return  # golds() has said why
@@ -85,9 +84,8 @@ def rewards(setup: Setup) -> Iterator[Said]:
             continue  # asks a model that may cost money
         values = _run(name, function, setup, rows + rows, right + wrong)
         if values is None:
-            yield Said(
-                "warning", f"reward {name} took over {SECONDS:g} seconds for {2 * len(rows)} completions", "speed it up"
-            )
+            said = f"reward {name} took over {SECONDS:g} seconds for {2 * len(rows)} completions"
+            yield Said("warning", said, "speed it up")
             return
         if len(functions) == 1 and all(value is None for value in values):
             said = f"reward function {name} returned None for every completion"

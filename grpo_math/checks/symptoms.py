@@ -220,9 +220,8 @@ def kl_explosion(run: Run) -> Seen | None:
     kl = run.series(metrics.KL).last()
     if len(kl) < WINDOW or kl.level < KL_EXPLODED:
         return None
-    return Seen(
-        f"{kl.level:.3g} nats a token in {kl.span}", {"kl": kl.level, "steps": kl.steps}, run.learning_rate(0.3)
-    )
+    words = f"{kl.level:.3g} nats a token in {kl.span}"
+    return Seen(words, {"kl": kl.level, "steps": kl.steps}, run.learning_rate(0.3))
 
 
 def kl_not_zero_at_start(run: Run) -> Seen | None:
@@ -271,9 +270,8 @@ def eos_mismatch(run: Run) -> Seen | None:
     words = (
         f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(max(right, default=0))} are right"
     )
-    return Seen(
-        words, {"truncated": min(cut.values), "steps": len(cut)}, "eos_token_id: [...] in generation_config.json"
-    )
+    figures = {"truncated": min(cut.values), "steps": len(cut)}
+    return Seen(words, figures, "eos_token_id: [...] in generation_config.json")
 
 
 def groups_too_easy(run: Run) -> Seen | None:
@@ -334,11 +332,8 @@ def grader_timeouts(run: Run) -> Seen | None:
     late = run.series(metrics.verdict_key("timeout")).last(FEW)
     if len(late) < FEW or (share := fmean(late.values)) <= TIMEOUT_SHARE:
         return None
-    return Seen(
-        f"{percent(share)} of the answers in {late.span}",
-        {"timeouts": share},
-        f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}",
-    )
+    words = f"{percent(share)} of the answers in {late.span}"
+    return Seen(words, {"timeouts": share}, f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}")
 
 
 def sampler_apart(run: Run) -> Seen | None:
@@ -346,9 +341,8 @@ def sampler_apart(run: Run) -> Seen | None:
     apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
     if len(apart) < WINDOW or apart.level <= SAMPLER_APART:
         return None
-    return Seen(
-        f"{apart.level:.2g} nats a token in {apart.span}", {"difference": apart.level}, "cast_lm_head_to_fp32: true"
-    )
+    words = f"{apart.level:.2g} nats a token in {apart.span}"
+    return Seen(words, {"difference": apart.level}, "cast_lm_head_to_fp32: true")
 
 
 def heldout_worse(run: Run) -> Seen | None:
@@ -417,8 +411,5 @@ def loss_near_zero(run: Run) -> Seen | None:
     size = median(map(abs, loss.values))
     if size > LOSS_SMALL:
         return None
-    return Seen(
-        f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}",
-        {"loss": size, "grad_norm": gradient.level},
-        "none",
-    )
+    words = f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}"
+    return Seen(words, {"loss": size, "grad_norm": gradient.level}, "none")

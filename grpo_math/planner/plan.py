@@ -147,13 +147,7 @@ class Machine:
     """What stays the same while settings are varied."""
 
     def __init__(
-        self,
-        shape: Shape,
-        gpus: int,
-        gpu_gb: float,
-        cpu_gb: float,
-        prompt: int,
-        accelerate: Mapping[str, Any] | None,
+        self, shape: Shape, gpus: int, gpu_gb: float, cpu_gb: float, prompt: int, accelerate: Mapping[str, Any] | None
     ) -> None:
         self.shape, self.gpus, self.prompt, self.accelerate = shape, gpus, prompt, accelerate
         self.gpu_bytes, self.cpu_bytes = int(gpu_gb * GB), int(cpu_gb * GB)

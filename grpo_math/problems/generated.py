@@ -164,11 +164,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form(
             "finishes", "ab/b", "A book has {ab page}. {A} reads {b page} a day. How many days does {he} need for it?"
         ),
-        Form(
-            "twice",
-            "a+2a",
-            "{A} has {a thing} and {B} has twice as many. How many {things} do they have together?",
-        ),
+        Form("twice", "a+2a", "{A} has {a thing} and {B} has twice as many. How many {things} do they have together?"),
         Form(
             "three_days",
             "a+b+c",

@@ -121,9 +121,8 @@ def push_finished(
         again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or run_dir.resolve().name}"
         again += " --private" if private else ""
         again += f" --revision {revision}" if revision else ""
-        raise PushError(
-            f"the run is whole in {run_dir}, and is not on the Hub ({str(error) or 'interrupted'}): {again}"
-        ) from None
+        said = f"the run is whole in {run_dir}, and is not on the Hub ({str(error) or 'interrupted'}): {again}"
+        raise PushError(said) from None
 
 
 # What is pushed
@@ -195,11 +194,7 @@ def _merged(adapter: Path, run: Run, folder: Path) -> dict[str, Content]:
 
         try:
             base = AutoModelForCausalLM.from_pretrained(
-                model_path(name),
-                revision=revision,
-                dtype=torch.bfloat16,
-                use_safetensors=True,
-                trust_remote_code=False,
+                model_path(name), revision=revision, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
             )
         except OSError as error:
             reason = f"needs the base {name}, which cannot be loaded ({one_line(error)})"

@@ -306,6 +306,5 @@ def _write(path: Path, content: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise ConfigError(
-            "run_dir", str(path.parent), f"cannot be written ({error.strerror})", "make room for it"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise ConfigError("run_dir", str(path.parent), reason, "make room for it") from None

@@ -192,9 +192,7 @@ DETAILS = (
     Panel("KL to the reference", ((metrics.KL, "KL", BLUE),), _draw_lines),
     Panel("Entropy", ((metrics.ENTROPY, "entropy", BLUE),), _draw_lines),
     Panel(
-        "Completion length",
-        ((metrics.LENGTH_MEAN, "mean", BLUE), (metrics.LENGTH_MAX, "longest", ORANGE)),
-        _draw_lines,
+        "Completion length", ((metrics.LENGTH_MEAN, "mean", BLUE), (metrics.LENGTH_MAX, "longest", ORANGE)), _draw_lines
     ),
     Panel("Truncated completions", ((metrics.TRUNCATED, "cut at the limit", BLUE),), _draw_lines),
     Panel(

@@ -53,10 +53,7 @@ class Prompts(dict[tuple[str, str], int]):
 def viewer(run: Run, comparable: bool) -> dict[str, Any]:
     """``{"prompts", "sources"}``; ``comparable``: a problem's completions before and after stand side by side."""
     prompts = Prompts()
-    sources = [
-        _heldout_source(run.before, run.after, comparable, prompts),
-        _training_source(run.completions, prompts),
-    ]
+    sources = [_heldout_source(run.before, run.after, comparable, prompts), _training_source(run.completions, prompts)]
     return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
 
 

@@ -115,19 +115,11 @@ def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
     Force does not help where a setting of `KEPT` has changed: the checkpoints are of other weights.
     """
     if kept := [line for line in lines if line.partition(":")[0] in KEPT]:
-        raise ConfigError(
-            "output_dir",
-            str(run_dir),
-            f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})",
-            "name a new folder, or give the settings that it had",
-        )
+        reason = f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})"
+        raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")
     if lines and mode != "force":
-        raise ConfigError(
-            "output_dir",
-            str(run_dir),
-            f"holds a run with other settings ({'; '.join(lines)})",
-            "name a new folder, give the settings that it had, or add --resume force to go on with these",
-        )
+        remedy = "name a new folder, give the settings that it had, or add --resume force to go on with these"
+        raise ConfigError("output_dir", str(run_dir), f"holds a run with other settings ({'; '.join(lines)})", remedy)
 
 
 def problem_hash(row: Mapping[str, Any]) -> str:

@@ -65,12 +65,8 @@ use 4
     total = prompts * generations
     if total % processes:
         unit = processes // math.gcd(processes, generations)
-        raise ConfigError(
-            "prompts_per_step",
-            prompts,
-            f"x {generations} completions = {total} rows, which {processes} processes cannot share evenly",
-            f"use {nearest(prompts, unit)}",
-        )
+        reason = f"x {generations} completions = {total} rows, which {processes} processes cannot share evenly"
+        raise ConfigError("prompts_per_step", prompts, reason, f"use {nearest(prompts, unit)}")
     share = total // processes
     limit = share if rows_limit is None else rows_limit
     choices = [count for count in range(1, share + 1) if share % count == 0 and share // count <= limit]
@@ -111,9 +107,8 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     batch = Batch(generations, processes, rows, steps, processes * rows * steps)
     rollout, per_rollout = settings["generation_batch_size"], settings["steps_per_generation"]
     if rollout is not None and per_rollout is not None:
-        raise ConfigError(
-            "generation_batch_size", rollout, f"and steps_per_generation={per_rollout} say the same twice", "give one"
-        )
+        reason = f"and steps_per_generation={per_rollout} say the same twice"
+        raise ConfigError("generation_batch_size", rollout, reason, "give one")
     if rollout is not None:
         _whole(settings, "generation_batch_size", 1)
         unit = batch.total if prompts else math.lcm(processes * rows, generations)

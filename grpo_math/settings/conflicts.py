@@ -38,9 +38,8 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     if config.trust_remote_code or own.get("trust_remote_code"):
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
     if config.eval_strategy != "no":
-        raise ConfigError(
-            "eval_strategy", getattr(config.eval_strategy, "value", "?"), "evaluates nothing here", "use heldout_every"
-        )
+        reason = "evaluates nothing here"
+        raise ConfigError("eval_strategy", getattr(config.eval_strategy, "value", "?"), reason, "use heldout_every")
     needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
     needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
     whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3

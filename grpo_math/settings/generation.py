@@ -97,9 +97,8 @@ def _check_what_trl_hands_on(stated: Mapping[str, Any]) -> None:
     """What transformers' ``generate`` would take, but not from TRL, or not for groups."""
     ids = stated.get("eos_token_id")
     if not isinstance(ids, int | None) and not (isinstance(ids, list) and all(isinstance(n, int) for n in ids)):
-        raise ConfigError(
-            "generation_kwargs", {"eos_token_id": ids}, "is no token id", "give a number, or a list of them"
-        )
+        reason = "is no token id"
+        raise ConfigError("generation_kwargs", {"eos_token_id": ids}, reason, "give a number, or a list of them")
     for name, value in stated.items():
         if name in UNSAMPLED and value != getattr(GenerationConfig(), name):
             reason = "would be ignored: completions are sampled, one by one"
