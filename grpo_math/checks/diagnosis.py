@@ -1,203 +1,153 @@
 """A run's history -> findings: symptom, figures and steps, cause, and the line of the recipe that may help.
 
-Noise must not look like a finding, so that
-
-- a *level* is the median of the newest `WINDOW` lines, and a check says how many lines it needs;
-- a *change* of a noisy mean (reward, accuracy) is a difference of two windows' means, set against its standard error.
-  The noise of one line comes from successive differences (von Neumann 1941): sigma^2 = mean((x[i+1] - x[i])^2) / 2,
-  which a slow trend does not enter.
-
 A line may lack any key or hold None, and lines may repeat steps as a resumed run's do: the newest attempt counts.
-With ``logging_steps`` above 1 a line is a mean over several steps; windows count lines.
 
-Does not read files and does not say that a run is good: a run without a finding shows none of these symptoms.
+Does not read files, nor look for a symptom (symptoms.py does), and does not say that a run is good: a run without a
+finding shows none of these symptoms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.checks.finding import Finding
-from grpo_math.checks.series import Run, Seen
-from grpo_math.checks.symptoms import (
-    adapter_not_moving,
-    clipping,
-    collapse,
-    entropy_collapse,
-    eos_mismatch,
-    flat_reward,
-    format_without_accuracy,
-    grader_timeouts,
-    groups_too_easy,
-    groups_too_hard,
-    heldout_worse,
-    kl_explosion,
-    kl_not_zero_at_start,
-    learning_rate_too_high,
-    learning_rate_too_low,
-    loss_near_zero,
-    oscillating,
-    reward_stuck_high,
-    reward_stuck_low,
-    sampler_apart,
-    truncation,
-)
+from grpo_math.checks import symptoms
+from grpo_math.checks.finding import LEVELS, Finding
+from grpo_math.checks.series import Run
 
 
 class Check(NamedTuple):
     """The texts of a finding. A message is ``symptom: figures; cause``, a remedy ``remedy: setting``."""
 
-    find: Callable[[Run], Seen | None]
     level: str
     symptom: str
     cause: str
     remedy: str
 
 
+# Each by the name of its function in symptoms.py
 CHECKS: dict[str, Check] = {
     "flat_reward": Check(
-        flat_reward,
         "warning",
         "the reward does not rise",
         "the updates are too small, or the groups hold too little signal",
         "raise the learning rate",
     ),
     "oscillating": Check(
-        oscillating,
         "warning",
         "the reward swings up and down",
         "each update overshoots, or stands on too few prompts",
         "lower the learning rate, or raise prompts_per_step",
     ),
     "collapse": Check(
-        collapse,
         "error",
         "the reward fell after a peak",
         "the policy left the region where its updates improve it",
         "go back to the best checkpoint with a lower learning rate",
     ),
     "reward_stuck_low": Check(
-        reward_stuck_low,
         "error",
         "all rewards are the same low value",
         "no group differs, so nothing is learned: the problems are too hard, or the format never comes or is cut off",
         "reward what the model can reach, or give it problems that it sometimes solves",
     ),
     "reward_stuck_high": Check(
-        reward_stuck_high,
         "error",
         "all rewards are the same high value",
         "no group differs, so nothing is learned: every completion gets the full reward",
         "train on problems that it sometimes fails, or pay for right answers",
     ),
     "format_without_accuracy": Check(
-        format_without_accuracy,
         "warning",
         "the format is learned and the answers are not",
         "the format is paid for without a right answer",
         "pay for the format only with a right answer",
     ),
     "kl_explosion": Check(
-        kl_explosion,
         "error",
         "the KL to the reference exploded",
         "the policy writes what the reference holds for all but impossible",
         "lower the learning rate, or raise beta",
     ),
     "kl_not_zero_at_start": Check(
-        kl_not_zero_at_start,
         "warning",
         "the KL is not zero at the first step",
         "policy and reference are scored differently: dropout is on, or the reference is not the model at the start",
         "turn dropout off",
     ),
     "entropy_collapse": Check(
-        entropy_collapse,
         "warning",
         "the entropy collapsed without a gain",
         "the policy became sure before it became right, and its completions hardly differ any more",
         "add an entropy bonus, or lower the learning rate",
     ),
     "truncation": Check(
-        truncation,
         "warning",
         "too many completions are cut at the length limit",
         "an answer that is cut off is graded wrong, whatever it would have been",
         "allow longer completions",
     ),
     "eos_mismatch": Check(
-        eos_mismatch,
         "error",
         "no completion ends by itself",
         "the token with which the model ends its turn is not among the EOS tokens of tokenizer and generation_config",
         "name that token in the model's folder",
     ),
     "groups_too_easy": Check(
-        groups_too_easy,
         "warning",
         "most groups teach nothing: all right",
         "the problems are too easy for this model, and a group of equal rewards moves no weight",
         "train on problems that it sometimes fails, or set resample_groups",
     ),
     "groups_too_hard": Check(
-        groups_too_hard,
         "warning",
         "most groups teach nothing: all wrong",
         "the problems are too hard for this model, and a group of equal rewards moves no weight",
         "train on problems that it sometimes solves, or set resample_groups",
     ),
     "clipping": Check(
-        clipping,
         "warning",
         "too many tokens are clipped",
         "the policy moves far from its rollout before the next one, and clipped tokens carry no gradient",
         "take fewer or smaller updates on a rollout",
     ),
     "adapter_not_moving": Check(
-        adapter_not_moving,
         "error",
         "the weights do not move",
         "nothing that is trainable gets a gradient, or the optimizer does not take a step",
         "check which modules are trained, and the learning rate",
     ),
     "grader_timeouts": Check(
-        grader_timeouts,
         "warning",
         "the grader runs out of time",
         "an answer that is not graded in time is left out of its group",
         "give it more time; ungradable.jsonl of the run holds the answers",
     ),
     "sampler_apart": Check(
-        sampler_apart,
         "warning",
         "trainer and sampler disagree on log-probs",
         "vLLM runs older weights, another precision or another sampling setting than the trainer",
         "score in higher precision, and see that the weight sync works",
     ),
     "heldout_worse": Check(
-        heldout_worse,
         "error",
         "held-out accuracy is below the base model's",
         "the model learned what pays on the training problems and not how to solve others",
         "lower the learning rate, or stop earlier",
     ),
     "learning_rate_too_high": Check(
-        learning_rate_too_high,
         "warning",
         "the learning rate is too high",
         "each step changes the policy by more than its rollout can justify",
         "lower it",
     ),
     "learning_rate_too_low": Check(
-        learning_rate_too_low,
         "warning",
         "the learning rate is too low",
         "there are gradients, and the policy stays where it was",
         "raise it",
     ),
     "loss_near_zero": Check(
-        loss_near_zero,
         "info",
         "the loss is near zero",
         "normal for on-policy GRPO: the advantages of a group sum to zero, so the loss has no size, only a gradient; "
@@ -237,11 +187,11 @@ def diagnose(
     'allow longer completions: max_completion_length: 512'
     """
     run = Run(history, config or {}, checkpoints)
-    seen = {name: found for name, check in CHECKS.items() if (found := check.find(run))}
+    seen: dict[str, symptoms.Seen] = {name: found for name in CHECKS if (found := getattr(symptoms, name)(run))}
     findings = []
     for name, (words, figures, setting) in seen.items():
         if not EXPLAINED_BY.get(name, set()) & seen.keys():
             check = CHECKS[name]
             remedy = check.remedy if setting == "none" else f"{check.remedy}: {setting}"
             findings.append(Finding(check.level, name, f"{check.symptom}: {words}; {check.cause}", remedy, figures))
-    return sorted(findings, key=lambda finding: ("error", "warning", "info").index(finding.level))
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

@@ -1,4 +1,11 @@
-"""A run's history as series of numbers: windows, changes with their certainty, trends.
+"""A run's history as series of numbers: levels, and changes with their certainty. Noise must not look like a finding.
+
+- A *level* is the median of the newest `WINDOW` lines, and a check says how many lines it needs.
+- A *change* of a noisy mean (reward, accuracy) is a difference of two windows' means, set against its standard error.
+  The noise of one line comes from successive differences (von Neumann 1941): sigma^2 = mean((x[i+1] - x[i])^2) / 2,
+  which a slow trend does not enter.
+
+With ``logging_steps`` above 1 a line is a mean over several steps; windows count lines.
 
 Does not judge them: symptoms.py does.
 """
@@ -22,14 +29,6 @@ SURE = 2.0  # standard errors of a stated bound
 FALL = 0.2  # of the reward's range; less is within what a harder stretch of problems costs
 WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
 START = 3  # lines before a run that learns within `WINDOW` lines has learned: the demo at a rate of 5e-4 takes four
-
-
-class Seen(NamedTuple):
-    """What a check has found: the figures in words and as numbers, and the line of the recipe."""
-
-    words: str
-    figures: dict[str, Any]
-    setting: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,3 @@ def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[s
     if accuracy is None or not n:
         return []
     return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"

@@ -1,16 +1,17 @@
 """The symptoms of a run that learns nothing, less than it could, or gets worse; each with its bound.
 
-One function a symptom: a `Run` -> what was seen, or None.
+One function a symptom: a `Run` -> what was seen, or None. Bounds that series.py needs too stand there.
 
-Does not say what to do about it: diagnosis.py does.
+Does not name cause and remedy: the texts of diagnosis.py do.
 """
 
 from __future__ import annotations
 
 import math
 from statistics import fmean, median
+from typing import Any, NamedTuple
 
-from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Seen, Series, percent
+from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
 
 FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
@@ -46,7 +47,12 @@ LOSS_SMALL = 0.01  # a loss that is read as zero
 FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
 
 
-# The checks, one for each finding: Run -> Seen, or None. All but the figures of their texts stands in CHECKS below.
+class Seen(NamedTuple):
+    """What a check has found: the figures in words and as numbers, and the line of the recipe."""
+
+    words: str
+    figures: dict[str, Any]
+    setting: str
 
 
 def flat_reward(run: Run) -> Seen | None:
@@ -413,3 +419,7 @@ def loss_near_zero(run: Run) -> Seen | None:
         return None
     words = f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}"
     return Seen(words, {"loss": size, "grad_norm": gradient.level}, "none")
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
