@@ -15,7 +15,7 @@ from grpo_math.checks import machine
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.generation.server import RANKS
-from grpo_math.planner import memory
+from grpo_math.planner import activations
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.fields import fields as all_fields
@@ -227,4 +227,4 @@ def adapter(setup: Setup) -> Iterator[Said]:
         raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
     for name in kept:
         one_of("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
-    memory.targets(shape, s)
+    activations.targets(shape, s)

@@ -1,6 +1,6 @@
 """Shapes and settings -> bytes of each term on one GPU, while the policy is trained and while it generates. Pure.
 
-A term is either counted (weights, adapter, gradients, optimizer state, KV cache; what autograd saves, to 5%) or an
+A term is either counted (weights, adapter, gradients, optimizer state, KV cache; activations.py, to 5%) or an
 allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, temporaries of the backward pass and of sampling). Terms are
 added up although not all of them peak at the same moment: an upper bound. tests/planner holds both to what torch
 allocates on a CPU; on a GPU nothing here has been measured.
@@ -10,13 +10,20 @@ Does not know fragmentation: plan.py keeps a margin for it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError
-from grpo_math.planner.model import Linear, Shape
+from grpo_math.planner.activations import (
+    Precision,
+    Work,
+    activations,
+    layer_workspace,
+    lm_head_workspace,
+    packs,
+    targets,
+)
+from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Zero
 from grpo_math.run.machine import GB
 from grpo_math.trainer.arrange import fill
@@ -26,8 +33,6 @@ COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
-OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
-HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
 TERMS = {
     "base_weights": "base weights",
@@ -48,41 +53,6 @@ TERMS = {
     "vllm_overhead": "vLLM overhead",
     "cuda_context": "CUDA context",
 }
-
-
-class Precision(NamedTuple):
-    """Bytes of an element: weights and residual stream, matrix products, adapter weights.
-
-    ``compute`` differs from ``stream`` under autocast alone: float32 weights, 16-bit products.
-    """
-
-    stream: int
-    compute: int
-    adapter: int
-    autocast: bool
-
-
-class Work(NamedTuple):
-    """The largest micro-batch: ``prompts`` of ``prompt`` tokens, ``rows`` completions of ``completion`` tokens, and one
-    more of ``last`` tokens that fills it."""
-
-    prompts: int
-    rows: int
-    prompt: int
-    completion: int
-    packed: bool
-    last: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Packed: (prompt - 1) once a prompt, and every completion token. Otherwise every row has both."""
-        if self.packed:
-            return self.prompts * (self.prompt - 1) + self.scored
-        return self.rows * (self.prompt + self.completion)
-
-    @property
-    def scored(self) -> int:
-        return self.rows * self.completion + self.last
 
 
 @dataclass(frozen=True)
@@ -159,38 +129,6 @@ def four_bit(n: int, nested: bool) -> int:
     return -(-n // 2) + constants + 16 * 4
 
 
-def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
-    """The linear maps of a layer that get a LoRA: peft's reading of ``lora_target_modules``.
-
-    peft's own choice for these families is q_proj and v_proj. TRL makes the one name of a list a string, which peft
-    then takes as an expression for the whole name of a module.
-    """
-    wanted = settings["lora_target_modules"]
-    if not settings["use_peft"]:
-        return ()
-    if wanted is None:
-        wanted = ["q_proj", "v_proj"]
-    if isinstance(wanted, list) and len(wanted) == 1:
-        wanted = wanted[0]
-    linears = shape.linears()
-    if wanted == "all-linear":
-        return linears
-    if isinstance(wanted, str):
-        return _found(tuple(x for x in linears if re.fullmatch(wanted, f"model.layers.0.{x.path}")), wanted)
-    paths = {f"model.layers.0.{linear.path}" for linear in linears}
-    for name in wanted:
-        if not any(path == name or path.endswith(f".{name}") for path in paths):
-            _found((), name)
-    return tuple(x for x in linears if any(f".{x.path}".endswith(f".{name}") for name in wanted))
-
-
-def _found(linears: tuple[Linear, ...], wanted: str) -> tuple[Linear, ...]:
-    if linears:
-        return linears
-    names = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-    raise ConfigError("lora_target_modules", wanted, "matches no linear map of a layer", f"use all-linear, or {names}")
-
-
 def trainable(shape: Shape, settings: Mapping[str, Any]) -> list[tuple[int, int]]:
     """(parameters of a tensor, how many such tensors) of all that is trained.
 
@@ -231,142 +169,6 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
     if name == "paged_adamw_32bit":
         return sum(8 * n * count for n, count in tensors)
     return sum((2 * element * n + 4) * count for n, count in tensors)
-
-
-# What autograd saves
-
-
-def layer_saved(
-    shape: Shape, settings: Mapping[str, Any], precise: Precision, work: Work, *, cpu: bool = False, first: bool = False
-) -> int:
-    """Bytes that autograd keeps of one layer, as transformers writes it.
-
-    Each norm keeps its input in float32 and one factor a token (and its normalised input where its weight is trained);
-    a linear map keeps its input where its weight is trained or has a LoRA, in another copy where that input has to be
-    cast; the MLP keeps gate, activated gate and up; attention what `_attention_saved` says. ``first``: the layer whose
-    input needs no gradient, with a frozen embedding and no checkpointing.
-    """
-    s, c, _, _ = precise
-    full, h, i, tokens = not settings["use_peft"], shape.hidden, shape.intermediate, work.tokens
-    targeted = {linear.name for linear in targets(shape, settings)}
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    gemma, kernel = shape.family.startswith("gemma"), attention_kernel(shape, settings)
-
-    def norm(width: int, dtype: int, rows: int = 1) -> int:
-        # Gemma multiplies in float32, the others in the dtype of the input.
-        return 4 * width + 4 * rows + full * (4 if gemma else dtype) * width
-
-    def inputs(names: tuple[str, ...], n_in: int, dtype: int, held: bool = False) -> int:
-        return _inputs_saved(n_in, dtype, [name in targeted for name in names], full, settings, precise, held)
-
-    norms = norm(h, s) * shape.norms_per_layer - (first and not full) * norm(h, s)
-    if shape.qk_norm:
-        norms += norm(q, c, shape.heads) + norm(kv, c, shape.kv_heads)
-    maps = inputs(("q_proj", "k_proj", "v_proj"), h, s) + inputs(
-        ("o_proj",), q, c, not work.packed and kernel != "eager"
-    )
-    maps += inputs(("gate_proj", "up_proj"), h, s) + inputs(("down_proj",), i, c) + 3 * c * i
-    cast = sum(linear.weights for linear in shape.linears()) * c if s != c else 0
-    return tokens * (norms + maps) + _attention_saved(shape, precise, work, kernel, cpu) + cast
-
-
-def _inputs_saved(
-    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Mapping[str, Any], precise: Precision, held: bool
-) -> int:
-    """Bytes a token of the linear maps that share one input of ``dtype``; ``lora`` says which of them have one.
-
-    ``held``: something else keeps that input already.
-    """
-    _, c, a, autocast = precise
-    product = c if autocast else a  # what a LoRA's input is cast to
-    shared, own = False, 0
-    for has_lora in lora:
-        if full and dtype == c:
-            shared = True
-        elif full:
-            own += c * n_in
-        if not has_lora:
-            continue
-        own += settings["lora_r"] * product
-        if settings["lora_dropout"] > 0:
-            own += n_in + product * n_in  # the mask, and what it leaves
-        elif dtype == a == product:
-            shared = True
-        else:
-            own += product * n_in
-    return own + (shared and not held) * dtype * n_in
-
-
-def packs(shape: Shape, settings: Mapping[str, Any]) -> bool:
-    """Whether the trainer packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
-    return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
-
-
-def attention_kernel(shape: Shape, settings: Mapping[str, Any]) -> str:
-    """eager, flash or sdpa. Where nothing is asked for, transformers runs Gemma 2, with soft-capped scores, eagerly."""
-    asked = settings["attn_implementation"] or ("eager" if shape.family == "gemma2" else "sdpa")
-    return "flash" if "flash" in asked else asked
-
-
-def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, cpu: bool) -> int:
-    """Bytes that the attention of a layer keeps: query, keys, values, output, a float32 for each head and token.
-
-    Packed (attention.py): queries of the segments a second time, and keys and values of [prompt, segment] for each
-    segment, there for every query head unless on a CPU. Unpacked: keys and values repeated, and a mask for each row;
-    eager also keeps the scores; flash repeats nothing.
-    """
-    s, c, _, _ = precise
-    heads, q, kv = shape.heads, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    tokens = work.tokens
-    if not work.packed:
-        scores = work.rows * (work.prompt + work.completion) ** 2
-        if kernel == "flash":
-            return tokens * (2 * c * (q + kv) + 4 * heads)
-        if kernel == "eager":  # the softmax in float32, its cast, and Gemma 2's tanh
-            kept = 4 + (c if c != 4 else 0) + (c if shape.family == "gemma2" else 0)
-            return tokens * 3 * c * q + scores * heads * kept
-        return tokens * (4 * c * q + 4 * heads) + scores * c
-    c = 4 if cpu else c  # trainer/attention.py computes in float32 there
-    keys = work.rows * (work.prompt - 1 + work.completion) + (work.last and work.prompt - 1 + work.last)
-    kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
-    prompts = tokens - work.scored
-    whole = tokens if kept_whole else prompts
-    saved = whole * c * (q + kv) + tokens * c * kv  # queries and keys, values
-    saved += prompts * (c * q + 4 * heads)
-    saved += work.scored * (2 * c * q + 4 * heads) + 2 * keys * c * (kv if cpu else q)
-    return saved + work.prompts * work.completion * (work.prompt - 1 + work.completion) * c
-
-
-def activations(shape: Shape, settings: Mapping[str, Any], precise: Precision, work: Work, *, cpu: bool = False) -> int:
-    """Bytes kept between the forward and the backward pass of the largest micro-batch.
-
-    With checkpointing (arXiv 1604.06174): the input of every layer, and all of the one layer that is recomputed.
-    Without: all of every layer. Both: the rotary tables, the last norm, and the scored hidden states of the LM head.
-    """
-    s, h, tokens = precise.stream, shape.hidden, work.tokens
-    full = not settings["use_peft"]
-    ends = tokens * (2 * shape.head_dim * s + 4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
-    if settings["gradient_checkpointing"]:
-        kept = min(shape.layers, OFFLOAD_STASH) if settings["activation_offloading"] else shape.layers
-        return kept * tokens * h * s + layer_saved(shape, settings, precise, work, cpu=cpu) + ends
-    first = layer_saved(shape, settings, precise, work, cpu=cpu, first=True)
-    return first + (shape.layers - 1) * layer_saved(shape, settings, precise, work, cpu=cpu) + ends
-
-
-def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
-    """TRL's fused LM head (trl/kernels/chunked_logprob.py): one tile of logits, a float32 gradient of the hidden states
-    and, where the head is trained, of its weights, and both once more in their own dtype."""
-    tile = min(scored, HEAD_TOKENS) * HEAD_VOCAB * precise.compute
-    hidden = scored * shape.hidden * (4 + precise.stream)
-    if precise.stream != precise.compute:  # a slice of the weights, cast
-        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.compute
-    return tile + hidden + full * shape.vocab * shape.hidden * (4 + precise.stream)
-
-
-def layer_workspace(shape: Shape, precise: Precision, work: Work) -> int:
-    """An allowance for gradients on their way through one layer: three of the MLP's width, two of the stream in
-    float32."""
-    return work.tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
 
 
 # The phases

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, memory
+from grpo_math.planner import activations, devices, memory
 from grpo_math.planner.memory import Run
 from grpo_math.planner.model import Shape, read_config, shape_of
 from grpo_math.planner.settings import NotPlanned, Zero, resolve
@@ -326,7 +326,7 @@ def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, 
     changes: list[dict[str, Any]] = []
     in_16_bit = [{"dtype": "bfloat16"}] if s["dtype"] == "float32" and not s["use_cpu"] else []
     changes += in_16_bit if s["use_peft"] else []  # frozen weights lose next to nothing by it
-    packs = memory.packs(machine.shape, s)
+    packs = activations.packs(machine.shape, s)
     if not s["pack_updates"]:
         changes.append({"pack_updates": True})
     if generation == "colocate":

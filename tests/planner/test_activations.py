@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from grpo_math.checks.bench import _peak
-from grpo_math.planner import memory
-from grpo_math.planner.memory import Precision, Work
+from grpo_math.planner import activations
+from grpo_math.planner.activations import Precision, Work
 from grpo_math.planner.model import shape_of
 from grpo_math.planner.settings import resolve
 from grpo_math.trainer import attention
@@ -95,8 +95,8 @@ def counted(
     """(the formula's bytes, of which one layer)."""
     config = {"model_type": family, "vocab_size": 512, "num_hidden_layers": layers, **sizes}
     shape = shape_of(family, config)
-    layer = memory.layer_saved(shape, settings, precise, work, cpu=True)
-    return memory.activations(shape, settings, precise, work, cpu=True), layer
+    layer = activations.layer_saved(shape, settings, precise, work, cpu=True)
+    return activations.activations(shape, settings, precise, work, cpu=True), layer
 
 
 LORA = {"use_peft": True, "lora_dropout": 0.0, "lora_r": 4}
@@ -174,7 +174,7 @@ def test_repeated_keys_are_counted(work, keys_repeated):
     settings = resolve({"gradient_checkpointing": False})
     measured = saved_bytes(build("qwen2", WIDE, 3, settings, torch.float32), work)
     shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 3, **WIDE})
-    assert memory.activations(shape, settings, FLOAT32, work) == pytest.approx(measured, rel=0.05)
+    assert activations.activations(shape, settings, FLOAT32, work) == pytest.approx(measured, rel=0.05)
 
 
 BROAD = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2}
@@ -211,11 +211,11 @@ def test_so_does_one_with_repeated_keys(keys_repeated):
     settings = resolve({**CASES["lora everywhere"], "gradient_checkpointing": True})
     measured = peak_bytes(build("qwen2", BROAD, 4, settings, torch.float32), work)
     shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 4, **BROAD})
-    plan = memory.activations(shape, settings, FLOAT32, work) + update_workspace(settings, work)
+    plan = activations.activations(shape, settings, FLOAT32, work) + update_workspace(settings, work)
     assert 0.98 < plan / measured < 1.35
 
 
 def update_workspace(settings: dict[str, Any], work: Work) -> int:
     shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 4, **BROAD})
-    head = memory.lm_head_workspace(shape, not settings["use_peft"], work.scored, FLOAT32)
-    return head + memory.layer_workspace(shape, FLOAT32, work)
+    head = activations.lm_head_workspace(shape, not settings["use_peft"], work.scored, FLOAT32)
+    return head + activations.layer_workspace(shape, FLOAT32, work)

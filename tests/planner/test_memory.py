@@ -10,8 +10,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import memory
-from grpo_math.planner.memory import Precision, Run, Work
+from grpo_math.planner import activations, memory
+from grpo_math.planner.activations import Precision, Work
+from grpo_math.planner.memory import Run
 from grpo_math.planner.model import Shape, shape_of, shipped
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.run import machine
@@ -63,7 +64,7 @@ def test_a_name_that_no_linear_map_has_is_refused():
     shape = shape_of("x", {"model_type": "llama", **SMALL})
     for targets in (["q_proj", "query"], "query", ["query"]):
         with pytest.raises(ConfigError, match="lora_target_modules='query'"):
-            memory.targets(shape, resolve({"use_peft": True, "lora_target_modules": targets}))
+            activations.targets(shape, resolve({"use_peft": True, "lora_target_modules": targets}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -206,7 +207,7 @@ def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, work):
 @pytest.mark.parametrize("family", ["gemma2", "mistral"])
 def test_sliding_windows_are_not_packed(family):
     config = {"model_type": family, **SMALL, "sliding_window": 32}
-    assert not memory.packs(shape_of(family, config), resolve({}))
+    assert not activations.packs(shape_of(family, config), resolve({}))
 
 
 def phases(recipe: dict[str, Any], deepspeed: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -263,9 +264,9 @@ def test_a_sleeping_vllm_takes_its_share_in_generation_alone():
 def test_the_fused_head_is_a_tile_and_float32_gradients():
     shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
     precise = Precision(2, 2, 4, True)
-    lora = memory.lm_head_workspace(shape, False, 10_000, precise)
+    lora = activations.lm_head_workspace(shape, False, 10_000, precise)
     assert lora == 4096 * 32768 * 2 + 10_000 * 896 * (4 + 2)
-    assert memory.lm_head_workspace(shape, True, 10_000, precise) - lora == 151936 * 896 * 6
+    assert activations.lm_head_workspace(shape, True, 10_000, precise) - lora == 151936 * 896 * 6
 
 
 def test_offloading_keeps_five_layer_inputs_on_the_gpu_and_copies_all_to_main_memory():
