@@ -1,6 +1,6 @@
 """Checks of the tokenizer: where a turn ends, padding, the length of the prompts.
 
-The tokenizer is given; no weights are read.
+Does not load the tokenizer, which is given, and reads no weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of what a run rewards: golds that can be graded, and rewards that pay a right answer more than a wrong one.
 
-Both are tried on made-up completions in the template's format; no model is asked.
+Both are tried on made-up completions in the template's format. Does not ask a model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of what a run talks to: the Hub and the model on it, trackers, a vLLM server.
 
-Each question waits a few seconds at most. Keys are looked for and never printed; the Hub's goes to the Hub alone.
+Each question waits a few seconds at most. Does not print a key; the Hub's goes to the Hub alone.
 """
 
 from __future__ import annotations
@@ -28,23 +28,12 @@ from grpo_math.run.redact import is_address
 SECONDS = 5.0  # that an answer may take
 # transformers' names of trackers, and the package of each
 TRACKERS = {
-    "azure_ml": "azureml",
-    "comet_ml": "comet_ml",
-    "mlflow": "mlflow",
-    "neptune": "neptune",
-    "tensorboard": "tensorboard",
-    "trackio": "trackio",
-    "wandb": "wandb",
-    "codecarbon": "codecarbon",
-    "clearml": "clearml",
-    "dagshub": "dagshub",
-    "flyte": "flytekit",
-    "dvclive": "dvclive",
-    "swanlab": "swanlab",
+    **{"azure_ml": "azureml", "comet_ml": "comet_ml", "mlflow": "mlflow", "neptune": "neptune"},
+    **{"tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb", "codecarbon": "codecarbon"},
+    **{"clearml": "clearml", "dagshub": "dagshub", "flyte": "flytekit", "dvclive": "dvclive", "swanlab": "swanlab"},
     "kubeflow": "kubeflow",
 }
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
-
 WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate
 
 

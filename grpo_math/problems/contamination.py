@@ -89,7 +89,7 @@ def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM
 
 
 def against(problems: Sequence[Row], training: str) -> dict[str, Any]:
-    """`overlap` with a training set by name, as `data.load_problems` takes it, and ``:SPLIT`` unless it is train."""
+    """`overlap` with a training set by name, as `load_problems` takes it, and ``:SPLIT`` unless it is train."""
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"

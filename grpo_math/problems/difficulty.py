@@ -1,14 +1,11 @@
-r"""How hard each problem is for the model that is to be trained: its pass rate, measured once and kept in a file.
+r"""Problems chosen and ordered by how hard each is for the model that is to be trained: by its pass rate.
 
 .. math:: \text{pass rate} = \frac{\text{completions graded correct}}{\text{completions that could be graded}}
 
 A problem that is always or never solved gives a group without signal. `in_band` keeps the problems between two rates
-(DAPO, arXiv 2503.14476, drops the two ends), `easy_to_hard` orders them. The file is JSONL: one line says what was
-measured (model, template, temperature, longest completion, completions a problem), and then there is one line for
-each problem. It is written as the measuring goes, so that what was interrupted goes on; it serves every data set whose
-problems are in it.
+(DAPO, arXiv 2503.14476, drops the two ends), `easy_to_hard` orders them.
 
-Does not use vLLM, and does not look again: the rates are those of the model before training.
+Does not measure the rates: evaluation/pass_rates.py does.
 """
 
 from __future__ import annotations

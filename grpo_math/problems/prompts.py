@@ -1,8 +1,7 @@
-r"""A problem -> the prompt that the model sees, and the answer format that this prompt asks for.
+r"""A problem -> the prompt that the model sees, which asks for the answer in a format.
 
 Each template is one function: the text of a problem -> a text, or a list of chat messages, that TRL can tokenize.
-Its name is also the name of the answer format, and `FORMATS` holds what that format looks like. No other module
-spells an answer marker.
+Its name is also the name of the answer format, and grading/formats.py holds what that format looks like.
 
 >>> r1_zero("What is 3 + 4?")[-20:]
 '?\nAssistant: <think>'

@@ -32,7 +32,7 @@ def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> N
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """As `resume.replace_text`: a reader never sees half a file. The folder is made."""
+    """As `replace_text`: a reader never sees half a file. The folder is made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")

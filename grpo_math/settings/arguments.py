@@ -1,6 +1,6 @@
 """The settings of a run beside TRL's: data, template, rewards, evaluation, difficulty.
 
-Does not import torch. Does not hold what the trainer itself reads: trainer/config.py does.
+Does not import torch, nor hold what the trainer itself reads (trainer/config.py) or the ranges of numbers (recipe.py).
 """
 
 from __future__ import annotations
@@ -79,11 +79,6 @@ class TrainArguments:
         one_of("template", self.template, tuple(TEMPLATES))
         one_of("curriculum", self.curriculum, CURRICULA)
         one_of("resume", self.resume, resume.MODES)
-        for name in ("eval_n", "heldout_every", "heldout_n", "watchdog_minutes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "is negative", "give 0 or more")
-        if self.difficulty_samples < 1:
-            raise ConfigError("difficulty_samples", self.difficulty_samples, "measures nothing", "give 1 or more")
         band = self.difficulty_band
         if band is not None and not (len(band) == 2 and 0 <= band[0] <= band[1] <= 1):
             raise ConfigError("difficulty_band", band, "is no band of pass rates", "give two, for example 0.1 0.9")

@@ -50,9 +50,6 @@ class Field(NamedTuple):
     choices: tuple[str, ...]
 
 
-# The fields, from the source of their classes
-
-
 @functools.cache
 def fields() -> dict[str, Field]:
     """Every field of a recipe by name."""

@@ -1,9 +1,5 @@
 """A recipe and a command line -> every setting, without torch: its name, kind, choices and range are checked here.
 
-The fields are read out of the source of the classes that hold them (`SOURCES`), since importing those takes seconds: a
-name, a default or a choice stands in one place. What two settings mean together is checked where they meet: batch.py,
-trainer/config.py, conflicts.py.
-
 >>> settings = read(["--learning_rate", "1e-5", "--use_peft"])
 >>> settings.values["learning_rate"], settings.values["use_peft"], settings.values["beta"], settings.problems
 (1e-05, True, 0.0, [])
@@ -11,6 +7,8 @@ trainer/config.py, conflicts.py.
 --temprature is no setting: did you mean --temperature?
 >>> print(read(["--temperature", "0"]).problems[0])
 temperature='0' is out of range: give a number above 0
+
+Does not check what two settings mean together: batch.py, conflicts.py and trainer/config.py do.
 """
 
 from __future__ import annotations
