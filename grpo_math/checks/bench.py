@@ -299,7 +299,7 @@ def bench_update(
 ) -> dict[str, Any]:
     """What the update of each shape takes, stock TRL and ours; ``ratio`` is TRL / ours, the median of paired runs.
 
-    ``model`` is what `models.model_path` takes, or `QWEN2_SMALL`. ``lora_r`` 0 trains all weights. Gradient
+    ``model`` is what `model_path` takes, or `QWEN2_SMALL`. ``lora_r`` 0 trains all weights. Gradient
     checkpointing is on, as in TRL's own defaults. Bytes are the peak of what the update allocates, beyond what is held
     before it.
     """
@@ -369,9 +369,8 @@ def _compare(shape: Shape, settings: Settings, runs: int, seed: int, bar: Any) -
 def table(results: dict[str, Any], bars: dict[str, float] | None = None) -> str:
     """The results as lines for a terminal; with ``bars``, the least ratio of each shape and whether it was met."""
     clock = "CPU s" if results["device"] == "cpu" else "s"
-    head = f"{results['model']}, {results['dtype']}, " + (
-        f"LoRA r {results['lora_r']}" if results["lora_r"] else "all weights"
-    )
+    trained = f"LoRA r {results['lora_r']}" if results["lora_r"] else "all weights"
+    head = f"{results['model']}, {results['dtype']}, {trained}"
     lines = [
         f"{head}, {results['device']} ({results['threads']} threads), median of {results['runs']} interleaved runs",
         f"{'shape':<17}{'tokens TRL':>11}{'ours':>8}{'':>7}{clock + ' TRL':>10}{'ours':>8}{'ratio':>8}"
@@ -384,14 +383,8 @@ def table(results: dict[str, Any], bars: dict[str, float] | None = None) -> str:
             f"{r['peak_bytes_trl'] / 1e6:>13,.0f}{r['peak_bytes_ours'] / 1e6:>7,.0f}{r['difference']:>10.1e}"
         )
         if bars:
-            missed = [
-                what
-                for what, met in (
-                    ("ratio", r["ratio"] >= bars[r["name"]]),
-                    ("memory", r["peak_bytes_ours"] <= r["peak_bytes_trl"]),
-                )
-                if not met
-            ]
+            met = {"ratio": r["ratio"] >= bars[r["name"]], "memory": r["peak_bytes_ours"] <= r["peak_bytes_trl"]}
+            missed = [what for what, is_met in met.items() if not is_met]
             line += f"  {bars[r['name']]:.2f}x " + (f"NOT MET: {', '.join(missed)}" if missed else "met")
         lines.append(line)
     if not results["same"]:

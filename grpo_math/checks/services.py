@@ -28,10 +28,11 @@ from grpo_math.run.redact import is_address
 SECONDS = 5.0  # that an answer may take
 # transformers' names of trackers, and the package of each
 TRACKERS = {
-    **{"azure_ml": "azureml", "comet_ml": "comet_ml", "mlflow": "mlflow", "neptune": "neptune"},
-    **{"tensorboard": "tensorboard", "trackio": "trackio", "wandb": "wandb", "codecarbon": "codecarbon"},
-    **{"clearml": "clearml", "dagshub": "dagshub", "flyte": "flytekit", "dvclive": "dvclive", "swanlab": "swanlab"},
-    "kubeflow": "kubeflow",
+    name: {"azure_ml": "azureml", "flyte": "flytekit"}.get(name, name)
+    for name in (
+        *("azure_ml", "comet_ml", "mlflow", "neptune", "tensorboard", "trackio", "wandb", "codecarbon", "clearml"),
+        *("dagshub", "flyte", "dvclive", "swanlab", "kubeflow"),
+    )
 }
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
 WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate

@@ -28,6 +28,20 @@ FIELDS_OF_MODEL = {
     "revision": "model_revision",
     "quantization_config": "load_in_4bit",
 }
+# What a setting of transformers cannot be here, and why
+CANNOT_BE = (
+    ("load_best_model_at_end", True, "needs transformers' evaluations, and there are none", "leave it out"),
+    ("save_strategy", "best", "needs transformers' evaluations, and there are none", "leave it out"),
+    (
+        "enable_jit_checkpoint",
+        True,
+        "would take SIGTERM for itself",
+        "leave it out: the step is finished and saved anyway",
+    ),
+    ("remove_unused_columns", True, "would take the gold answers away from the rewards", "leave it out"),
+    ("logging_strategy", "no", "would leave the run without its history", "leave it out, or set logging_steps"),
+    ("ignore_data_skip", True, "would go on with other problems than the run has left off at", "leave it out"),
+)
 # of torch.utils.checkpoint.checkpoint
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn", "early_stop")
 
@@ -49,22 +63,9 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
     if str(config.resume_from_checkpoint).lower() == "true" and not checkpoints.checkpoints(run_dir):
         raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
-    for name in ("load_best_model_at_end", "save_strategy"):
-        value = getattr(getattr(config, name), "value", getattr(config, name))
-        if value in (True, "best"):
-            raise ConfigError(name, value, "needs transformers' evaluations, and there are none", "leave it out")
-    if config.enable_jit_checkpoint:
-        why = "would take SIGTERM for itself"
-        raise ConfigError("enable_jit_checkpoint", True, why, "leave it out: the step is finished and saved anyway")
-    if config.remove_unused_columns:
-        why = "would take the gold answers away from the rewards"
-        raise ConfigError("remove_unused_columns", True, why, "leave it out")
-    if getattr(config.logging_strategy, "value", config.logging_strategy) == "no":
-        why = "would leave the run without its history"
-        raise ConfigError("logging_strategy", "no", why, "leave it out, or set logging_steps")
-    if config.ignore_data_skip:
-        why = "would go on with other problems than the run has left off at"
-        raise ConfigError("ignore_data_skip", True, why, "leave it out")
+    for name, bad, why, remedy in CANNOT_BE:
+        if getattr(getattr(config, name), "value", getattr(config, name)) == bad:
+            raise ConfigError(name, bad, why, remedy)
     for name in config.model_init_kwargs or {}:
         if own := FIELDS_OF_MODEL.get(name):
             raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {own}")
