@@ -21,6 +21,7 @@ from transformers import GenerationConfig
 from trl import ModelConfig
 
 from grpo_math.checks.finding import Finding
+from grpo_math.checks.prompts import rendered
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.symptoms import KL_FIRST, SAMPLER_APART
 from grpo_math.grading import grade_batch
@@ -110,13 +111,7 @@ def _rows(setup: Setup) -> list[dict[str, Any]]:
 def _sample(trainer: Any, setup: Setup) -> tuple[Tensor, Tensor, Tensor, list[bool]]:
     """Ids and mask of prompts and completions (B, S + T), the sampler's log-probs (B, T), and who ended by itself."""
     tokenizer, args = trainer.processing_class, trainer.args
-    prompts = [row["prompt"] for row in _rows(setup)]
-    if not isinstance(prompts[0], str):
-        extra = args.chat_template_kwargs or {}
-        prompts = [
-            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **extra)
-            for prompt in prompts
-        ]
+    prompts = rendered(setup, _rows(setup))
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(trainer.args.device)
     config = GenerationConfig(
         max_new_tokens=args.max_completion_length,

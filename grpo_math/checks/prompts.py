@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from jinja2 import TemplateError
 
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError
+from grpo_math.problems.datasets import Row
 
 PROMPTS = 256  # that are tokenized
 ANSWER = "ANSWER"  # what the assistant says in the rendered turn
@@ -149,15 +150,16 @@ QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
 
 def lengths_of(setup: Setup) -> list[int]:
     """Tokens of a sample of the prompts as training renders them, in rising order."""
-    tokenizer = setup.tokenizer
-    prompts = [row["prompt"] for row in setup.sample(PROMPTS)]
-    if not isinstance(prompts[0], str):
-        extra = setup.settings["chat_template_kwargs"] or {}
-        prompts = [
-            tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **extra)
-            for prompt in prompts
-        ]
-    return sorted(len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"])
+    prompts = rendered(setup, setup.sample(PROMPTS))
+    return sorted(len(ids) for ids in setup.tokenizer(prompts, add_special_tokens=False)["input_ids"])
+
+
+def rendered(setup: Setup, rows: Sequence[Row]) -> list[str]:
+    """The prompts of these rows as the text that is tokenized."""
+    if not _is_chat(setup):
+        return [row["prompt"] for row in rows]
+    asks = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
+    return [setup.tokenizer.apply_chat_template(row["prompt"], **asks) for row in rows]
 
 
 def longest_prompt(setup: Setup) -> int | None:

@@ -25,10 +25,7 @@ def batch_arithmetic(setup: Setup) -> Iterator[Said]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
     found = batch.plan(setup.settings, setup.given, setup.processes)
     yield Said("info", found.line("process"), "", found._asdict())
-    wanted = found.rollout // found.generations
-    if len(setup.rows) < wanted:
-        reason = f"leaves {len(setup.rows)} problem{'' if len(setup.rows) == 1 else 's'}, and a step takes {wanted}"
-        raise ConfigError("dataset", setup.settings["dataset"], reason, "train on more problems, or on fewer in a step")
+    found.refuse_few(len(setup.rows), "dataset", setup.settings["dataset"])
 
 
 class Ignored(NamedTuple):

@@ -33,7 +33,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_math.errors import ConfigError, DataError, one_of
+from grpo_math.errors import ConfigError, DataError, first_line, one_of
 from grpo_math.grading.extract import extract_gold
 from grpo_math.grading.formats import FORMATS
 from grpo_math.problems import generated
@@ -239,12 +239,11 @@ def _from_hub(name: str, source: Source, split: str) -> list[Row]:
             huggingface_hub.HfApi().dataset_info(source.hub, timeout=10)
         return list(datasets.load_dataset(source.hub, source.config, split=split))
     except Exception as error:  # whatever stands between here and the Hub, the remedy is the same
-        first_line = (str(error).strip().splitlines() or [""])[0]
         raise ConfigError(
             "dataset",
             name,
             f"is not in a local folder, and {source.hub} cannot be had from the Hub "
-            f"({type(error).__name__}: {first_line[:120]})",
+            f"({type(error).__name__}: {first_line(error)[:120]})",
             f"set {DATA_DIR_VARIABLE} to a folder that holds {source.files[split]}, or pass --dataset generated",
         ) from None
 

@@ -22,7 +22,6 @@ from transformers import Trainer, TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.disk import naming
-from grpo_math.run.files import write_json
 from grpo_math.run.history import number
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
@@ -95,7 +94,7 @@ class History(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
-            write_json(self.path.with_name("training_history.json"), self.lines())
+            files.write_json(self.path.with_name("training_history.json"), self.lines())
 
 
 Tell = Callable[..., None]

@@ -36,6 +36,13 @@ class Batch(NamedTuple):
     def total(self) -> int:
         return self.processes * self.rows * self.steps
 
+    def refuse_few(self, problems: int, name: str, value: object) -> None:
+        """Raise `ConfigError` for problems that do not fill a rollout: TRL drops those, and would train for no step."""
+        wanted = self.rollout // self.generations
+        if problems < wanted:
+            reason = f"leaves {_counted(problems, 'problem')}, and a step takes {wanted}"
+            raise ConfigError(name, value, reason, "train on more problems, or on fewer in a step")
+
     def line(self, device: str) -> str:
         """The arithmetic in one line; ``device`` is what a process runs on, in the singular."""
         right = " x ".join((_counted(self.processes, device), _counted(self.rows, "row"), _counted(self.steps, "step")))

@@ -9,19 +9,10 @@ from typing import Any
 
 from trl import ModelConfig
 
-from grpo_math.errors import ConfigError
 from grpo_math.problems import difficulty
 from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import Batch
 from grpo_math.trainer.config import MathGRPOConfig
-
-
-def check_enough(rows: list[dict[str, Any]], config: MathGRPOConfig, name: str, value: object) -> None:
-    """TRL drops what does not fill a rollout: too few problems would train for no step at all."""
-    wanted = batch_of(config).rollout // batch_of(config).generations
-    if len(rows) < wanted:
-        reason = f"leaves {len(rows)} problem{'' if len(rows) == 1 else 's'}, and a step takes {wanted}"
-        raise ConfigError(name, value, reason, "train on more problems, or on fewer in a step")
 
 
 def way_of_measuring(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig) -> dict[str, Any]:
@@ -48,7 +39,7 @@ def by_difficulty(
         rows, line = difficulty.in_band(rows, rates, *train_args.difficulty_band)
         if main_process:
             print(line, flush=True)
-        check_enough(rows, config, "difficulty_band", train_args.difficulty_band)
+        batch_of(config).refuse_few(len(rows), "difficulty_band", train_args.difficulty_band)
     return difficulty.easy_to_hard(rows, rates) if train_args.curriculum == "easy_to_hard" else rows
 
 
