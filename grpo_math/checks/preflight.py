@@ -96,14 +96,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
 # What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
 EARLY = (
-    "versions",
-    "number_format",
-    "deepspeed",
-    "without_effect",
-    "in_use",
-    "output_dir",
-    "problems",
-    "rewards",
+    *("versions", "number_format", "deepspeed", "without_effect", "in_use", "output_dir", "problems", "rewards"),
     "trackers",
 )
 
