@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate.logging import get_logger
+from torch import Tensor
 
 from grpo_math.errors import OutOfMemory
 from grpo_math.trainer.arrange import fill, packed_tokens
@@ -78,3 +79,51 @@ class TokenBudget:
                 reason = str(error)  # halved outside of the handler, whose traceback holds the activations
             tokens = sum(lengths) + -(-len(lengths) // group) * (prompt - 1)
             budget = self.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
+
+
+class Redo:
+    """An optimizer step is done once more, in smaller parts, where memory runs out in one of its training steps."""
+
+    def __init__(self, accelerator: Any, budget: TokenBudget, cutter: Cutter) -> None:
+        self.accelerator, self.budget, self.cutter = accelerator, budget, cutter
+        self.running: dict[str, Any] | None = None  # the parts of the training step that is under way
+        self.done: list[dict[str, Any]] = []  # those of the optimizer step's training steps that are done
+
+    def step(
+        self,
+        model: Any,
+        train: Callable[[], Tensor],
+        loss_of: Callable[[Any, dict[str, Any]], Tensor],
+        waiting: Callable[[], Iterable[dict[str, Any]]],
+    ) -> Tensor:
+        """A training step: ``train()``, and again as often as it takes. ``waiting`` are the steps of later updates."""
+        reason: str | None = None
+        self.running = None
+        while True:
+            try:
+                if reason is not None:
+                    self._start_again(model, loss_of)
+                loss = train()
+                break
+            except torch.OutOfMemoryError as error:
+                if self.running is None:  # in generation
+                    raise
+                reason = str(error)
+            # outside of the handler, whose traceback holds the activations
+            self.budget.cut([*self.done, *waiting()], self.cutter, reason)
+        if self.running is not None:
+            self.done.append(self.running)
+        if self.accelerator.sync_gradients:
+            self.done.clear()
+        self.running = None
+        return loss
+
+    def _start_again(self, model: Any, loss_of: Callable[[Any, dict[str, Any]], Tensor]) -> None:
+        """The gradient of this optimizer step's training steps that were done, from zero."""
+        model.zero_grad(set_to_none=True)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        running = self.running
+        for step in self.done:
+            self.accelerator.backward(loss_of(model, step))
+        self.running = running

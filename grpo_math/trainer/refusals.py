@@ -39,7 +39,9 @@ def ignored(c: Any) -> list[tuple[Any, str, str]]:
     defaults = {"entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
     moved = [(name, getattr(c, name)) for name, default in defaults.items() if getattr(c, name) != default]
     upper = "loss_type='cispo' has an upper bound alone, which epsilon_high gives"
-    corrects = c.vllm_importance_sampling_correction
+    adaptive = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+    no_server = c.use_vllm and c.vllm_server_base_url and c.vllm_mode != "server"
+    correction = "vllm_importance_sampling_mode vllm_importance_sampling_clip_max"
     return [
         (sums, "baseline", f"{its} has a baseline of its own"),
         (sums, "scale_rewards", f"{its} has a scale of its own"),
@@ -63,24 +65,12 @@ def ignored(c: Any) -> list[tuple[Any, str, str]]:
         (c.loss_type != "sapo", "sapo_temperature_pos sapo_temperature_neg", f"{kind} is not sapo"),
         (c.loss_type != "vespo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg", f"{kind} is not vespo"),
         (c.loss_type == "vespo", "importance_sampling_level", f"{kind} weighs the sequence itself"),
-        (
-            not c.use_adaptive_entropy,
-            "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
-            "use_adaptive_entropy=False",
-        ),
+        (not c.use_adaptive_entropy, adaptive, "use_adaptive_entropy=False"),
         (no_kl, "kl_estimator use_bias_correction_kl sync_ref_model", "beta=0 leaves the KL term out"),
         (not c.sync_ref_model, "ref_model_mixup_alpha ref_model_sync_steps", "sync_ref_model=False"),
         (not c.use_vllm, "vllm_sync", "use_vllm=False"),
-        (
-            c.use_vllm and c.vllm_server_base_url and c.vllm_mode != "server",
-            "vllm_server_base_url",
-            f"vllm_mode={c.vllm_mode!r} has no server",
-        ),
-        (
-            not corrects,
-            "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
-            "vllm_importance_sampling_correction=False",
-        ),
+        (no_server, "vllm_server_base_url", f"vllm_mode={c.vllm_mode!r} has no server"),
+        (not c.vllm_importance_sampling_correction, correction, "vllm_importance_sampling_correction=False"),
     ]
 
 
@@ -99,13 +89,12 @@ def refuse(config: Any) -> None:
         value = getattr(config, name)
         if not (name in ("baseline", "surrogate") and is_own(value)):
             one_of(name, {True: "group", False: "none"}.get(value, value), choices)  # TRL takes both for scale_rewards
-    _refuse_numbers(config)
+    _refuse_values(config)
     for holds, names, why in ignored(config):
         for name in names.split() if holds else ():
             value, default = getattr(config, name), config.__dataclass_fields__[name].default
             if value != default:
                 raise ConfigError(name, value, f"would be ignored ({why})", f"leave it at {default!r}")
-    _refuse_memory(config)
     _refuse_loss(config)
     if config.reference_refresh_steps:
         _refuse_refresh(config)
@@ -116,7 +105,7 @@ def refuse(config: Any) -> None:
         try_surrogate(config.surrogate)
 
 
-def _refuse_numbers(c: Any) -> None:
+def _refuse_values(c: Any) -> None:
     if not 0.0 <= c.top_entropy_quantile <= 1.0:
         raise ConfigError("top_entropy_quantile", c.top_entropy_quantile, "is no share", "use a number from 0 to 1")
     for name in ("advantage_eps", "grade_timeout"):
@@ -132,9 +121,6 @@ def _refuse_numbers(c: Any) -> None:
     if c.use_adaptive_entropy and c.entropy_coef_min > c.entropy_coef_max:
         reason = f"is above entropy_coef_max={c.entropy_coef_max:g}"
         raise ConfigError("entropy_coef_min", c.entropy_coef_min, reason, "give a smaller number")
-
-
-def _refuse_memory(c: Any) -> None:
     if c.activation_offloading and not c.gradient_checkpointing:
         reason = "without gradient_checkpointing would copy all that every layer saves"
         raise ConfigError("activation_offloading", True, reason, "set gradient_checkpointing to true")
@@ -207,10 +193,8 @@ def refuse_refresh_within_a_rollout(c: Any) -> None:
     rollout = (c.steps_per_generation or 1) * c.num_iterations
     updates = rollout // math.gcd(rollout, c.gradient_accumulation_steps)
     if c.reference_refresh_steps % updates:
-        raise ConfigError(
-            "reference_refresh_steps",
-            c.reference_refresh_steps,
+        reason = (
             f"falls within a rollout, which serves {updates} optimizer steps (num_iterations={c.num_iterations},"
-            f" steps_per_generation={c.steps_per_generation})",
-            f"use a multiple of {updates}",
+            f" steps_per_generation={c.steps_per_generation})"
         )
+        raise ConfigError("reference_refresh_steps", c.reference_refresh_steps, reason, f"use a multiple of {updates}")

@@ -127,3 +127,19 @@ def put_back(trainer: Any, then: Mapping[str, Any]) -> None:
     torch.set_rng_state(then["torch"])
     if then["cuda"] is not None:
         torch.cuda.set_rng_state(then["cuda"])
+
+
+def save_last_step(trainer: Any) -> None:
+    """A checkpoint as it would have been before the step that is under way, which has drawn random numbers."""
+    if trainer._last_step is not None:  # else none was done since the run started, or went on from a checkpoint
+        put_back(trainer, trainer._last_step)
+        trainer._save_checkpoint(trainer.model, trial=None)
+    trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+
+
+def saved_before(trainer: Any, error: Exception) -> str:
+    """`save_last_step`, for a run that cannot go on; the error with where the checkpoint is."""
+    save_last_step(trainer)
+    if not trainer.state.global_step:
+        return str(error)
+    return f"{error} (checkpoint-{trainer.state.global_step} is saved: the same command goes on from it)"

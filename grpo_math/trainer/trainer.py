@@ -23,7 +23,7 @@ The way of the data, each stop with the override that it begins in and the file 
 
 This is the only file that overrides private methods of TRL; `tests/trainer/test_trl_contract.py` holds their
 signatures. What TRL calls in between hands nothing on, so that a few attributes have to: ``_grades``,
-``_rewards_per_func``, ``_logps``, ``_running``. Where this differs from TRL:
+``_rewards_per_func``, ``_logps``, ``Redo.running``. Where this differs from TRL:
 
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
 - a reward function that raises is called once more, and one that fails ends the run on every rank, with a checkpoint
@@ -74,7 +74,7 @@ from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.trainer import longest, losses, scoring, state, verdicts
 from grpo_math.trainer.advantages import advantages, weighted
-from grpo_math.trainer.budget import TokenBudget
+from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -106,8 +106,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self.meter = StepMeter(lambda: self._metrics[self._mode])
         self._grades: list[Any] | None = None
         self._mishaps, self._retries = Mishaps(), 0  # of this rank in these rewards; of all ranks in this rollout
-        self._running: dict[str, Any] | None = None  # the parts of the training step that is under way
-        self._accumulated: list[Any] = []  # those of the optimizer step's training steps that are done
         self._logps: Tensor | None = None  # what was scored last
         self._nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         self._aside: Path | None = None  # where a checkpoint is being written
@@ -130,17 +128,12 @@ class MathGRPOTrainer(GRPOTrainer):
         packs = settings.pack_updates and scoring.set_up(
             models, self._is_vlm, self.use_transformers_continuous_batching
         )
-        own_loss = is_own(settings.surrogate)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
-        self.cutter = Cutter(
-            accelerator,
-            self.loss_type,
-            whole=whole,
-            only_signal=self.beta == 0.0 and not whole and not own_loss,
-            every_step=self.is_deepspeed_enabled,
-        )
+        only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
+        self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, every_step=self.is_deepspeed_enabled)
         alone = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(settings.update_token_budget, cuts=packs and not whole, alone=alone)
+        self._redo = Redo(accelerator, self.budget, self.cutter)
         self.scorer = scoring.PackedScorer(accelerator, self.budget) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
@@ -168,21 +161,7 @@ class MathGRPOTrainer(GRPOTrainer):
             try:
                 return super()._generate_single_turn(*args, **kwargs)
             except ServerAway as error:
-                raise UserError(self._saved_before(error)) from None
-
-    def _saved_before(self, error: Exception) -> str:
-        """A checkpoint of the steps that are done, for a run that cannot go on; the error with where it is."""
-        self._save_last_step()
-        if not self.state.global_step:
-            return str(error)
-        return f"{error} (checkpoint-{self.state.global_step} is saved: the same command goes on from it)"
-
-    def _save_last_step(self) -> None:
-        """A checkpoint as it would have been before the step that is under way, which has drawn random numbers."""
-        if self._last_step is not None:  # else none was done since the run started, or went on from a checkpoint
-            state.put_back(self, self._last_step)
-            self._save_checkpoint(self.model, trial=None)
-        self.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+                raise UserError(state.saved_before(self, error)) from None
 
     # Verdicts, rewards, advantages
 
@@ -217,7 +196,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._retries += sum(retries for retries, _ in of_ranks)
         self._mishaps.retries, self._mishaps.error = 0, None
         if failed := next((line for _, line in of_ranks if line), None):
-            raise RewardError(self._saved_before(RewardError(failed))) from own
+            raise RewardError(state.saved_before(self, RewardError(failed))) from own
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with self.meter.phase(metrics.SECONDS_SCORE):
@@ -301,39 +280,11 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
-        reason: str | None = None
-        self._running = None
         if self._longest_is_due:
             self._longest_is_due = False
             longest.try_longest(self, model)
-        while True:
-            try:
-                if reason is not None:
-                    self._start_again(model)
-                loss = super().training_step(model, inputs, num_items_in_batch)
-                break
-            except torch.OutOfMemoryError as error:
-                if self._running is None:  # in generation
-                    raise
-                reason = str(error)
-            # outside of the handler, whose traceback holds the activations
-            self.budget.cut([*self._accumulated, *(self._buffered_inputs or ())], self.cutter, reason)
-        if self._running is not None:
-            self._accumulated.append(self._running)
-        if self.accelerator.sync_gradients:
-            self._accumulated.clear()
-        self._running = None
-        return loss
-
-    def _start_again(self, model: Any) -> None:
-        """The gradient of this optimizer step's training steps that were done, from zero."""
-        model.zero_grad(set_to_none=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        running = self._running
-        for step in self._accumulated:
-            self.accelerator.backward(self._compute_loss(model, step))
-        self._running = running
+        step, waiting = super().training_step, lambda: self._buffered_inputs or ()
+        return self._redo.step(model, lambda: step(model, inputs, num_items_in_batch), self._compute_loss, waiting)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -344,13 +295,13 @@ class MathGRPOTrainer(GRPOTrainer):
                 parameter.grad = None
         if self._nonfinite.too_many:
             error = self._nonfinite.error(self.state.global_step)
-            self._save_last_step()
+            state.save_last_step(self)
             raise error
         return norm
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        if self._running is not None:  # once more
-            return self._running
+        if self._redo.running is not None:  # once more
+            return self._redo.running
         buffered = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         of_trl = self._buffered_inputs
@@ -365,7 +316,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if "parts" not in inputs:
             return self._loss_of(model, inputs)
-        self._running = inputs
+        self._redo.running = inputs
         if not inputs["parts"]:
             return torch.zeros((), device=self.accelerator.device, requires_grad=True)
         # As in transformers' own training step: the loss is already divided by the accumulation steps.
@@ -374,12 +325,12 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss of one micro-batch, with the surrogate and the KL estimator that were asked for."""
-        surrogate, beta, held = self.settings.surrogate, self.beta, inputs
-        if surrogate == "reinforce":
+        beta, held, settings = self.beta, inputs, self.settings
+        if settings.surrogate == "reinforce":
             held = losses.hold_ratio_at_one(inputs)
-        elif is_own(surrogate):  # TRL's own surrogate is 0 then, whatever the ratio
+        elif is_own(settings.surrogate):  # TRL's own surrogate is 0 then, whatever the ratio
             held = {**inputs, "advantages": torch.zeros_like(inputs["advantages"])}
-        our_kl = beta != 0.0 and self.settings.kl_estimator != "k3"  # TRL has k3 built in
+        our_kl = beta != 0.0 and settings.kl_estimator != "k3"  # TRL has k3 built in
         try:
             self.beta = 0.0 if our_kl else beta
             loss = super()._compute_loss(model, held)
@@ -389,30 +340,33 @@ class MathGRPOTrainer(GRPOTrainer):
         mask, now = scored(inputs), logps.detach()
         old = inputs.get("old_per_token_logps", now)
         means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
-        if is_own(surrogate):
-            own = losses.own_surrogate(surrogate, logps, old, inputs["advantages"], mask)
-            if self.use_vllm and self.vllm_importance_sampling_correction:
-                own = own * inputs["importance_sampling_ratio"]
-            loss = loss + self._aggregated(own, mask, inputs["num_items_in_batch"])
+        if is_own(settings.surrogate):
+            loss = loss + self._aggregated(self._surrogate(logps, inputs, mask), mask, inputs)
         if our_kl:
             kl = self._kl(logps, held, mask)
             means[metrics.KL] = kl.detach()
-            loss = loss + beta * self._aggregated(kl, mask, inputs["num_items_in_batch"])
+            loss = loss + beta * self._aggregated(kl, mask, inputs)
         self._log_over_tokens(means, mask)
         return loss
 
-    def _kl(self, logps: Tensor, inputs: dict[str, Any], mask: Tensor) -> Tensor:
-        kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], self.settings.kl_estimator)
+    def _surrogate(self, logps: Tensor, inputs: Rows, mask: Tensor) -> Tensor:
+        old = inputs.get("old_per_token_logps", logps.detach())
+        values = losses.own_surrogate(self.settings.surrogate, logps, old, inputs["advantages"], mask)
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        return values * inputs["importance_sampling_ratio"] if corrects else values
+
+    def _kl(self, logps: Tensor, inputs: Rows, mask: Tensor) -> Tensor:
         args: Any = self.args
+        kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], self.settings.kl_estimator)
         if not args.use_bias_correction_kl:
             return kl
         old = inputs.get("old_per_token_logps", logps.detach())
         return kl * losses.importance_ratio(logps, old, mask, self.importance_sampling_level)
 
-    def _aggregated(self, values: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
-        """Values (B, T) as TRL's loss reduces them; ``tokens`` are those of the rollout batch, over all ranks."""
-        args: Any = self.args
-        per_step, accumulation = tokens.clamp(min=1) / self.accelerator.num_processes, 1
+    def _aggregated(self, values: Tensor, mask: Tensor, inputs: Rows) -> Tensor:
+        """Values (B, T) as TRL's loss reduces them."""
+        args: Any = self.args  # its num_items_in_batch are the tokens of the rollout batch, over all ranks
+        per_step, accumulation = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes, 1
         if self._mode == "train":
             accumulation = self.current_gradient_accumulation_steps
             per_step = per_step * accumulation / args.steps_per_generation

@@ -1,4 +1,4 @@
-"""An advantage and a loss of one's own, ``module:function``: as exact as the built-in ones, refused early where wrong."""
+"""An advantage and a loss of one's own, ``module:function``: exact as the built-in ones, refused early where wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 trl_weights = test_equivalence.trl_weights
 
-MODULE = '''
+MODULE = """
 import torch
 
 def max_rl(rewards):
@@ -42,7 +42,7 @@ def too_few(*tensors):
 
 def broken(*tensors):
     return tensors[0]["x"]
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
