@@ -127,6 +127,14 @@ def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
     return torch.expm1(-difference) + difference
 
 
+def kl_term(logps: Tensor, inputs: dict[str, Any], mask: Tensor, estimator: str, level: str | None) -> Tensor:
+    """`kl_per_token` to the reference, times `importance_ratio` of this ``level``, or times nothing."""
+    kl = kl_per_token(logps, inputs["ref_per_token_logps"], estimator)
+    if level is None:
+        return kl
+    return kl * importance_ratio(logps, inputs.get("old_per_token_logps", logps.detach()), mask, level)
+
+
 def aggregate(
     values: Tensor,
     mask: Tensor,

@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_math.run import metrics
 
@@ -73,3 +75,23 @@ class StepMeter:
             log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
+
+
+def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
+    """Of the rewards (P, G) and advantages (P * G,) of all ranks, what the log says of a step.
+
+    >>> spread(torch.tensor([[1.0, 0.0], [torch.nan, 0.5]]), torch.tensor([1.0, -1.0, 0.0, 0.0]))["reward_max"]
+    1.0
+    """
+    log = {metrics.ADVANTAGE_MEAN: advantages.mean().item(), metrics.ADVANTAGE_STD: advantages.std(correction=0).item()}
+    graded = rewards[~rewards.isnan()]
+    if graded.numel():
+        log |= {metrics.REWARD_MIN: graded.min().item(), metrics.REWARD_MAX: graded.max().item()}
+    return log
+
+
+def over_tokens(values: dict[str, Tensor], mask: Tensor, accelerator: Any) -> dict[str, float]:
+    """The mean of each (B, T) over the scored tokens of all ranks."""
+    sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
+    *totals, count = accelerator.reduce(sums, reduction="sum").tolist()
+    return {name: total / max(count, 1.0) for name, total in zip(values, totals, strict=True)}

@@ -2,34 +2,24 @@
 
 The way of the data, each stop with the override that it begins in and the file that does the work:
 
-    rollout      prompts -> completions            _generate_single_turn             generation/
-       v
-    verdicts     each completion is graded once    _grade                            grading/, verdicts.py
-       v
-    rewards      (B, F), then weighted (P, G)      _calculate_rewards                rewards/
-       v         groups that teach nothing         _resample                         resample.py
-       v         give way to fresh ones
-    advantages   (P, G)                            _generate_and_score_completions   advantages.py
-       v
-    arrange      a step's rows, by prompt          _prepare_inputs                   arrange.py
-       v
-    parts        rows and what their loss weighs   _compute_loss                     parts.py, budget.py
-       v
-    log-probs    (B, T), from packed rows          _get_per_token_logps_...         scoring.py, packing.py, attention.py
-       v
-    loss         TRL's, with terms of ours         _loss_of                          losses.py, reference.py
-       v
-    gradient     of each part, added up            training_step, _get_grad_norm     nonfinite.py
+    rollout          prompts -> completions              _generate_single_turn             generation/
+    -> verdicts      each completion graded once         _grade                            grading/, verdicts.py
+    -> rewards       (B, F), then weighted (P, G)        _calculate_rewards                rewards/
+                     dull groups give way to fresh ones  _resample                         resample.py
+    -> advantages    (P, G)                              _generate_and_score_completions   advantages.py
+    -> arrange       a step's rows, by prompt            _prepare_inputs                   arrange.py
+    -> parts         rows, and what their loss weighs    _compute_loss                     parts.py, budget.py
+    -> log-probs     (B, T), from packed rows            _get_per_token_logps_...          scoring.py, packing.py
+    -> loss          TRL's, with terms of ours           _loss_of                          losses.py, reference.py
+    -> gradient      of each part, added up              training_step, _get_grad_norm     parts.py, nonfinite.py
 
 This is the only file that overrides private methods of TRL; `tests/trainer/test_trl_contract.py` holds their
 signatures. What TRL calls in between hands nothing on, so that a few attributes have to: ``_grades``,
 ``_rewards_per_func``, ``_logps``, ``Redo.running``. Where this differs from TRL:
 
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
-- a reward function that raises is called once more, and one that fails ends the run on every rank, with a checkpoint
-  (`rewards/guard.py`);
-- advantages are those of `advantages.py` (TRL's own with ``baseline=group_mean, advantage_eps=1e-4``), or of a function
-  of the user's own;
+- a reward function that raises is called once more; one that fails ends the run on every rank (`rewards/guard.py`);
+- advantages are those of `advantages.py`: TRL's own with ``baseline=group_mean, advantage_eps=1e-4``;
 - ``surrogate=reinforce`` drops the old log-probs, and ``kl_estimator=k1`` or ``k2`` takes the place of TRL's k3
   (`losses.py`), and a surrogate of the user's own that of the clipped ratio; ``policy_loss``, which TRL logs beside an
   entropy bonus, is then without that term, and ``clip_ratio/*`` is 0;
@@ -42,6 +32,7 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 - checkpoints are written aside and renamed, and a run goes on from one as if it had not stopped (`state.py`);
 - ``max_seq_length_train`` bounds what is trained on, not what is sampled and graded;
 - before the first step the largest micro-batch is tried (`longest.py`), and activations can go to main memory;
+- a step that runs out of memory is done once more in smaller parts (`budget.py`);
 - a step whose gradient is not finite moves no weight (`nonfinite.py`);
 - with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`generation/sync.py`).
 
@@ -76,10 +67,10 @@ from grpo_math.trainer import longest, losses, scoring, state, verdicts
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
-from grpo_math.trainer.meter import StepMeter
+from grpo_math.trainer.meter import StepMeter, over_tokens, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.parts import Cutter, added_up
-from grpo_math.trainer.reference import Reference, refuse_lost_reference
+from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.refusals import is_own
 from grpo_math.trainer.resample import Resampler, Scored
 from grpo_math.trainer.rows import Rows, limited, of_all_ranks, scored, select
@@ -115,7 +106,7 @@ class MathGRPOTrainer(GRPOTrainer):
         with adapter_sync(self.settings.vllm_sync, args):
             super().__init__(model, _resolve(reward_funcs, self._mishaps), args, *rest, **kwargs)
         self._set_up_updates()
-        self._reference = self._set_up_reference() if self.settings.reference_refresh_steps else None
+        self._reference = follow(self, every) if (every := self.settings.reference_refresh_steps) else None
         rounds = self.settings.resample_groups
         self._resampler = Resampler(self.train_dataset, args.seed, rounds) if rounds else None
         if self.use_vllm:
@@ -125,9 +116,8 @@ class MathGRPOTrainer(GRPOTrainer):
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        packs = settings.pack_updates and scoring.set_up(
-            models, self._is_vlm, self.use_transformers_continuous_batching
-        )
+        batching = self.use_transformers_continuous_batching
+        packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, every_step=self.is_deepspeed_enabled)
@@ -138,17 +128,9 @@ class MathGRPOTrainer(GRPOTrainer):
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
             self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
-        if settings.max_seq_length_train and self._is_vlm:
-            limit = settings.max_seq_length_train
+        if (limit := settings.max_seq_length_train) and self._is_vlm:
             raise ConfigError("max_seq_length_train", limit, "knows no images", "leave it at 0")
         self._longest_is_due = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
-
-    def _set_up_reference(self) -> Reference:
-        policy = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
-        model = self.ref_model and self.accelerator.unwrap_model(self.ref_model, keep_torch_compile=False)
-        reference = Reference(policy, model, self.settings.reference_refresh_steps)
-        self.add_callback(reference)
-        return reference
 
     # Generation
 
@@ -168,10 +150,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            own = {
-                "max_completion_length": self.max_completion_length,
-                "grade_timeout": self.settings.grade_timeout,
-            }
+            own = {"max_completion_length": self.max_completion_length, "grade_timeout": self.settings.grade_timeout}
             inputs = [{**own, **row} for row in inputs]
             if self._grades is not None:
                 inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
@@ -235,7 +214,7 @@ class MathGRPOTrainer(GRPOTrainer):
             logged.extend(every.tolist())
         else:
             every = self.accelerator.gather(output["advantages"])
-        self._log_rewards(rewards, every)
+        self._log(spread(rewards, every))
 
     def _resample(self, output: Rows, inputs: list[dict[str, Any]]) -> Rows:
         """Groups that are all right or all wrong give way to groups of fresh prompts that are neither.
@@ -251,8 +230,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 return self._scored(generate(rows[rank * share : (rank + 1) * share]))
 
         prompts, first = gather_object([row["prompt"] for row in inputs]), self._scored(output)
-        resampler = cast(Resampler, self._resampler)
-        kept, counts = resampler(first, prompts, self._group, ranks, score)
+        kept, counts = cast(Resampler, self._resampler)(first, prompts, self._group, ranks, score)
         self._log(counts)
         verdicts.set_columns(self._logs, kept.columns)
         self._rewards_per_func = kept.rows.pop("rewards_per_func")
@@ -262,11 +240,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _scored(self, output: Rows) -> Scored:
         """The completions of all ranks that were sampled last, with what is kept of them elsewhere."""
         if self._grades is None:
-            raise UserError(
-                "resample_groups: a row's `answer` is not a string, so that its completions have no verdict"
-            )
-        right = [None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in self._grades]
-        of_all = gather_object(right)
+            what = "a row's `answer` is not a string, so that its completions have no verdict"
+            raise UserError(f"resample_groups: {what}")
+        of_all = gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in self._grades])
         rows = {**of_all_ranks(output, self.accelerator), "rewards_per_func": self._rewards_per_func}
         return Scored(rows, of_all, [list(column)[-len(of_all) :] for column in verdicts.columns(self._logs)])
 
@@ -341,27 +317,17 @@ class MathGRPOTrainer(GRPOTrainer):
         old = inputs.get("old_per_token_logps", now)
         means = {metrics.RATIO: (now - old).exp(), metrics.APPROX_KL: losses.kl_per_token(old, now, "k3")}
         if is_own(settings.surrogate):
-            loss = loss + self._aggregated(self._surrogate(logps, inputs, mask), mask, inputs)
+            values = losses.own_surrogate(settings.surrogate, logps, old, inputs["advantages"], mask)
+            if self.use_vllm and self.vllm_importance_sampling_correction:
+                values = values * inputs["importance_sampling_ratio"]
+            loss = loss + self._aggregated(values, mask, inputs)
         if our_kl:
-            kl = self._kl(logps, held, mask)
+            level = self.importance_sampling_level if cast(Any, self.args).use_bias_correction_kl else None
+            kl = losses.kl_term(logps, held, mask, settings.kl_estimator, level)
             means[metrics.KL] = kl.detach()
             loss = loss + beta * self._aggregated(kl, mask, inputs)
-        self._log_over_tokens(means, mask)
+        self._log(over_tokens(means, mask, self.accelerator))
         return loss
-
-    def _surrogate(self, logps: Tensor, inputs: Rows, mask: Tensor) -> Tensor:
-        old = inputs.get("old_per_token_logps", logps.detach())
-        values = losses.own_surrogate(self.settings.surrogate, logps, old, inputs["advantages"], mask)
-        corrects = self.use_vllm and self.vllm_importance_sampling_correction
-        return values * inputs["importance_sampling_ratio"] if corrects else values
-
-    def _kl(self, logps: Tensor, inputs: Rows, mask: Tensor) -> Tensor:
-        args: Any = self.args
-        kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], self.settings.kl_estimator)
-        if not args.use_bias_correction_kl:
-            return kl
-        old = inputs.get("old_per_token_logps", logps.detach())
-        return kl * losses.importance_ratio(logps, old, mask, self.importance_sampling_level)
 
     def _aggregated(self, values: Tensor, mask: Tensor, inputs: Rows) -> Tensor:
         """Values (B, T) as TRL's loss reduces them."""
@@ -464,21 +430,6 @@ class MathGRPOTrainer(GRPOTrainer):
     def _log(self, values: dict[str, float]) -> None:
         for name, value in values.items():
             self._metrics[self._mode][name].append(value)
-
-    def _log_rewards(self, rewards: Tensor, every_advantage: Tensor) -> None:
-        """Rewards (P, G) and advantages (P * G,) of all ranks -> metrics of this step."""
-        graded = rewards[~rewards.isnan()]
-        if graded.numel():
-            self._log({metrics.REWARD_MIN: graded.min().item(), metrics.REWARD_MAX: graded.max().item()})
-        std = every_advantage.std(correction=0).item()
-        self._log({metrics.ADVANTAGE_MEAN: every_advantage.mean().item(), metrics.ADVANTAGE_STD: std})
-
-    def _log_over_tokens(self, values: dict[str, Tensor], mask: Tensor) -> None:
-        """Log the mean of each (B, T) over the scored tokens of all ranks."""
-        sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
-        *totals, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-        for name, total in zip(values, totals, strict=True):
-            self._metrics[self._mode][name].append(total / max(count, 1.0))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         self._take_up()  # where no epoch is left to run

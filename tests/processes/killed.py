@@ -82,7 +82,7 @@ def dies(job: dict) -> None:
 PLACES = {
     "generation": None,
     "grading": (MathGRPOTrainer, "_grade"),
-    "scoring": (MathGRPOTrainer, "_log_rewards"),
+    "scoring": (MathGRPOTrainer, "_set_advantages"),
     "update": (MathGRPOTrainer, "_loss_of"),
     "optimizer": (MathGRPOTrainer, "_get_grad_norm"),
     "log": (MathGRPOTrainer, "log"),
