@@ -61,7 +61,7 @@ def try_longest(trainer: Any, model: Any) -> None:
 
     On the bare model, with gradients that are asked for and not accumulated: neither DDP nor DeepSpeed hears of it.
     """
-    args, cuts, prompt = trainer.settings, trainer.budget.cuts, _longest_prompt(trainer)
+    args, cuts, prompt = trainer.settings, trainer.budget.cuts, longest_prompt(trainer)
     length, limit, rows = trainer.max_completion_length, args.max_seq_length_train, args.per_device_train_batch_size
     in_step = rows * args.gradient_accumulation_steps if cuts and trainer.loss_type != "bnpo" else rows
     group = trainer.num_generations if cuts else 1  # TRL shuffles: each row may have another prompt
@@ -84,7 +84,7 @@ def try_longest(trainer: Any, model: Any) -> None:
     trainer.budget.try_longest(len(prompt), length, group, in_step, budget, run)
 
 
-def _longest_prompt(trainer: Any) -> list[int]:
+def longest_prompt(trainer: Any) -> list[int]:
     """The token ids of the prompt with the most characters, of the first 100,000."""
     rows = trainer.train_dataset
     prompts = rows[:100_000]["prompt"] if hasattr(rows, "__len__") else [next(iter(rows))["prompt"]]

@@ -36,8 +36,8 @@ def ignored(c: Any) -> list[tuple[Any, str, str]]:
     kind, no_clip, no_kl = f"loss_type={c.loss_type!r}", f"loss_type={c.loss_type!r} does not clip", c.beta == 0.0
     ratio = "epsilon epsilon_high delta off_policy_mask_threshold importance_sampling_level"
     whole = "looks at whole micro-batches of per_device_train_batch_size"
-    defaults = {"entropy_coef": 0.0, "use_adaptive_entropy": False, "top_entropy_quantile": 1.0}
-    moved = [(name, getattr(c, name)) for name, default in defaults.items() if getattr(c, name) != default]
+    moved = [(name, getattr(c, name)) for name in ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")]
+    moved = [(name, value) for name, value in moved if value != c.__dataclass_fields__[name].default]
     upper = "loss_type='cispo' has an upper bound alone, which epsilon_high gives"
     adaptive = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
     no_server = c.use_vllm and c.vllm_server_base_url and c.vllm_mode != "server"

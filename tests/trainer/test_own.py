@@ -41,7 +41,7 @@ def too_few(*tensors):
     return tensors[0].sum()
 
 def broken(*tensors):
-    return tensors[0]["x"]
+    raise KeyError("x")
 """
 
 
@@ -97,7 +97,7 @@ def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none(
         ({"baseline": "own_math:max_rI"}, r"names no function of own_math: use one of its functions: max_rl"),
         ({"baseline": "no_such_module:f"}, r"names a module that cannot be imported \(ModuleNotFoundError"),
         ({"baseline": "own_math:too_few"}, r"returned a Tensor: return a tensor of shape \(2, 8\)"),
-        ({"baseline": "own_math:broken"}, r"baseline='own_math:broken' raised IndexError"),
+        ({"baseline": "own_math:broken"}, r"baseline='own_math:broken' raised KeyError"),
         ({"baseline": "own_math:max_rl", "scale_rewards": "none"}, r"scale_rewards='none' would be ignored"),
         ({"baseline": "own_math:max_rl", "advantage_eps": 0.1}, r"advantage_eps=0.1 would be ignored"),
         ({"surrogate": "own_math:too_few"}, r"returned a Tensor: return a tensor of shape \(2, 3\)"),
