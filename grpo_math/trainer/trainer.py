@@ -19,7 +19,7 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
 - a reward function that raises is called once more; one that fails ends the run on every rank (`rewards/guard.py`);
-- advantages are those of `advantages.py`: TRL's own with ``baseline=group_mean, advantage_eps=1e-4``;
+- advantages are those of `advantages.py`: TRL's with ``baseline=group_mean, advantage_eps=1e-4``, or the user's own;
 - ``surrogate=reinforce`` drops the old log-probs, and ``kl_estimator=k1`` or ``k2`` takes the place of TRL's k3
   (`losses.py`), and a surrogate of the user's own that of the clipped ratio; ``policy_loss``, which TRL logs beside an
   entropy bonus, is then without that term, and ``clip_ratio/*`` is 0;
@@ -160,13 +160,13 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
         """The grades of this rank's completions; None where the rows have no gold answer."""
-        found = verdicts.graded(inputs, completions, self.settings.grade_timeout)
-        if found is None:
+        if not all(isinstance(row.get("answer"), str) for row in inputs):
             return None
-        rows = gather_object(found.offending)
+        grades, ungradable = verdicts.graded(inputs, completions, self.settings.grade_timeout)
+        rows = gather_object(ungradable)
         if rows and self.accelerator.is_main_process:
             verdicts.keep_ungradable(Path(str(self.args.output_dir)), self.state.global_step, rows)
-        return found.grades
+        return grades
 
     def _end_alike(self) -> None:
         """A reward function that failed on one rank ends the run on every rank, after the gather that all wait in."""

@@ -8,30 +8,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.grading import Grade, Verdict, grade_batch, offending
 from grpo_math.rewards.columns import text_of
 from grpo_math.run import metrics
 
 
-class Graded(NamedTuple):
-    grades: list[Grade]
-    offending: list[dict[str, Any]]  # rows that could not be graded
+def graded(
+    rows: Sequence[dict[str, Any]], completions: Sequence[Any], timeout: float
+) -> tuple[list[Grade], list[dict[str, Any]]]:
+    """The grade of each completion of rows with an ``answer``, and what is kept of those that could not be graded.
 
-
-def graded(rows: Sequence[dict[str, Any]], completions: Sequence[Any], timeout: float) -> Graded | None:
-    """The grade of each completion; None where the rows have no gold answer.
-
-    >>> graded([{"answer": "2"}], ["#### 2"], timeout=5.0).grades[0].verdict, graded([{}], ["#### 2"], timeout=5.0)
-    (<Verdict.CORRECT: 'correct'>, None)
+    >>> grades, ungradable = graded([{"answer": "2"}], ["#### 2"], timeout=5.0)
+    >>> grades[0].verdict, ungradable
+    (<Verdict.CORRECT: 'correct'>, [])
     """
-    if not all(isinstance(row.get("answer"), str) for row in rows):
-        return None
     golds = [row["answer"] for row in rows]
     texts = [text_of(completion) for completion in completions]
     grades = grade_batch(golds, texts, answer_format=[row.get("answer_format") for row in rows], timeout=timeout)
-    return Graded(grades, offending(grades, golds, texts))
+    return grades, offending(grades, golds, texts)
 
 
 def shares(verdicts: Sequence[str], size: int) -> dict[str, float]:
