@@ -17,12 +17,7 @@ Does not weigh or sum: that is TRL's ``reward_weights``.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import os
-import sys
-
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import one_of
 from grpo_math.rewards.columns import Reward, text_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
@@ -41,7 +36,7 @@ from grpo_math.rewards.rules import (
     r1_zero,
     xml_count,
 )
-from grpo_math.run.redact import one_line
+from grpo_math.run.own import load_function
 
 __all__ = [
     "JUDGE_PROMPT",
@@ -104,17 +99,4 @@ def load_reward(name: str) -> Reward:
     if ":" not in name:
         one_of("reward_funcs", name, tuple(REWARDS))
         return REWARDS[name]
-    module_name, _, function_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        reason = f"names a module that cannot be imported ({type(error).__name__}: {one_line(error)})"
-        raise ConfigError("reward_funcs", name, reason, "write module:function, module as in an import") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        have = ", ".join(n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_"))
-        reason = f"names no function of {module_name}"
-        raise ConfigError("reward_funcs", name, reason, f"use one of its functions: {have or 'it has none'}")
-    return function
+    return load_function("reward_funcs", name)

@@ -2,9 +2,10 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is a choice of `BASELINES`, the scale :math:`s` one of `SCALES`; :math:`\epsilon` is
-``advantage_eps``. Named after their papers: (group_mean, group) is GRPO (arXiv 2402.03300), (group_mean, none) is
-Dr. GRPO (2503.20783), (leave_one_out, none) is RLOO (2402.14740), (none, none) is plain REINFORCE.
+The baseline :math:`b` is a choice of `BASELINES`, or a function of your own, which gives the advantages themselves
+(`by_function`); the scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``.
+Named after their papers: (group_mean, group) is GRPO (arXiv 2402.03300), (group_mean, none) is Dr. GRPO (2503.20783),
+(leave_one_out, none) is RLOO (2402.14740), (none, none) is plain REINFORCE.
 
 A reward that is NaN (a completion that could not be graded) is left out of every mean and deviation, and its own
 advantage is 0: it moves no weight.
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import one_of
+from grpo_math.run.own import tensor_from, tried
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -95,6 +97,35 @@ BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {"group": group_std, "batch": batch_std, "none": no_scale}
 
 
+def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
+    """Rewards (B, F) of F functions and their weights (F,) -> their sum (B,): NaN where no function gave a number.
+
+    >>> weighted(torch.tensor([[1.0, 3.0], [1.0, torch.nan], [torch.nan, torch.nan]]), torch.tensor([1.0, 0.5]))
+    tensor([2.5000, 1.0000,    nan])
+    """
+    return (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
+
+
+def by_function(rewards: Tensor, name: str) -> Tensor:
+    r"""The advantages that a function of your own makes, :math:`A = f(r)`; ``name`` is ``module:function``.
+
+    It is given the rewards (P, G) of whole groups of all ranks, in float64, NaN where a completion could not be graded,
+    and returns the advantages (P, G). Nothing is subtracted from them, and nothing divides them. MaxRL's is, for one::
+
+        def max_rl(rewards):  # (r - mean) / mean
+            mean = rewards.nanmean(dim=1, keepdim=True)
+            return (rewards - mean) / mean.clamp(min=1e-6)
+    """
+    return tensor_from("baseline", name, rewards, rewards.clone())
+
+
+def try_function(name: str, group: int) -> None:
+    """A `ConfigError` unless the function makes advantages of two groups, in one of which a reward is missing."""
+    rewards = torch.zeros(2, group, dtype=torch.float64)
+    rewards[:, 0], rewards[1, -1] = 1.0, torch.nan
+    tried("baseline", name, rewards, rewards)
+
+
 def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
     """The advantages (P, G) of rewards (P, G), computed in float64.
 
@@ -114,9 +145,11 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     tensor([[1.0000, 1.0000],
             [1.4142, 0.0000]])
     """
+    exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
+    if ":" in baseline:
+        return by_function(exact, baseline).masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
     one_of("baseline", baseline, tuple(BASELINES))
     one_of("scale_rewards", scale, tuple(SCALES))
-    exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
     found = exact - BASELINES[baseline](exact)
     if scale != "none":
         deviation = SCALES[scale](exact)

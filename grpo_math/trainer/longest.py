@@ -1,15 +1,18 @@
 """The largest micro-batch that a run can meet, as rows made up for a trial before the first step.
 
 A run whose longest completions come at step 120 dies there, hours in, if memory is short by a little. The same rows at
-the start, computed forward and backward and thrown away, say it at once (`MathGRPOTrainer._try_longest`).
+the start, computed forward and backward and thrown away, say it at once.
 
-Does not compute anything on them, and knows no memory: planner/ does.
+Does not count memory: planner/ does.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from grpo_math.errors import ConfigError
 from grpo_math.trainer.rows import Rows
 
 
@@ -40,3 +43,49 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
         "ref_per_token_logps": zeros,
         "importance_sampling_ratio": zeros + 1.0,
     }
+
+
+def is_tried(asked: bool | None, accelerator: Any, fsdp: bool) -> bool:
+    """Whether it is: on a GPU, or where it was asked for."""
+    zero = accelerator.state.deepspeed_plugin
+    if fsdp or (zero is not None and zero.zero_stage >= 3):
+        if asked:
+            reason = "needs the whole model on each process, and FSDP and ZeRO-3 split it"
+            raise ConfigError("longest_first", True, reason, "leave it out")
+        return False
+    return accelerator.device.type == "cuda" if asked is None else asked
+
+
+def try_longest(trainer: Any, model: Any) -> None:
+    """The largest micro-batch that can come, forward and backward, and all of it thrown away again.
+
+    On the bare model, with gradients that are asked for and not accumulated: neither DDP nor DeepSpeed hears of it.
+    """
+    args, cuts, prompt = trainer.settings, trainer.budget.cuts, longest_prompt(trainer)
+    length, limit, rows = trainer.max_completion_length, args.max_seq_length_train, args.per_device_train_batch_size
+    in_step = rows * args.gradient_accumulation_steps if cuts and trainer.loss_type != "bnpo" else rows
+    group = trainer.num_generations if cuts else 1  # TRL shuffles: each row may have another prompt
+    if limit:  # a short prompt leaves its completion more room, and the budget follows the longest of both
+        length = max(1, min(length, limit - 1))
+    budget = trainer.budget.tokens or rows * (len(prompt) + length)
+    if limit:
+        prompt = prompt[: max(1, limit - length)]
+    device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(model)
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def run(lengths: list[int]) -> None:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), trainer.meter.only_seconds():
+            with trainer.compute_loss_context_manager():
+                made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
+                loss = trainer._loss_of(model, made_up)
+            torch.autograd.grad(loss, trained, allow_unused=True)
+
+    trainer.budget.try_longest(len(prompt), length, group, in_step, budget, run)
+
+
+def longest_prompt(trainer: Any) -> list[int]:
+    """The token ids of the prompt with the most characters, of the first 100,000."""
+    rows = trainer.train_dataset
+    prompts = rows[:100_000]["prompt"] if hasattr(rows, "__len__") else [next(iter(rows))["prompt"]]
+    return trainer._tokenize_prompts([max(prompts, key=lambda prompt: len(str(prompt)))])[0][0]  # text or messages

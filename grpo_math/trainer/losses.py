@@ -9,6 +9,8 @@ TRL's loss is built on the ratio :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t
 :math:`\nabla \ell_t = -A \nabla \log \pi_\theta(y_t)`: the plain score function, at every update of a rollout and
 however far the policy has moved from the one that sampled.
 
+A ``surrogate`` of your own, ``module:function``, takes the place of :math:`\ell_t` (`own_surrogate`).
+
 KL to the reference: ``beta`` times an estimate :math:`k_t` is added to the loss of each token. With
 :math:`d_t = \log \pi_\theta(y_t) - \log \pi_{ref}(y_t)` (Schulman, "Approximating KL divergence", 2020):
 
@@ -30,10 +32,11 @@ k3         :math:`\nabla KL(\pi_{ref} \| \pi_\theta)`  :math:`\nabla KL(\pi_\the
 The left column holds on policy only. The right one multiplies :math:`k_t` by :math:`\rho_t`, whose gradient counts even
 where its value is 1, and holds for tokens of any older policy too; with ``importance_sampling_level="sequence"`` the
 factor is the sequence's ratio and no row of it holds. None of them sees that a token changes what comes after it: the
-KL is that of each token's distribution, its prefix held fixed. `tests/test_losses.py` has every entry of the table by
-enumeration.
+KL is that of each token's distribution, its prefix held fixed. `tests/trainer/test_losses.py` has every entry of the
+table by enumeration.
 
-Does not compute the loss: TRL does, with every one of its options; the KL term alone is added to it for k1 and k2.
+Does not compute the loss: TRL does, with every one of its options; only the KL term for k1 and k2, and a surrogate of
+your own, are added to it.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from grpo_math.errors import ConfigError
+from grpo_math.run.own import tensor_from, tried
 
 SURROGATES = ("clip", "reinforce")
 KL_ESTIMATORS = ("k3", "k1", "k2")
@@ -57,6 +63,36 @@ def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
     {'advantages': 1}
     """
     return {name: value for name, value in inputs.items() if name != "old_per_token_logps"}
+
+
+def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    r"""The loss of tokens (B, T) by a function of your own, :math:`\ell = f(\log \pi_\theta, \log \pi_{old}, A, m)`.
+
+    ``name`` is ``module:function``. It is given four tensors (B, T): log-probs, those of the policy that sampled, the
+    advantage of each token's completion, and the mask of the tokens that count, and returns the loss (B, T), which is
+    reduced as ``loss_type`` says. Completions are put together as memory allows, so that the loss of one may not depend
+    on another. PPO's clipped ratio, the built-in one, would be::
+
+        def clip(logps, old_logps, advantages, mask):
+            ratio = (logps - old_logps).exp()
+            return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    """
+    each = (advantages if advantages.dim() > 1 else advantages[:, None]).expand_as(logps)
+    return tensor_from("surrogate", name, logps, logps, old_logps, each, mask)
+
+
+def try_surrogate(name: str) -> None:
+    """A `ConfigError` unless the function makes a loss with a gradient of two completions, each by itself."""
+    logps = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -1.5, -0.25]], requires_grad=True)
+    old, each = logps.detach() - 0.1, torch.tensor([[1.0], [-1.0]]).expand(2, 3)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    both = tried("surrogate", name, logps, logps, old, each, mask)
+    if not both.requires_grad:
+        raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
+    rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
+    if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
+        reason = "gives a completion another loss beside others than alone"
+        raise ConfigError("surrogate", name, reason, "reduce within a row only: update batches are put together anew")
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
@@ -89,6 +125,14 @@ def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
     if estimator == "k2":
         return difference.square() / 2
     return torch.expm1(-difference) + difference
+
+
+def kl_term(logps: Tensor, inputs: dict[str, Any], mask: Tensor, estimator: str, level: str | None) -> Tensor:
+    """`kl_per_token` to the reference, times `importance_ratio` of this ``level``, or times nothing."""
+    kl = kl_per_token(logps, inputs["ref_per_token_logps"], estimator)
+    if level is None:
+        return kl
+    return kl * importance_ratio(logps, inputs.get("old_per_token_logps", logps.detach()), mask, level)
 
 
 def aggregate(

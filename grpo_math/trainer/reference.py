@@ -116,6 +116,15 @@ class Reference(TrainerCallback):
             yield name, source, targets[name]
 
 
+def follow(trainer: Any, every: int) -> Reference:
+    """The reference of a trainer's policy, which it refreshes from now on."""
+    bare = trainer.accelerator.unwrap_model
+    model = trainer.ref_model and bare(trainer.ref_model, keep_torch_compile=False)
+    reference = Reference(bare(trainer.model, keep_torch_compile=False), model, every)
+    trainer.add_callback(reference)
+    return reference
+
+
 def refuse_lost_reference(folder: Path) -> None:
     """A run that does not refresh its reference cannot go on where one that does has stopped."""
     if (folder / FILE).exists():

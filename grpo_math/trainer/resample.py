@@ -3,14 +3,37 @@
 A group whose completions are all right or all wrong has no contrast in correctness. It is judged by verdict: a shaped
 sum of rewards can differ within such a group, and would make it look as if there were something to learn.
 
-Does not generate: trainer.py does, and draws its fresh prompts from a `Reserve`.
+Does not generate: the trainer hands in a function that does.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from accelerate.logging import get_logger
+
+from grpo_math.errors import ConfigError
+from grpo_math.run import metrics
+from grpo_math.trainer.rows import join, select
+
+logger = get_logger(__name__)
+
+
+class Scored(NamedTuple):
+    """Completions of all ranks, group by group: an entry of each for every completion."""
+
+    rows: dict[str, Any]  # with ``rewards_per_func`` (B, F) among TRL's tensors
+    right: list[bool | None]  # None: could not be graded
+    columns: list[list[Any]]  # of the table of completions
+
+    def picked(self, more: Scored, index: list[int]) -> Scored:
+        """The completions of these numbers, of the two one after the other."""
+        columns = [[(old + new)[i] for i in index] for old, new in zip(self.columns, more.columns, strict=True)]
+        rows = select(join([self.rows, more.rows]), index)
+        return Scored(rows, [(self.right + more.right)[i] for i in index], columns)
 
 
 def dull_groups(right: Sequence[bool | None], size: int) -> list[int]:
@@ -74,3 +97,48 @@ class Reserve:
             self._order = (epoch, order)
         self.position += 1
         return self.rows[self._order[1][place]]
+
+
+class Resampler:
+    """Draws until no group is dull, for ``rounds`` at most. Its `Reserve` is kept in checkpoints."""
+
+    def __init__(self, problems: Any, seed: int, rounds: int) -> None:
+        if "answer" not in (getattr(problems, "column_names", None) or ()) or not hasattr(problems, "__len__"):
+            reason = "needs a train_dataset of known length with a column `answer`: groups are judged by verdict"
+            raise ConfigError("resample_groups", rounds, reason, "leave it at 0")
+        self.reserve, self.rounds, self.told = Reserve(problems, seed), rounds, False
+
+    def __call__(
+        self,
+        first: Scored,
+        prompts: Sequence[Any],
+        group: int,
+        ranks: int,
+        score: Callable[[list[dict[str, Any]]], Scored],
+    ) -> tuple[Scored, dict[str, float]]:
+        """The completions to go on with, and numbers for the log.
+
+        ``prompts`` are those of ``first``; ``score`` samples and grades a completion of each of the rows that it is
+        given, as many on every rank.
+        """
+        kept, seen = first, list(prompts)
+        wanted = drawn = len(first.right) // group
+        together = ranks // math.gcd(ranks, group)  # so many groups have as many rows on every rank
+        for _ in range(self.rounds):
+            dull = dull_groups(kept.right, group)
+            if not dull:
+                break
+            fresh = self.reserve.take(-(-len(dull) // together) * together, avoid=seen)
+            seen += [row["prompt"] for row in fresh]
+            drawn += len(fresh)
+            more = score([dict(row) for row in fresh for _ in range(group)])
+            kept = kept.picked(more, replacing(kept.right, more.right, group))
+        left = len(dull_groups(kept.right, group))
+        if left and not self.told:
+            self.told = True
+            logger.warning(
+                f"resample_groups: {left} of {wanted} groups are all right or all wrong after {drawn - wanted} more "
+                f"prompts; the step goes on with them. Later steps say it in {metrics.PROMPTS_KEPT} alone."
+            )
+        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: wanted - left}
+        return kept, {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - wanted}

@@ -129,3 +129,16 @@ def shortest(rows: Rows) -> Rows:
     """The row of the shortest completion that has a token, or the first row if none has."""
     lengths = rows["completion_mask"].sum(dim=1)
     return select(rows, [int(lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin())])
+
+
+def of_all_ranks(rows: Rows, accelerator: Any) -> Rows:
+    """The rows of every rank, in the order of ranks."""
+    if accelerator.num_processes == 1:
+        return rows
+    gathered = dict(rows)
+    for name, value in rows.items():
+        if is_per_row(value):
+            if value.dim() > 1:
+                value = accelerator.pad_across_processes(value, dim=1, pad_first=is_of_prompt(name))
+            gathered[name] = accelerator.gather(value)
+    return gathered

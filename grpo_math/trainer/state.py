@@ -12,15 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
-# What a rank has in memory between two optimizer steps
+from grpo_math.run.checkpoints import STATE
 
-# Attributes of TRL's and transformers' trainers, and of ours.
-HELD = (
-    *("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy"),
-    *("_rollout_tokens", "_tokens_per_step"),
-)
+# Attributes of TRL's and transformers' trainers.
+HELD = ("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # What a rollout that is half trained on was cut for: with others (resume=force) it is drawn again.
@@ -38,11 +36,13 @@ def state_of(trainer: Any) -> dict[str, Any]:
     table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
     return {
         **{name: deepcopy(getattr(trainer, name)) for name in HELD},  # what comes next is added to them in place
+        "_rollout_tokens": list(trainer.meter.rollout_tokens),
+        "_tokens_per_step": trainer.meter.tokens_per_step,
         "rollout": trainer._buffered_inputs if in_rollout else None,
         "cut_for": [getattr(args, name) for name in CUT_FOR],
         "nonfinite": trainer._nonfinite.in_a_row,
-        "budget": trainer._halved_to,
-        "reserve": trainer._reserve.position if trainer._reserve is not None else 0,
+        "budget": trainer.budget.halved_to,
+        "reserve": trainer._resampler.reserve.position if trainer._resampler is not None else 0,
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
@@ -54,6 +54,17 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
 
 
+def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
+    """What `state_of` gave, from a checkpoint; None if it has none of this rank."""
+    import torch
+
+    held = checkpoint / STATE.format(rank)
+    if not held.exists():
+        return None
+    at = torch.device("cpu") if device.type == "cpu" else device  # torch.load knows no cpu:0, which DeepSpeed says
+    return torch.load(held, map_location=at, weights_only=True)
+
+
 def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     """Put back what `state_of` has read. Called when transformers has set its own attributes to zero.
 
@@ -61,14 +72,15 @@ def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     """
     for name in HELD:
         setattr(trainer, name, state[name])
+    trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = state["_rollout_tokens"], state["_tokens_per_step"]
     trainer._buffered_inputs = state["rollout"]
     if state["cut_for"] != [getattr(trainer.args, name) for name in CUT_FOR]:
         trainer._buffered_inputs, trainer._step = None, position
     trainer._nonfinite.in_a_row = state["nonfinite"]
     if state["budget"] is not None:
-        trainer._halved_to = trainer._math["update_token_budget"] = state["budget"]
-    if trainer._reserve is not None:
-        trainer._reserve.position = state["reserve"]
+        trainer.budget.halved_to = trainer.budget.tokens = state["budget"]
+    if trainer._resampler is not None:
+        trainer._resampler.reserve.position = state["reserve"]
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
     trainer._metrics["train"].clear()
@@ -115,3 +127,19 @@ def put_back(trainer: Any, then: Mapping[str, Any]) -> None:
     torch.set_rng_state(then["torch"])
     if then["cuda"] is not None:
         torch.cuda.set_rng_state(then["cuda"])
+
+
+def save_last_step(trainer: Any) -> None:
+    """A checkpoint as it would have been before the step that is under way, which has drawn random numbers."""
+    if trainer._last_step is not None:  # else none was done since the run started, or went on from a checkpoint
+        put_back(trainer, trainer._last_step)
+        trainer._save_checkpoint(trainer.model, trial=None)
+    trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+
+
+def saved_before(trainer: Any, error: Exception) -> str:
+    """`save_last_step`, for a run that cannot go on; the error with where the checkpoint is."""
+    save_last_step(trainer)
+    if not trainer.state.global_step:
+        return str(error)
+    return f"{error} (checkpoint-{trainer.state.global_step} is saved: the same command goes on from it)"

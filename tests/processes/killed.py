@@ -25,7 +25,7 @@ import numpy
 import torch
 
 from grpo_math.report import verdict
-from grpo_math.run import resume
+from grpo_math.run import checkpoints, files, resume
 from grpo_math.train import program
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -76,21 +76,22 @@ def dies(job: dict) -> None:
             lambda module, _: count(generates and type(module).__name__.endswith("ForCausalLM"))
         )
     else:
-        before(*PLACES[place])
+        for owner, name in PLACES[place]:
+            before(owner, name)
 
 
 PLACES = {
-    "generation": None,
-    "grading": (MathGRPOTrainer, "_grade"),
-    "scoring": (MathGRPOTrainer, "_log_rewards"),
-    "update": (MathGRPOTrainer, "_loss_of"),
-    "optimizer": (MathGRPOTrainer, "_get_grad_norm"),
-    "log": (MathGRPOTrainer, "log"),
-    "checkpoint": (MathGRPOTrainer, "_save_rng_state"),
-    "checksums": (resume, "seal"),
-    "rotation": (MathGRPOTrainer, "store_flos"),
-    "lines": (resume, "replace_text"),
-    "adapter": (MathGRPOTrainer, "save_model"),
+    "generation": [],
+    "grading": [(MathGRPOTrainer, "_grade")],
+    "scoring": [(MathGRPOTrainer, "_set_advantages")],
+    "update": [(MathGRPOTrainer, "_loss_of")],
+    "optimizer": [(MathGRPOTrainer, "_get_grad_norm")],
+    "log": [(MathGRPOTrainer, "log")],
+    "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
+    "checksums": [(checkpoints, "seal")],
+    "rotation": [(MathGRPOTrainer, "store_flos")],
+    "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
+    "adapter": [(MathGRPOTrainer, "save_model")],
 }
 
 

@@ -131,7 +131,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
             "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
             "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
-            "position": trainer._reserve.position if getattr(trainer, "_reserve", None) else None,
+            "position": trainer._resampler.reserve.position if getattr(trainer, "_resampler", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
         if rank == 0:

@@ -143,7 +143,7 @@ def test_bringing_weights_to_vllm_is_a_phase_of_its_own(tiny, tokenizer, tmp_pat
         return [], None
 
     trainer._metrics["train"].clear()
-    synced = trainer._timed(sync, metrics.SECONDS_SYNC)
+    synced = trainer.meter.phase(metrics.SECONDS_SYNC)(sync)
     monkeypatch.setattr(MathGRPOTrainer.__mro__[1], "_generate_single_turn", generate)
     trainer.model.train()
     trainer._generate_single_turn([], None, {}, 4)

@@ -97,7 +97,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, shape, tiny, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(family), tokenizer, tmp_path)
-    assert trainer._packs
+    assert trainer.scorer is not None
     ids, mask, longest = padded_batch(*SHAPES[shape])
     scored = mask[:, -longest:].bool()
     weights = torch.randn(scored.shape, generator=torch.Generator().manual_seed(1)) * scored
@@ -305,7 +305,7 @@ def test_what_packing_cannot_honour_is_scored_the_plain_way_and_said(tiny, token
 
     model = AutoModelForCausalLM.from_pretrained(tiny("llama"), attn_implementation="eager")
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
-    assert not trainer._packs
+    assert trainer.scorer is None
     assert "attention implementation 'eager'" in caplog.text
     assert trainer.model.config._attn_implementation == "eager"
 
@@ -329,6 +329,6 @@ def test_a_prompt_learning_adapter_is_scored_the_plain_way(tiny, tokenizer, tmp_
     trainer = make(
         MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, peft_config=adapter, max_steps=1
     )
-    assert not trainer._packs
+    assert trainer.scorer is None
     assert "a prompt-learning adapter" in caplog.text
     trainer.train()

@@ -9,6 +9,7 @@ from trainer.test_equivalence import SMALL, letters, make, weights
 
 from grpo_math.errors import ConfigError, OutOfMemory
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.longest import longest_prompt
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 SHORT = {"logging_steps": 1, "max_steps": 3}
@@ -69,7 +70,7 @@ def test_the_longest_prompt_is_found_among_messages_too(tiny, tokenizer, tmp_pat
     prompts = [[{"role": "user", "content": text}] for text in words]
     trainer.train_dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     ids = [trainer._tokenize_prompts([prompt])[0][0] for prompt in prompts]
-    assert trainer._longest_prompt() == ids[1] != ids[0]
+    assert longest_prompt(trainer) == ids[1] != ids[0]
 
 
 def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):

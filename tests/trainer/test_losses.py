@@ -216,7 +216,7 @@ def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
     monkeypatch.setattr(trainer.args, "use_bias_correction_kl", corrected)
     monkeypatch.setattr(trainer.args, "steps_per_generation", 6)
     monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 3, raising=False)
-    monkeypatch.setitem(trainer._math, "kl_estimator", "k3, our way")
+    monkeypatch.setattr(trainer.settings, "kl_estimator", "k3, our way")
     trainer.model.train(mode == "train")
     inputs = batch([1.0, -1.0, 0.5, 2.0], [4, 2, 3, 1])
     inputs["prompt_ids"] = torch.ones(4, 2, dtype=torch.long)

@@ -58,7 +58,7 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
     where(trainer.model, 30)
     trainer.train()
     assert trainer.state.global_step == 5
-    assert 0 < trainer._math["update_token_budget"] <= 60
+    assert 0 < trainer.budget.tokens <= 60
     assert "update_token_budget is now" in caplog.text
     assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
 

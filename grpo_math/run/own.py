@@ -1,0 +1,67 @@
+"""A function of the user's own, by the name that a setting gives it: ``module:function``.
+
+Does not know what the function is for: the field that names it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.run.redact import one_line
+
+
+def load_function(field: str, name: str) -> Callable[..., Any]:
+    """The function of that name, from the path or the current folder.
+
+    >>> load_function("baseline", "math:sqrt")(9.0)
+    3.0
+    >>> load_function("baseline", "math:cqrt")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: baseline='math:cqrt' names no function of math: use one of its functions: ...
+    """
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        reason = f"names a module that cannot be imported ({_said(error)})"
+        raise ConfigError(field, name, reason, "write module:function, module as in an import") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        have = ", ".join(n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_"))
+        reason = f"names no function of {module_name}"
+        raise ConfigError(field, name, reason, f"use one of its functions: {have or 'it has none'}")
+    return function
+
+
+def tensor_from(field: str, name: str, like: Any, *arguments: Any) -> Any:
+    """What the function makes of the arguments: a tensor of the shape of ``like``, or a `ConfigError`."""
+    found = load_function(field, name)(*arguments)
+    shape, wanted = tuple(getattr(found, "shape", ())), tuple(like.shape)
+    if shape != wanted:
+        kind = f"a tensor of shape {shape}" if shape else f"a {type(found).__name__}"
+        raise ConfigError(field, name, f"returned {kind}", f"return a tensor of shape {wanted}, as it was given")
+    return found
+
+
+def tried(field: str, name: str, like: Any, *arguments: Any) -> Any:
+    """`tensor_from` before training: whatever the function raises on a small example is a `ConfigError`."""
+    try:
+        return tensor_from(field, name, like, *arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(like.shape)}"
+        raise ConfigError(field, name, f"raised {_said(error)} on a small example", remedy) from error
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"

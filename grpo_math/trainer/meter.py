@@ -1,0 +1,97 @@
+"""What a step costs: seconds by phase, tokens a second, memory; in the lists that TRL logs the means of.
+
+Does not run anything: the trainer says which phase is under way.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_math.run import metrics
+
+
+class StepMeter:
+    """``log()`` is TRL's dict of lists of the mode that is under way, train or eval.
+
+    >>> log = {metrics.SECONDS_GENERATE: [], metrics.SECONDS_SYNC: [], metrics.TOKENS: [5], metrics.KL: [0.5]}
+    >>> meter = StepMeter(lambda: log)
+    >>> with meter.only_seconds(), meter.phase(metrics.SECONDS_GENERATE), meter.phase(metrics.SECONDS_SYNC):
+    ...     log[metrics.KL].append(0.7)
+    >>> [len(values) for values in log.values()]
+    [1, 1, 1, 1]
+    """
+
+    def __init__(self, log: Callable[[], dict[str, list[float]]]) -> None:
+        self.log = log
+        self.rollout_tokens: list[int] = []  # of each rollout since the last line of the log
+        self.tokens_per_step = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Seconds of what runs in it, without those of other phases within. Also a decorator of a function."""
+        started, before = time.perf_counter(), self._spent()
+        yield
+        others = self._spent() - before
+        self.log()[name].append(time.perf_counter() - started - others)
+
+    def _spent(self) -> float:
+        """Seconds that the phases have taken since the last line of the log."""
+        return sum(sum(self.log().get(phase, ())) for phase in metrics.PHASES)
+
+    @contextmanager
+    def only_seconds(self) -> Iterator[None]:
+        """Of what runs in it, seconds and tokens are logged and nothing else."""
+        log = self.log()
+        before = {name: len(values) for name, values in log.items()}
+        yield
+        for name, values in log.items():
+            if name not in (*metrics.PHASES, metrics.TOKENS):
+                del values[before.get(name, 0) :]
+
+    def write(self, rollouts_per_step: float, vllm: bool, cuda: bool) -> None:
+        """What only whole steps have: seconds by phase, of each step on average; tokens a second; memory."""
+        log = self.log()
+        steps = log[metrics.SECONDS_STEP]
+        log[metrics.SECONDS_UPDATE] = [sum(steps) - self._spent()]
+        for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
+            if phase != metrics.SECONDS_SYNC or vllm:
+                log[phase] = [sum(log.get(phase, ())) / len(steps)]
+        if self.rollout_tokens:  # else the step used an earlier rollout again
+            self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * rollouts_per_step
+            self.rollout_tokens = []
+        if vllm:
+            log[metrics.SYNC_SHARE] = [log[metrics.SECONDS_SYNC][0] * len(steps) / sum(steps)]
+        log[metrics.TOKENS_PER_SECOND] = [self.tokens_per_step * len(steps) / sum(steps)]
+        if cuda:
+            log[metrics.MEMORY_ALLOCATED] = [torch.cuda.max_memory_allocated()]
+            log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
+        log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
+
+
+def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
+    """Of the rewards (P, G) and advantages (P * G,) of all ranks, what the log says of a step.
+
+    >>> spread(torch.tensor([[1.0, 0.0], [torch.nan, 0.5]]), torch.tensor([1.0, -1.0, 0.0, 0.0]))["reward_max"]
+    1.0
+    """
+    log = {metrics.ADVANTAGE_MEAN: advantages.mean().item(), metrics.ADVANTAGE_STD: advantages.std(correction=0).item()}
+    graded = rewards[~rewards.isnan()]
+    if graded.numel():
+        log |= {metrics.REWARD_MIN: graded.min().item(), metrics.REWARD_MAX: graded.max().item()}
+    return log
+
+
+def over_tokens(values: dict[str, Tensor], mask: Tensor, accelerator: Any) -> dict[str, float]:
+    """The mean of each (B, T) over the scored tokens of all ranks."""
+    sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
+    *totals, count = accelerator.reduce(sums, reduction="sum").tolist()
+    return {name: total / max(count, 1.0) for name, total in zip(values, totals, strict=True)}

@@ -1,0 +1,200 @@
+"""What a `MathGRPOConfig` refuses: values that cannot be, and settings that another one would leave without effect.
+
+Does not check what TRL and transformers refuse by themselves, with the field's name and before weights load.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from typing import Any
+
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.run.redact import is_address
+from grpo_math.trainer.advantages import BASELINES, SCALES, try_function
+from grpo_math.trainer.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES, try_surrogate
+
+CHOICES = {
+    "baseline": tuple(BASELINES),
+    "scale_rewards": tuple(SCALES),
+    "surrogate": SURROGATES,
+    "kl_estimator": KL_ESTIMATORS,
+    # TRL finds these three only once a rollout has been sampled.
+    "loss_type": LOSS_TYPES,
+    "importance_sampling_level": ("token", "sequence"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+    "long_sequences": ("truncate", "mask"),
+    "vllm_sync": ("adapter", "merged"),
+}
+
+
+def ignored(c: Any) -> list[tuple[Any, str, str]]:
+    """A row: whether it holds; the fields that nothing reads then, which have to be at their defaults; why."""
+    sums = c.multi_objective_aggregation == "normalize_then_sum"
+    its = "multi_objective_aggregation='normalize_then_sum'"
+    kind, no_clip, no_kl = f"loss_type={c.loss_type!r}", f"loss_type={c.loss_type!r} does not clip", c.beta == 0.0
+    ratio = "epsilon epsilon_high delta off_policy_mask_threshold importance_sampling_level"
+    whole = "looks at whole micro-batches of per_device_train_batch_size"
+    moved = [(name, getattr(c, name)) for name in ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")]
+    moved = [(name, value) for name, value in moved if value != c.__dataclass_fields__[name].default]
+    upper = "loss_type='cispo' has an upper bound alone, which epsilon_high gives"
+    adaptive = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+    no_server = c.use_vllm and c.vllm_server_base_url and c.vllm_mode != "server"
+    correction = "vllm_importance_sampling_mode vllm_importance_sampling_clip_max"
+    return [
+        (sums, "baseline", f"{its} has a baseline of its own"),
+        (sums, "scale_rewards", f"{its} has a scale of its own"),
+        (sums, "advantage_eps", f"{its} uses TRL's own constant"),
+        (sums, "resample_groups", f"{its} normalizes what was drawn"),
+        (is_own(c.baseline), "scale_rewards advantage_eps", f"baseline={c.baseline!r} gives the advantages themselves"),
+        (not c.max_seq_length_train, "long_sequences", "max_seq_length_train=0 takes every length"),
+        (not c.gradient_checkpointing, "gradient_checkpointing_kwargs", "gradient_checkpointing=False"),
+        (not c.fp16, "allow_float16", "fp16=False"),
+        (not c.pack_updates, "update_token_budget", "pack_updates=False has no budget"),
+        *((True, "update_token_budget", f"{name}={value} {whole}") for name, value in moved),
+        (c.surrogate == "reinforce", ratio, "surrogate='reinforce' holds the ratio at 1"),
+        (
+            is_own(c.surrogate),
+            f"{ratio} top_entropy_quantile",
+            f"surrogate={c.surrogate!r} is the whole loss of a token",
+        ),
+        (c.loss_type not in CLIPPED, "delta", no_clip),
+        (c.loss_type in ("sapo", "vespo"), "epsilon epsilon_high", no_clip),
+        (c.loss_type == "cispo" and c.epsilon_high is not None, "epsilon", upper),
+        (c.loss_type != "sapo", "sapo_temperature_pos sapo_temperature_neg", f"{kind} is not sapo"),
+        (c.loss_type != "vespo", "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg", f"{kind} is not vespo"),
+        (c.loss_type == "vespo", "importance_sampling_level", f"{kind} weighs the sequence itself"),
+        (not c.use_adaptive_entropy, adaptive, "use_adaptive_entropy=False"),
+        (no_kl, "kl_estimator use_bias_correction_kl sync_ref_model", "beta=0 leaves the KL term out"),
+        (not c.sync_ref_model, "ref_model_mixup_alpha ref_model_sync_steps", "sync_ref_model=False"),
+        (not c.use_vllm, "vllm_sync", "use_vllm=False"),
+        (no_server, "vllm_server_base_url", f"vllm_mode={c.vllm_mode!r} has no server"),
+        (not c.vllm_importance_sampling_correction, correction, "vllm_importance_sampling_correction=False"),
+    ]
+
+
+def is_own(name: str) -> bool:
+    """Whether a baseline or a surrogate is a function of the user's own, ``module:function``.
+
+    >>> is_own("my_module:max_rl"), is_own("group_mean")
+    (True, False)
+    """
+    return ":" in name
+
+
+def refuse(config: Any) -> None:
+    """Raise a `ConfigError` for the first thing that is wrong; ``config`` is a `MathGRPOConfig` that is being made."""
+    for name, choices in CHOICES.items():
+        value = getattr(config, name)
+        if not (name in ("baseline", "surrogate") and is_own(value)):
+            one_of(name, {True: "group", False: "none"}.get(value, value), choices)  # TRL takes both for scale_rewards
+    _refuse_values(config)
+    for holds, names, why in ignored(config):
+        for name in names.split() if holds else ():
+            value, default = getattr(config, name), config.__dataclass_fields__[name].default
+            if value != default:
+                raise ConfigError(name, value, f"would be ignored ({why})", f"leave it at {default!r}")
+    _refuse_loss(config)
+    if config.reference_refresh_steps:
+        _refuse_refresh(config)
+    _refuse_vllm(config)
+    if is_own(config.baseline):
+        try_function(config.baseline, config.num_generations or 2)
+    if is_own(config.surrogate):
+        try_surrogate(config.surrogate)
+
+
+def _refuse_values(c: Any) -> None:
+    if not 0.0 <= c.top_entropy_quantile <= 1.0:
+        raise ConfigError("top_entropy_quantile", c.top_entropy_quantile, "is no share", "use a number from 0 to 1")
+    for name in ("advantage_eps", "grade_timeout"):
+        value = getattr(c, name)
+        if not (math.isfinite(value) and value > 0):
+            default = c.__dataclass_fields__[name].default
+            raise ConfigError(name, value, "is not a positive number", f"the default is {default:g}")
+    for name in ("update_token_budget", "resample_groups", "max_seq_length_train"):
+        if getattr(c, name) < 0:
+            raise ConfigError(name, getattr(c, name), "is negative", "give 0 or more")
+    if c.max_nonfinite_steps < 1:
+        raise ConfigError("max_nonfinite_steps", c.max_nonfinite_steps, "ends every run", "give 1 or more")
+    if c.use_adaptive_entropy and c.entropy_coef_min > c.entropy_coef_max:
+        reason = f"is above entropy_coef_max={c.entropy_coef_max:g}"
+        raise ConfigError("entropy_coef_min", c.entropy_coef_min, reason, "give a smaller number")
+    if c.activation_offloading and not c.gradient_checkpointing:
+        reason = "without gradient_checkpointing would copy all that every layer saves"
+        raise ConfigError("activation_offloading", True, reason, "set gradient_checkpointing to true")
+    if c.fp16 and not c.allow_float16:
+        reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
+        raise ConfigError("fp16", True, reason, "use bf16, or neither (float32), or add allow_float16: true")
+
+
+def _refuse_loss(c: Any) -> None:
+    if c.surrogate != "clip" and c.loss_type not in CLIPPED:
+        alike = "grpo" if c.loss_type == "sapo" else "dapo"
+        holds = "holds at 1" if c.surrogate == "reinforce" else "does not use"
+        reason = f"is a weight of the ratio, which surrogate={c.surrogate!r} {holds}"
+        raise ConfigError("loss_type", c.loss_type, reason, f"{alike} reduces tokens in the same way")
+    if c.surrogate == "clip" and c.loss_type == "luspo" and c.importance_sampling_level == "token":
+        reason = "is defined for the ratio of a sequence, not for importance_sampling_level='token'"
+        raise ConfigError("loss_type", "luspo", reason, "set importance_sampling_level to sequence")
+    clip = "epsilon" if c.epsilon_high is None else "epsilon_high"
+    upper = 1 + getattr(c, clip)
+    if c.delta is not None and c.delta <= upper:
+        reason = f"caps the ratio below the {upper:g} that {clip}={getattr(c, clip):g} lets through"
+        raise ConfigError("delta", c.delta, reason, f"give a number above {upper:g}, or leave it out")
+    mode = c.vllm_importance_sampling_mode
+    corrects = c.use_vllm and c.vllm_importance_sampling_correction
+    if c.loss_type == "vespo" and corrects and not mode.startswith("token_"):
+        reason = "needs the ratio of each token between vLLM and the model"
+        remedy = f"set vllm_importance_sampling_mode (now {mode!r}) to token_truncate or token_mask"
+        raise ConfigError("loss_type", "vespo", reason, remedy)
+
+
+def _refuse_refresh(c: Any) -> None:
+    sharded = c.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if c.reference_refresh_steps < 0:
+        reason, remedy = "is negative", "give 0 or more"
+    elif c.beta == 0:
+        reason, remedy = "has no reference to refresh (beta=0)", "set beta above 0, or leave this at 0"
+    elif c.sync_ref_model:
+        reason, remedy = "and sync_ref_model=True would both move the reference", "leave one of the two out"
+    elif sharded:
+        reason, remedy = "does not work with fsdp", "use DeepSpeed, or leave it at 0"
+    else:
+        return
+    raise ConfigError("reference_refresh_steps", c.reference_refresh_steps, reason, remedy)
+
+
+def _refuse_vllm(c: Any) -> None:
+    urls, several = c.vllm_server_base_url, (c.vllm_server_base_url or "").split(",")
+    if c.use_vllm and c.vllm_mode == "server":
+        if not urls and not is_address(f"http://{c.vllm_server_host}"):
+            raise ConfigError("vllm_server_host", c.vllm_server_host, "is no host", "give a name or an IP address")
+        if len(several) > 1 and c.vllm_sync == "merged":
+            reason = "names several servers, and vllm_sync='merged' sends weights to one"
+            raise ConfigError("vllm_server_base_url", urls, reason, "name one server")
+        if len(set(several)) < len(several):
+            raise ConfigError("vllm_server_base_url", urls, "names a server twice", "name each once")
+    for url in several if urls else ():
+        if not is_address(url.strip()):
+            reason = f"holds {url.strip()!r}, which is no address"
+            raise ConfigError("vllm_server_base_url", urls, reason, "write it as http://127.0.0.1:8000")
+    if regex := c.vllm_structured_outputs_regex:
+        try:
+            re.compile(regex)
+        except re.error as error:
+            reason = f"is no regular expression ({error})"
+            raise ConfigError("vllm_structured_outputs_regex", regex, reason, "correct the pattern") from None
+
+
+def refuse_refresh_within_a_rollout(c: Any) -> None:
+    """Reference log-probs are computed once a rollout, so a refresh must fall between two of them."""
+    rollout = (c.steps_per_generation or 1) * c.num_iterations
+    updates = rollout // math.gcd(rollout, c.gradient_accumulation_steps)
+    if c.reference_refresh_steps % updates:
+        reason = (
+            f"falls within a rollout, which serves {updates} optimizer steps (num_iterations={c.num_iterations},"
+            f" steps_per_generation={c.steps_per_generation})"
+        )
+        raise ConfigError("reference_refresh_steps", c.reference_refresh_steps, reason, f"use a multiple of {updates}")
