@@ -24,7 +24,7 @@ import sys
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.rewards.columns import Reward, text_of
-from grpo_math.rewards.guard import Mishaps, _one_line, checked
+from grpo_math.rewards.guard import Mishaps, checked, name_of
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
@@ -41,6 +41,7 @@ from grpo_math.rewards.rules import (
     r1_zero,
     xml_count,
 )
+from grpo_math.run.redact import one_line
 
 __all__ = [
     "JUDGE_PROMPT",
@@ -73,20 +74,12 @@ def _named(name: str, reward: Reward) -> Reward:
 
 
 REWARDS: dict[str, Reward] = {
-    "accuracy": accuracy,
-    "r1_zero": r1_zero,
-    "gsm8k": gsm8k,
-    "format_strict": format_strict,
-    "format_soft": format_soft,
-    "xml_count": xml_count,
-    "integer_only": integer_only,
-    "proximity": proximity,
-    "number_match": number_match,
-    "shaped": make_shaped(),
-    "overlong": make_overlong(),
-    "repetition": make_repetition(),
-    "llm_judge": make_llm_judge(),
-    "gated": _named("gated", gated(format_soft, on=accuracy)),
+    name_of(reward): reward
+    for reward in (
+        *(accuracy, r1_zero, gsm8k, format_strict, format_soft, xml_count, integer_only, proximity, number_match),
+        *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge()),
+        _named("gated", gated(format_soft, on=accuracy)),
+    )
 }
 
 
@@ -109,7 +102,7 @@ def load_reward(name: str) -> Reward:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        reason = f"names a module that cannot be imported ({type(error).__name__}: {_one_line(error)})"
+        reason = f"names a module that cannot be imported ({type(error).__name__}: {one_line(error)})"
         raise ConfigError("reward_funcs", name, reason, "write module:function, module as in an import") from error
     function = getattr(module, function_name, None)
     if not callable(function):
