@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import Any
 
 GRADER = 1
-VERDICTS = "430eb5b2f033"
+VERDICTS = "9125acec176c"
 MATH_VERIFY = ("0.9.0",)  # the versions with which the verdicts are these; add one with which the test passes
 KEY = "grader_hash"  # its name in results and in journals
 

@@ -196,6 +196,19 @@ def test_a_call_that_was_finished_answers_again_without_weights(tiny, rows, unin
     assert same_answers(again, uninterrupted)
 
 
+def test_an_evaluation_of_before_the_grader_had_a_version_goes_on(tiny, rows, tmp_path, uninterrupted):
+    output = tmp_path / "results.json"
+    lines = answers_file(uninterrupted["results"]).read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    assert first["measured"]["grader_hash"] == uninterrupted["grader_hash"] == 1
+    first["measured"]["grader_hash"] = "3e177c0a2511"
+    answers_file(output).write_text("".join([json.dumps(first) + "\n", *lines[1:12]]))
+    results = evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED)
+    assert same_answers(results, uninterrupted)
+    assert results["grader_hash"] == 1
+    assert answers_file(output).read_text().startswith(json.dumps(first))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
