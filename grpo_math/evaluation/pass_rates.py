@@ -83,10 +83,8 @@ def measure(
             lines = []
             for i, row in enumerate(part):
                 verdicts = [grade.verdict for grade in grades[i * samples : (i + 1) * samples]]
-                counts = {
-                    "correct": verdicts.count(Verdict.CORRECT),
-                    "graded": sum(not verdict.ungradable for verdict in verdicts),
-                }
+                graded = sum(not verdict.ungradable for verdict in verdicts)
+                counts = {"correct": verdicts.count(Verdict.CORRECT), "graded": graded}
                 lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
             lines = gather_object(lines)
             if state.is_main_process:

@@ -312,6 +312,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
     right = [[record["category"] == "correct" for record in problem] for problem in problems]
     mean, error = mean_at_n(right)
+    votes = [([record["answer"] for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
     counts = Counter(record["category"] for record in records)
     return {
@@ -322,13 +323,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
         "answer_accuracy": sum(record["verdict"] == Verdict.CORRECT for record in records) / len(records),
         "categories": {name: counts[name] for name in CATEGORIES},
         "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
-        "maj@k": {
-            str(k): fmean(
-                maj_at_k([record["answer"] for record in problem], flags, k)
-                for problem, flags in zip(problems, right, strict=True)
-            )
-            for k in ks
-        },
+        "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
         **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
     }
 

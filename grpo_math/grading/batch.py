@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_math.errors import one_of
 from grpo_math.grading.compare import compare, holds_several
 from grpo_math.grading.extract import Extraction, extract, extract_gold
 from grpo_math.grading.formats import FORMATS, in_format
-from grpo_math.grading.pool import shared_pool
+from grpo_math.grading.pool import Job, Progress, shared_pool
 from grpo_math.grading.verdict import Grade, Verdict
 
 ANSWER_CHARACTERS = 500  # of the answer that a Grade keeps
 
 Row = tuple[str, str, str | None]  # gold, completion, answer format
-Job = tuple[str, str]  # gold, answer: what a worker compares
-Progress = Callable[[int], None]
 
 
 def grade(gold: str, completion: str, *, answer_format: str | None = None, timeout: float = 5.0) -> Verdict:

@@ -32,6 +32,10 @@ START_SECONDS = 120.0  # a worker that has not said "ready" by then cannot start
 START_ALLOWANCE = 0.8  # seconds of a worker's start that do not count against its first job
 
 
+Job = tuple[str, str]  # gold, answer
+Progress = Callable[[int], None]
+
+
 class Outcome(NamedTuple):
     verdict: Verdict
     reason: str
@@ -105,11 +109,7 @@ class Pool:
         self._waiting_threads = 0
 
     def run(
-        self,
-        jobs: Sequence[tuple[str, str]],
-        timeout: float,
-        workers: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, jobs: Sequence[Job], timeout: float, workers: int | None = None, progress: Progress | None = None
     ) -> list[Outcome]:
         """The outcome of each (gold, answer), in order. ``progress`` gets the index of each job as it ends."""
         return _Call(self, jobs, timeout, min(len(jobs), workers or self.size), progress).outcomes()
@@ -170,9 +170,6 @@ class Pool:
                     self._idle.append(self._start())
             self._free.notify()
 
-    def _note_start(self) -> None:
-        self._failed_starts, self._killed_since = 0, None
-
     def _note_ended_start(self, worker: _Worker) -> None:
         """A start that something kills from outside is made again for a while; one that fails by itself fails again."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -194,14 +191,7 @@ class Pool:
 class _Call:
     """One call of `Pool.run`: its jobs, and the workers that it holds meanwhile, ``most`` of them at once."""
 
-    def __init__(
-        self,
-        pool: Pool,
-        jobs: Sequence[tuple[str, str]],
-        timeout: float,
-        most: int,
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def __init__(self, pool: Pool, jobs: Sequence[Job], timeout: float, most: int, progress: Progress | None) -> None:
         self.pool, self.jobs, self.timeout, self.most, self.progress = pool, jobs, timeout, most, progress
         self.done: dict[int, Outcome] = {}
         self.waiting = deque(range(len(jobs)))
@@ -258,7 +248,7 @@ class _Call:
             raise WorkerError(f"the grading worker cannot start: {reply['error']}")
         if "ready" in reply:
             worker.ready = True
-            self.pool._note_start()
+            self.pool._failed_starts, self.pool._killed_since = 0, None
         else:
             self._finish(worker, Verdict(reply["verdict"]), reply["reason"])
             if reply["retire"]:

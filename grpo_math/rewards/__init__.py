@@ -44,28 +44,10 @@ from grpo_math.rewards.rules import (
 from grpo_math.run.redact import one_line
 
 __all__ = [
-    "JUDGE_PROMPT",
-    "REWARDS",
-    "Mishaps",
-    "Reward",
-    "accuracy",
-    "checked",
-    "format_soft",
-    "format_strict",
-    "gated",
-    "gsm8k",
-    "integer_only",
-    "load_reward",
-    "make_llm_judge",
-    "make_overlong",
-    "make_repetition",
-    "make_shaped",
-    "number_match",
-    "proximity",
-    "r1_zero",
-    "text_of",
-    "xml_count",
-]
+    "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
+    "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition", "make_shaped",
+    "number_match", "proximity", "r1_zero", "text_of", "xml_count",
+]  # fmt: skip
 
 
 def _named(name: str, reward: Reward) -> Reward:
