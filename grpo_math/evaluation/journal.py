@@ -58,6 +58,15 @@ def go_on(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     return lines
 
 
+def about(path: str | Path) -> dict[str, Any]:
+    """How a file was measured; nothing where its first line does not say so."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return as_now(dict(json.loads(file.readline())["measured"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def append(path: str | Path, lines: Iterable[Line]) -> None:
     """Add the lines in one write: of what a killed process wrote, only the last line can be cut."""
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from glob import escape
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -125,7 +126,7 @@ def evaluate(
     answers, records = None, {}
     if named and output is not None:
         settings["weights_hash"] = weights_hash(model_path(model), adapter)
-        output = Path(output) if Path(output).suffix == ".json" else Path(output) / _file_name(settings)
+        output = Path(output) if Path(output).suffix == ".json" else _file_in(Path(output), settings)
         answers = answers_file(output)
         records = _known(output, settings, rows, samples)
     opened = partial(_opened, model, adapter, tokenizer, backend, server, sampling)
@@ -290,11 +291,19 @@ def _key(record: Record) -> tuple[str, int]:
     return str(record["id"]), record["sample"]
 
 
-def _file_name(settings: dict[str, Any]) -> str:
-    """Of model, adapter and data, for the reader, and of all settings, so that no two ways of evaluating share it."""
+def _file_in(folder: Path, settings: dict[str, Any]) -> Path:
+    """Of model, adapter and data, for the reader, and of all settings, so that no two ways of evaluating share it.
+
+    Or the file of the same settings whose name holds a hash of the grader's source, from before it had a version.
+    """
     words = [settings["model"], settings["adapter"], settings.get("data")]
     digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return "-".join([*(Path(word).stem.replace(":", "_") for word in words if word), digest]) + ".json"
+    name = "-".join(Path(word).stem.replace(":", "_") for word in words if word)
+    own = folder / f"{name}-{digest}.json"
+    for kept in [] if answers_file(own).exists() else sorted(folder.glob(f"{escape(name)}-????????.answers.jsonl")):
+        if journal.about(kept) == settings:
+            return folder / kept.name.replace(".answers.jsonl", ".json")
+    return own
 
 
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
