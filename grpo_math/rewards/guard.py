@@ -129,7 +129,7 @@ class Guard:
             if isinstance(attempt.error, UserError):
                 raise attempt.error
             if attempt.error is not None:
-                twice = f" twice in a row at {_place(attempt.error)}" if self.mishaps else ""
+                twice = f" twice in a row at {_place(attempt.error)}" if self.mishaps is not None else ""
                 said = f"reward function {self.name} raised {_raised(attempt.error)}{twice}"
                 raise RewardError(f"{said}: training stops, since a zero here would be invented") from attempt.error
             attempt.log()
