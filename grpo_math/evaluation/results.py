@@ -77,7 +77,8 @@ def answered(
 ) -> tuple[list[Completion], list[Grade]]:
     """The completions of each row, row after row, and their grades."""
     settings = asdict(sampling)
-    repeated = [row for row in rows for _ in range(settings.pop("samples"))]
+    samples = settings.pop("samples")
+    repeated = [row for row in rows for _ in range(samples)]
     completions = complete(model, tokenizer, [row["prompt"] for row in repeated], **settings)
     return completions, _grades(repeated, completions, grade_timeout)
 
