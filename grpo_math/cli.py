@@ -242,7 +242,8 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from grpo_math.evaluation.compare import comparison, read_results, text_of
+    from grpo_math.evaluation.compare import comparison, read_results
+    from grpo_math.report.terminal import text_of
 
     for name, value in vars(args).items():
         if name not in ("compare", "json", "command", "run", "parser") and value != args.parser.get_default(name):

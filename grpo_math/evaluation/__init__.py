@@ -5,17 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_HOME = {
-    "answered": "results",
-    "category": "results",
-    "evaluate": "results",
-    "summary": "results",
-    "text_of": "results",
-}
 __all__ = ["answered", "category", "evaluate", "summary", "text_of"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return getattr(import_module(f"{__name__}.results"), name)

@@ -1,25 +1,23 @@
-"""Two results files of the same problems -> the paired difference, the problems that changed, and a table.
+"""Two results files of the same problems -> the paired difference, and the problems that changed.
 
 A row is right if its category is ``correct``: the answer is right and in the format. Problems are what is paired: of
 several samples a problem has its mean. Results over different problems, prompts, graders or sampling settings (`SAME`)
 are refused, since their difference would say nothing about the training.
 
-Does not evaluate or grade: it reads what `evaluate` wrote.
+Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import textwrap
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
+from grpo_math.grading.version import as_now
 from grpo_math.run.metrics import CATEGORIES
 
 Results = dict[str, Any]
@@ -31,12 +29,11 @@ ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
 SAME = {
     "template": "evaluate both with the same template to compare them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
-    "grader_hash": "answers were extracted or graded by other code, evaluate both with the same version",
+    "grader_hash": "two versions of the grader, whose verdicts differ, evaluate both with the same version",
     "samples": "evaluate both with as many samples to compare them",
     "temperature": "evaluate both at the same temperature to compare them",
     "max_new_tokens": "evaluate both with the same limit to compare them",
 }
-SHOWN_LINES = 12  # of each completion of an example, on the terminal
 
 
 class ResultsError(UserError, ValueError):
@@ -79,9 +76,10 @@ def read_results(path: str | Path) -> Results:
     return results
 
 
-def compare(before: Results, after: Results) -> PairedDifference:
+def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
     """The paired difference in accuracy; `ResultsError` unless both have `SAME` and the problems in common."""
-    return paired_bootstrap(*_scores(before, after, RIGHT))
+    both = _by_problem(before, after)
+    return paired_bootstrap([_score(old, right) for old, _ in both], [_score(new, right) for _, new in both])
 
 
 def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[Change]:
@@ -135,76 +133,12 @@ def _side(results: Results, which: int, before: Results, after: Results) -> dict
     }
 
 
-def text_of(before: Results, after: Results, answer: dict[str, Any]) -> str:
-    """A `comparison` on the terminal: the table, then problems gained and lost with both completions."""
-    blocks = [terminal_table(before, after)]
-    for name, total in (("improvements", "gained"), ("regressions", "lost")):
-        if answer[name]:
-            blocks.append(f"{name} ({len(answer[name])} of {answer[total]})")
-            blocks.append(terminal_changes(Change(**change) for change in answer[name]))
-    return "\n\n".join(blocks)
-
-
-def terminal_table(before: Results, after: Results, paired: PairedDifference | None = None) -> str:
-    """The table that ends a run: before, after, and the difference with its 95% paired interval."""
-    paired = paired or compare(before, after)
-    lines = table(before, after, paired)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
-    return "\n".join([*text, moved(before, paired)])
-
-
-def table(before: Results, after: Results, paired: PairedDifference) -> list[list[str]]:
-    """The rows of that table, the head first."""
-    lines = [["", "before", "after", "difference", "95% paired interval"]]
-    for name, right, difference in (
-        ("accuracy", ("correct",), paired),
-        ("answer right, any format", ANSWER_RIGHT, paired_bootstrap(*_scores(before, after, ANSWER_RIGHT))),
-    ):
-        shares = [f"{share(results, right):.1%}" for results in (before, after)]
-        interval = f"[{100 * difference.lo:+.1f}, {100 * difference.hi:+.1f}]"
-        lines.append([name, *shares, f"{100 * difference.difference:+.1f} points", interval])
-    for category in categories_of(before, after):
-        old, new = (count(results, category) for results in (before, after))
-        lines.append([CATEGORIES.get(category, category), str(old), str(new), f"{new - old:+d}", ""])
-    return lines
-
-
-def moved(before: Results, paired: PairedDifference) -> str:
-    """How many problems rose and fell, with the test of it, as one sentence."""
-    several = any(row.get("sample", 0) for row in before["rows"])
-    words = "are right more often, {} less often" if several else "went from wrong to right, {} back"
-    test = f"{'sign test' if several else 'McNemar, exact'}: p = {mcnemar(paired.gained, paired.lost):.2g}"
-    return f"{paired.n} problems: {paired.gained} {words.format(paired.lost)} ({test})"
-
-
-def terminal_changes(changes: Iterable[Change], width: int | None = None) -> str:
-    """Changed problems, the completions before and after side by side, cut at `SHOWN_LINES` lines.
-
-    As text that is safe to print: no control character gets through.
-    """
-    column = ((width or min(160, shutil.get_terminal_size((100, 24)).columns)) - 7) // 2
-    blocks = []
-    for change in changes:
-        sides = [_wrapped(name, text, column) for name, text in (("before", change.before), ("after", change.after))]
-        lines = [f"  {old:<{column}} | {new}".rstrip() for old, new in zip_longest(*sides, fillvalue="")]
-        blocks.append("\n".join([f"{_printable(change.problem)}  (gold: {_printable(change.gold)})", *lines]))
-    return "\n\n".join(blocks)
-
-
-def _wrapped(name: str, text: str, width: int) -> list[str]:
-    lines = [part for line in _printable(text.strip()).split("\n") for part in textwrap.wrap(line, width) or [""]]
-    left_out = len(lines) - SHOWN_LINES
-    if left_out > 1:  # the end holds the answer
-        lines[: left_out + 1] = [f"... {left_out + 1} lines"]
-    return [name, *lines]
-
-
 def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
     """The rows of the same problem and sample; `ResultsError` names what the two results do not have in common."""
+    was, now = as_now(before), as_now(after)
     for name, remedy in SAME.items():
-        if before.get(name) != after.get(name):
-            raise ResultsError(f"{name} differs (before {before.get(name)!r}, after {after.get(name)!r}): {remedy}")
+        if was.get(name) != now.get(name):
+            raise ResultsError(f"{name} differs (before {was.get(name)!r}, after {now.get(name)!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
     if alone := sorted(old.keys() ^ new.keys(), key=str):
         counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
@@ -231,16 +165,11 @@ def _score(rows: Sequence[Row], right: Sequence[str] = RIGHT) -> float:
     return fmean(row["category"] in right for row in rows)
 
 
-def _scores(before: Results, after: Results, right: Sequence[str]) -> tuple[list[float], list[float]]:
-    both = _by_problem(before, after)
-    return [_score(old, right) for old, _ in both], [_score(new, right) for _, new in both]
-
-
 def count(results: Results, *categories: str) -> int:
     return sum(row["category"] in categories for row in results["rows"])
 
 
-def share(results: Results, categories: Sequence[str] = ("correct",)) -> float:
+def share(results: Results, categories: Sequence[str] = RIGHT) -> float:
     return count(results, *categories) / len(results["rows"])
 
 
@@ -248,10 +177,6 @@ def categories_of(*several: Results | None) -> list[str]:
     """The known categories in their order, then any other that occurs."""
     found = {str(row["category"]) for results in several if results for row in results["rows"]}
     return [*CATEGORIES, *sorted(found - CATEGORIES.keys())]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _string(value: object) -> str:

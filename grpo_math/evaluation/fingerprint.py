@@ -1,18 +1,14 @@
 """Short hashes of what must be the same for two evaluations to be one, or to be compared.
 
-Does not compare anything: journal.py and report/compare.py do.
+Does not compare anything: journal.py and compare.py do. The grader has a version instead (grading/version.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_math import grading
-from grpo_math.grading.formats import FORMATS
 from grpo_math.problems.prompts import TEMPLATES, build_prompt
 from grpo_math.run.resume import short_hash
 
@@ -39,14 +35,6 @@ def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
 def problems_hash(rows: Sequence[Row]) -> str:
     """Of the problems and golds, in their order."""
     return short_hash([[row["id"], row["problem"], row["answer"]] for row in rows])
-
-
-@cache
-def grader_hash() -> str:
-    """Of the grading code, the answer formats and Math-Verify's version: what turns a completion into a verdict."""
-    code = [path.read_text(encoding="utf-8") for path in sorted(Path(grading.__file__).parent.glob("*.py"))]
-    formats = [[f.name, f.marker.pattern, f.strict.pattern, f.tags] for f in FORMATS.values()]
-    return short_hash([code, formats, metadata.version("math-verify")])
 
 
 def weights_hash(*folders: str | None) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.grading.version import as_now
 
 Line = dict[str, Any]
 
@@ -32,7 +33,7 @@ def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
         lines = [json.loads(line.decode()) for line in whole] or [json.loads(_first_line(about))]
         if not whole and not _first_line(about).encode().startswith(rest):
             raise ValueError("not the beginning of a first line")
-        measured = dict(lines[0]["measured"])
+        measured = as_now(dict(lines[0]["measured"]))
         if not all(isinstance(line, dict) for line in lines):
             raise ValueError("a line is no object")
     except (OSError, ValueError, KeyError, TypeError):
@@ -55,6 +56,15 @@ def go_on(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     else:
         path.write_text(_first_line(about), encoding="utf-8")
     return lines
+
+
+def about(path: str | Path) -> dict[str, Any]:
+    """How a file was measured; nothing where its first line does not say so."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return as_now(dict(json.loads(file.readline())["measured"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def append(path: str | Path, lines: Iterable[Line]) -> None:

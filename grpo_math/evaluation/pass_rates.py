@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from grpo_math.evaluation import journal
-from grpo_math.evaluation.results import answered
+from grpo_math.evaluation.results import Sampling, answered
 from grpo_math.grading import Verdict
 from grpo_math.problems.difficulty import Rates, Row, key
 
@@ -71,29 +72,19 @@ def measure(
     rates: Rates = on_main(lambda: _rates(path, journal.go_on(path, about, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = about["samples"]
+    sampling = Sampling(samples, about["temperature"], about["max_tokens"], batch_size, seed)
     share = max(1, batch_size // samples)  # problems of one process at a time
     with tqdm(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
         for start in range(0, len(todo), share * state.num_processes):
             every = todo[start : start + share * state.num_processes]
             part = every[state.process_index :: state.num_processes]
-            _, grades = answered(
-                model,
-                tokenizer,
-                part,
-                samples=samples,
-                temperature=about["temperature"],
-                max_new_tokens=about["max_tokens"],
-                batch_size=batch_size,
-                seed=seed + len(rates) * state.num_processes + state.process_index,
-                grade_timeout=grade_timeout,
-            )
+            drawn = replace(sampling, seed=seed + len(rates) * state.num_processes + state.process_index)
+            _, grades = answered(model, tokenizer, part, drawn, grade_timeout)
             lines = []
             for i, row in enumerate(part):
                 verdicts = [grade.verdict for grade in grades[i * samples : (i + 1) * samples]]
-                counts = {
-                    "correct": verdicts.count(Verdict.CORRECT),
-                    "graded": sum(not verdict.ungradable for verdict in verdicts),
-                }
+                graded = sum(not verdict.ungradable for verdict in verdicts)
+                counts = {"correct": verdicts.count(Verdict.CORRECT), "graded": graded}
                 lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
             lines = gather_object(lines)
             if state.is_main_process:

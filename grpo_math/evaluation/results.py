@@ -2,10 +2,10 @@
 
 An answer counts only within the format that the prompt asked for (the rule of the r1_zero reward); how often it was
 right in any form stands beside it as ``answer_accuracy``. Each batch is graded as it comes and its answers are kept,
-so that what was cut goes on. The results carry hashes of prompt, problems and grader (fingerprint.py), so that what
-differs in them is not compared.
+so that what was cut goes on. The results carry hashes of prompt and problems (fingerprint.py) and the grader's version
+(grading/version.py), so that what differs in them is not compared.
 
-Does not compare two results: report/compare.py does.
+Does not compare two results: compare.py does.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from glob import escape
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -25,11 +28,11 @@ from tqdm import tqdm
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, journal
-from grpo_math.evaluation.fingerprint import grader_hash, problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
 from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids, with_model
 from grpo_math.generation.models import model_path
-from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.grading import Grade, Verdict, grade_batch, version
 from grpo_math.run.files import refuse_unwritable, write_json
 from grpo_math.run.metrics import CATEGORIES
 
@@ -39,6 +42,17 @@ VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
 Row = dict[str, Any]
 Record = dict[str, Any]
 Results = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn: ``samples`` of each problem at ``temperature``, 0 being greedy."""
+
+    samples: int
+    temperature: float
+    max_new_tokens: int
+    batch_size: int
+    seed: int
 
 
 def category(grade: Grade, truncated: bool) -> str:
@@ -59,28 +73,13 @@ def category(grade: Grade, truncated: bool) -> str:
 
 
 def answered(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    *,
-    samples: int,
-    temperature: float,
-    max_new_tokens: int,
-    batch_size: int,
-    seed: int,
-    grade_timeout: float,
+    model: Any, tokenizer: Any, rows: Sequence[Row], sampling: Sampling, grade_timeout: float
 ) -> tuple[list[Completion], list[Grade]]:
-    """``samples`` completions of each row, row after row, and their grades."""
+    """The completions of each row, row after row, and their grades."""
+    settings = asdict(sampling)
+    samples = settings.pop("samples")
     repeated = [row for row in rows for _ in range(samples)]
-    completions = complete(
-        model,
-        tokenizer,
-        [row["prompt"] for row in repeated],
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        seed=seed,
-    )
+    completions = complete(model, tokenizer, [row["prompt"] for row in repeated], **settings)
     return completions, _grades(repeated, completions, grade_timeout)
 
 
@@ -103,7 +102,7 @@ def evaluate(
     about: dict[str, Any] | None = None,
     contamination: dict[str, Any] | None = None,
 ) -> Results:
-    """Results of ``model`` (a name, or a loaded model with its ``tokenizer``) on rows of `data.load_problems`.
+    """Results of ``model`` (a name, or a loaded model with its ``tokenizer``) on rows of `load_problems`.
 
     ``samples`` completions of each problem are drawn at ``temperature``; 0 is greedy and takes one sample.
     ``accuracy`` is the share of completions that are right and in the format, and ``ci95`` its `wilson_of_means`.
@@ -116,62 +115,23 @@ def evaluate(
 
     ``backend``: hf (transformers, here), vllm-server (the vLLM server at ``server``) or vllm (in this process).
     ``about`` adds facts to the results that the call must have in common with the one that it goes on with, and
-    ``contamination`` what `contamination.overlap` has found.
+    ``contamination`` what `contamination.overlap` has found. Long because these 17 settings and their meaning are.
     """
-    if not rows:
-        raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
-    if samples < 1 or (samples > 1 and temperature == 0):
-        raise ConfigError("samples", samples, f"cannot be drawn at temperature {temperature:g}", "greedy takes 1")
-    for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
-        if value < 1:
-            raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
-    if len({str(row["id"]) for row in rows}) < len(rows):
-        raise ConfigError("rows", len(rows), "have an id twice", "give each problem an id of its own")
-    if temperature < 0:
-        raise ConfigError("temperature", temperature, "is negative", "0 is greedy, above 0 samples")
-    if not math.isfinite(temperature):
-        raise ConfigError("temperature", temperature, "is not finite", "0 is greedy, above 0 samples")
+    sampling = Sampling(samples, temperature, max_new_tokens, batch_size, seed)
+    _refuse(rows, sampling)
     started = time.perf_counter()
     named = isinstance(model, str)
     if named:
-        backends.check(backend, server, adapter)
-        _check_output(output)
-        tokenizer = backends.tokenizer_of(model)
-        if not isinstance(rows[0]["prompt"], str):
-            backends.check_chat(model, tokenizer, rows[0]["prompt"])
-        if backend == "hf":
-            backends.check_weights_of(model)
-    settings = {
-        **(about or {}),
-        "model": model if named else getattr(model.config, "_name_or_path", "") or "in memory",
-        "adapter": adapter,
-        "backend": backend,
-        "template": rows[0].get("answer_format"),
-        "samples": samples,
-        "temperature": temperature,
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "seed": seed,
-        "prompt_hash": prompt_hash(rows, tokenizer),
-        "problems_hash": problems_hash(rows),
-        "grader_hash": grader_hash(),
-    }
+        tokenizer = _tokenizer(model, adapter, rows[0]["prompt"], backend, server, output)
+    settings = {**(about or {}), **_settings_of(model, adapter, backend, rows, sampling, tokenizer)}
     answers, records = None, {}
     if named and output is not None:
         settings["weights_hash"] = weights_hash(model_path(model), adapter)
-        output = Path(output) if Path(output).suffix == ".json" else Path(output) / _file_name(settings)
+        output = Path(output) if Path(output).suffix == ".json" else _file_in(Path(output), settings)
         answers = answers_file(output)
-        if output.exists() and not answers.exists():
-            raise ConfigError("output", str(output), "holds results without their answers", "name another file")
-        records = _known(answers, settings, rows, samples)
-
-    def opened() -> Generate:
-        sampling: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-        if named:
-            return backends.opened(model, adapter, tokenizer, backend=backend, server=server, **sampling)
-        return with_model(model, tokenizer, **sampling)
-
-    for batch in _batches(rows, samples, batch_size, seed, tokenizer, opened, grade_timeout, records, progress):
+        records = _known(output, settings, rows, samples)
+    opened = partial(_opened, model, adapter, tokenizer, backend, server, sampling)
+    for batch in _answers(rows, sampling, tokenizer, opened, grade_timeout, records, progress):
         if answers is not None:
             journal.append(answers, batch)
         records.update((_key(record), record) for record in batch)
@@ -192,12 +152,63 @@ def evaluate(
     return results
 
 
-def _check_output(output: str | Path | None) -> None:
-    """That the results can be written, before anything is loaded."""
-    if output is None:
-        return
-    folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
-    refuse_unwritable("output", str(output), folder, "name another file or folder")
+def _refuse(rows: Sequence[Row], sampling: Sampling) -> None:
+    """What cannot be evaluated, before anything is loaded."""
+    samples, heat = sampling.samples, sampling.temperature
+    twice = len({str(row["id"]) for row in rows}) < len(rows)
+    drawn, more = f"cannot be drawn at temperature {heat:g}", "give 1 or more"
+    for name, value, wrong, reason, remedy in (
+        ("rows", len(rows), not rows, "leaves nothing to evaluate on", "give at least one problem"),
+        ("samples", samples, samples < 1 or (samples > 1 and heat == 0), drawn, "greedy takes 1"),
+        ("batch_size", sampling.batch_size, sampling.batch_size < 1, "evaluates nothing", more),
+        ("max_new_tokens", sampling.max_new_tokens, sampling.max_new_tokens < 1, "evaluates nothing", more),
+        ("rows", len(rows), twice, "have an id twice", "give each problem an id of its own"),
+        ("temperature", heat, heat < 0, "is negative", "0 is greedy, above 0 samples"),
+        ("temperature", heat, not math.isfinite(heat), "is not finite", "0 is greedy, above 0 samples"),
+    ):
+        if wrong:
+            raise ConfigError(name, value, reason, remedy)
+
+
+def _tokenizer(
+    model: str, adapter: str | None, prompt: Any, backend: str, server: str | None, output: str | Path | None
+) -> Any:
+    """The model's, once all is checked that can be checked before weights are loaded."""
+    backends.check(backend, server, adapter)
+    if output is not None:
+        folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
+        refuse_unwritable("output", str(output), folder, "name another file or folder")
+    tokenizer = backends.tokenizer_of(model)
+    if not isinstance(prompt, str):
+        backends.check_chat(model, tokenizer, prompt)
+    if backend == "hf":
+        backends.check_weights_of(model)
+    return tokenizer
+
+
+def _settings_of(
+    model: Any, adapter: str | None, backend: str, rows: Sequence[Row], sampling: Sampling, tokenizer: Any
+) -> dict[str, Any]:
+    """What the results state, and what a call must have in common with the one that it goes on with."""
+    return {
+        "model": model if isinstance(model, str) else getattr(model.config, "_name_or_path", "") or "in memory",
+        "adapter": adapter,
+        "backend": backend,
+        "template": rows[0].get("answer_format"),
+        **asdict(sampling),
+        "prompt_hash": prompt_hash(rows, tokenizer),
+        "problems_hash": problems_hash(rows),
+        version.KEY: version.version(),
+    }
+
+
+def _opened(
+    model: Any, adapter: str | None, tokenizer: Any, backend: str, server: str | None, sampling: Sampling
+) -> Generate:
+    limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
+    if isinstance(model, str):
+        return backends.opened(model, adapter, tokenizer, backend=backend, server=server, **limits)
+    return with_model(model, tokenizer, **limits)
 
 
 def answers_file(output: str | Path) -> Path:
@@ -209,11 +220,9 @@ def answers_file(output: str | Path) -> Path:
     return Path(output).with_suffix(".answers.jsonl")
 
 
-def _batches(
+def _answers(
     rows: Sequence[Row],
-    samples: int,
-    batch_size: int,
-    seed: int,
+    sampling: Sampling,
     tokenizer: Any,
     opened: Callable[[], Generate],
     grade_timeout: float,
@@ -224,25 +233,25 @@ def _batches(
 
     A batch of which a part is missing is generated again in whole: by its seed it gives the same answers again.
     """
+    samples = sampling.samples
     jobs = [(row, sample) for row in rows for sample in range(samples)]
+    keys = [(str(row["id"]), sample) for row, sample in jobs]
     ids = [ids for ids in token_ids(tokenizer, [row["prompt"] for row in rows]) for _ in range(samples)]
-    every = [[(i, jobs[i], (str(jobs[i][0]["id"]), jobs[i][1])) for i in batch] for batch in batches(ids, batch_size)]
-    missing = [number for number, batch in enumerate(every) if any(key not in known for _, _, key in batch)]
+    every = batches(ids, sampling.batch_size)
+    missing = [number for number, batch in enumerate(every) if any(keys[i] not in known for i in batch)]
     if not missing:
         return
     generate = opened()
-    done = [batch for number, batch in enumerate(every) if number not in missing]
-    right = [known[key]["category"] == "correct" for batch in done for _, _, key in batch]
+    done = [i for number, batch in enumerate(every) if number not in missing for i in batch]
+    right = [known[keys[i]]["category"] == "correct" for i in done]
     with tqdm(
         total=len(rows), initial=len(right) // samples, desc="evaluating", unit="problem", disable=not progress
     ) as bar:
         for number in missing:
-            completions = generate([ids[i] for i, _, _ in every[number]], batch_seed(seed, number))
-            grades = _grades([row for _, (row, _), _ in every[number]], completions, grade_timeout)
-            records = [
-                _record(row, sample, completion, grade)
-                for (_, (row, sample), _), completion, grade in zip(every[number], completions, grades, strict=True)
-            ]
+            batch = every[number]
+            completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
+            grades = _grades([jobs[i][0] for i in batch], completions, grade_timeout)
+            records = [_record(*jobs[i], c, grade) for i, c, grade in zip(batch, completions, grades, strict=True)]
             yield records
             right += [record["category"] == "correct" for record in records]
             bar.set_postfix_str(f"accuracy {sum(right) / len(right):.1%}", refresh=False)
@@ -258,8 +267,11 @@ def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: flo
     )
 
 
-def _known(path: Path, settings: dict[str, Any], rows: Sequence[Row], samples: int) -> dict[tuple[str, int], Record]:
+def _known(output: Path, settings: dict[str, Any], rows: Sequence[Row], samples: int) -> dict[tuple[str, int], Record]:
     """The records that an earlier call has left."""
+    path = answers_file(output)
+    if output.exists() and not path.exists():
+        raise ConfigError("output", str(output), "holds results without their answers", "name another file")
     lines = journal.go_on(path, settings, "output")
     wanted = {(str(row["id"]), sample) for row in rows for sample in range(samples)}
     try:
@@ -280,11 +292,19 @@ def _key(record: Record) -> tuple[str, int]:
     return str(record["id"]), record["sample"]
 
 
-def _file_name(settings: dict[str, Any]) -> str:
-    """Of model, adapter and data, for the reader, and of all settings, so that no two ways of evaluating share it."""
+def _file_in(folder: Path, settings: dict[str, Any]) -> Path:
+    """Of model, adapter and data, for the reader, and of all settings, so that no two ways of evaluating share it.
+
+    Or the file of the same settings whose name holds a hash of the grader's source, from before it had a version.
+    """
     words = [settings["model"], settings["adapter"], settings.get("data")]
     digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
-    return "-".join([*(Path(word).stem.replace(":", "_") for word in words if word), digest]) + ".json"
+    name = "-".join(Path(word).stem.replace(":", "_") for word in words if word)
+    own = folder / f"{name}-{digest}.json"
+    for kept in [] if answers_file(own).exists() else sorted(folder.glob(f"{escape(name)}-????????.answers.jsonl")):
+        if journal.about(kept) == settings:
+            return folder / kept.name.replace(".answers.jsonl", ".json")
+    return own
 
 
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
@@ -302,6 +322,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
     right = [[record["category"] == "correct" for record in problem] for problem in problems]
     mean, error = mean_at_n(right)
+    votes = [([record["answer"] for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
     counts = Counter(record["category"] for record in records)
     return {
@@ -312,13 +333,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
         "answer_accuracy": sum(record["verdict"] == Verdict.CORRECT for record in records) / len(records),
         "categories": {name: counts[name] for name in CATEGORIES},
         "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
-        "maj@k": {
-            str(k): fmean(
-                maj_at_k([record["answer"] for record in problem], flags, k)
-                for problem, flags in zip(problems, right, strict=True)
-            )
-            for k in ks
-        },
+        "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
         **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
     }
 

@@ -41,15 +41,11 @@ def _value(tree: Tree, work: list[int]) -> Fraction:
     kind = tree[0]
     if kind == "num":
         return tree[1]
-    if kind == "add":
+    if kind in ("add", "mul"):
         total = _value(tree[1], work)
-        for term in tree[2:]:
-            total = _sized(total + _value(term, work), work)
-        return total
-    if kind == "mul":
-        total = _value(tree[1], work)
-        for factor in tree[2:]:
-            total = _sized(total * _value(factor, work), work)
+        for part in tree[2:]:
+            operand = _value(part, work)
+            total = _sized(total + operand if kind == "add" else total * operand, work)
         return total
     if kind == "neg":
         return -_value(tree[1], work)
@@ -164,18 +160,11 @@ def _log2_at_least(tree: Tree) -> float:
         return math.log2(n.numerator) - math.log2(n.denominator) if n > 0 else nothing
     if kind == "neg":
         return _log2_at_least(tree[1])
-    if kind == "fact":
-        n = tree[1]
-        if _is_natural(n):
-            low = _log2_at_least(n)  # x! >= (x/e)^x, and x! >= x
-            return min(2.0 ** min(low, 1000.0), 1e300) * max(low - 1.5, 1.0) if low > 2 else low
-        return nothing
-    if kind == "mul":
-        parts = [_log2_at_least(factor) for factor in tree[1:]]
-        return sum(parts) if all(_is_natural(factor) for factor in tree[1:]) else nothing
-    if kind == "add":
-        naturals = all(_is_natural(term) for term in tree[1:])
-        return max(_log2_at_least(term) for term in tree[1:]) if naturals else nothing
+    if kind == "fact" and _is_natural(tree[1]):
+        low = _log2_at_least(tree[1])  # x! >= (x/e)^x, and x! >= x
+        return min(2.0 ** min(low, 1000.0), 1e300) * max(low - 1.5, 1.0) if low > 2 else low
+    if kind in ("mul", "add") and all(_is_natural(part) for part in tree[1:]):
+        return (sum if kind == "mul" else max)(_log2_at_least(part) for part in tree[1:])
     if kind == "pow" and _is_natural(tree[1]) and _is_natural(tree[2]):
         base, exponent = _log2_at_least(tree[1]), _log2_at_least(tree[2])
         return base * min(2.0 ** min(exponent, 1000.0), 1e300) if base >= 1 and exponent >= 0 else nothing

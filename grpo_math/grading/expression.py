@@ -183,15 +183,9 @@ class _Reader:
     def relation(self) -> Tree:
         parts: list[Any] = [self.sum()]
         while True:
-            if self.take(":"):
-                right = self.sum()
-                left = parts.pop()
-                parts.append(("ratio", *left[1:], right) if left[0] == "ratio" else ("ratio", left, right))
-                continue
-            if self.take("\\cup", "U"):
-                right = self.sum()
-                left = parts.pop()
-                parts.append(("union", *left[1:], right) if left[0] == "union" else ("union", left, right))
+            if joined := self.take(":", "\\cup", "U"):
+                kind, right, left = "ratio" if joined == ":" else "union", self.sum(), parts.pop()
+                parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
                 continue
             sign = self.take(*RELATIONS)
             if sign is None:
@@ -210,7 +204,7 @@ class _Reader:
             plus_minus |= sign in ("\\pm", "\\mp")
         total = self.product()
         if negative:
-            total = _negative(total)
+            total = negated(total)
         if plus_minus:
             total = ("pm", ("num", Fraction(0)), total)
         terms = [total]
@@ -223,14 +217,12 @@ class _Reader:
                 left = terms[0] if len(terms) == 1 else ("add", *terms)
                 terms = [("pm", left, term)]
             else:
-                terms.append(_negative(term) if negative else term)
+                terms.append(negated(term) if negative else term)
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:
         factors = [self.power()]
         while True:
-            if self.take("**"):  # unreachable after an atom: power() took it
-                raise Unreadable("'**' without a base")
             if self.take("*"):
                 factors.append(self.signed())
             elif self.take("/"):
@@ -250,7 +242,7 @@ class _Reader:
         while (sign := self.take("+", "-")) is not None:
             negative ^= sign == "-"
         value = self.power()
-        return _negative(value) if negative else value
+        return negated(value) if negative else value
 
     def starts_factor(self) -> bool:
         self.skip()
@@ -294,7 +286,7 @@ class _Reader:
         if self.peek("{"):
             return self.group()
         if self.take("-"):
-            return _negative(self.exponent())
+            return negated(self.exponent())
         if self.text[self.at : self.at + 1] in tuple(DIGITS):
             number = self.match(INTEGER)
             tree: Tree = ("num", _number(number.group() if number is not None else "0"))
@@ -311,7 +303,7 @@ class _Reader:
         inner = self.sum()
         if self.take("\\over"):
             inner = ("div", inner, self.sum())
-        while self.peek(",", *RELATIONS):
+        if self.peek(",", *RELATIONS):
             raise Unreadable("a list in braces")
         self.need("}")
         self.depth -= 1
@@ -418,9 +410,7 @@ class _Reader:
         self.bars = outer_bars
         if len(items) == 1 and items[0][0] == "relation":
             raise Unreadable("a relation in brackets")
-        if len(items) == 1 and (opening, closing) == ("(", ")"):
-            return items[0]
-        if len(items) == 1 and (opening, closing) == ("[", "]"):
+        if len(items) == 1 and opening + closing in ("()", "[]"):
             return items[0]
         return ("tuple", opening, closing, *items)
 
@@ -447,9 +437,9 @@ class _Reader:
                 degree = self.sum()
                 self.need("]")
             inside = self.argument() if not self.peek("(") else self.atom()
-            return (
-                ("call", "sqrt", inside) if degree is None else ("pow", inside, ("div", ("num", Fraction(1)), degree))
-            )
+            if degree is None:
+                return ("call", "sqrt", inside)
+            return ("pow", inside, ("div", ("num", Fraction(1)), degree))
         if name in ("binom", "dbinom", "tbinom"):
             above = self.argument()
             return ("call", "binom", above, self.argument())
@@ -571,7 +561,8 @@ def _number(digits: str) -> Fraction:
     return Fraction(digits)
 
 
-def _negative(tree: Tree) -> Tree:
+def negated(tree: Tree) -> Tree:
+    """The tree of its opposite: a number stays a number."""
     return ("num", -tree[1]) if tree[0] == "num" else ("neg", tree)
 
 

@@ -91,11 +91,9 @@ def extract_gold(gold: str) -> Extraction:
     ('72', '3', 'x=5')
     """
     found = _boxed(gold) or _hashes(gold) or _tagged(gold)
-    if found is not None:
-        return found
-    if BOX.search(gold[-TAIL:]):
+    if found is None and BOX.search(gold[-TAIL:]):
         return Extraction(None, "empty box")
-    return Extraction(strip_wrappers(gold) or None, "whole text")
+    return found or Extraction(strip_wrappers(gold) or None, "whole text")
 
 
 def strip_wrappers(text: str) -> str:
@@ -113,12 +111,8 @@ def strip_wrappers(text: str) -> str:
             text = text[:-1].rstrip()
         for opening, closing in (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
             inner = text[len(opening) : -len(closing)]
-            if (
-                len(text) > 2 * len(opening)
-                and text.startswith(opening)
-                and text.endswith(closing)
-                and opening not in inner
-            ):
+            enclosed = text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening)
+            if enclosed and opening not in inner:
                 text = inner
     return text
 
@@ -284,11 +278,7 @@ def _bare(text: str) -> Extraction | None:
     lines = [line for line in whole.split("\n") if line.strip()]
     for line in reversed(lines[-3:]):
         formulas = list(INLINE_MATH.finditer(line))
-        numbers = [
-            m
-            for m in NUMBER.finditer(line)
-            if m.group().strip() and not NEGATED.search(line[max(0, m.start() - 9) : m.start()])
-        ]
+        numbers = _numbers(line)
         if formulas and (not numbers or formulas[-1].end() >= numbers[-1].end()):
             return Extraction(strip_wrappers(next(g for g in formulas[-1].groups() if g)), "last formula")
         if numbers:
@@ -296,14 +286,16 @@ def _bare(text: str) -> Extraction | None:
         chosen = list(CHOSEN.finditer(line))
         if chosen:
             return Extraction(next(g for g in chosen[-1].groups() if g), "last choice")
-    numbers = [
-        m
-        for m in NUMBER.finditer(whole)
-        if m.group().strip() and not NEGATED.search(whole[max(0, m.start() - 9) : m.start()])
-    ]
+    numbers = _numbers(whole)
     if numbers:
         return Extraction(numbers[-1].group().strip(), "last number")
     return Extraction(whole, "whole text") if 0 < len(whole) <= 60 and not _is_sentence(whole) else None
+
+
+def _numbers(text: str) -> list[re.Match[str]]:
+    """All that are not denied, as in "it is not 5"."""
+    found = [m for m in NUMBER.finditer(text) if m.group().strip()]
+    return [m for m in found if not NEGATED.search(text[max(0, m.start() - 9) : m.start()])]
 
 
 def _is_sentence(text: str) -> bool:

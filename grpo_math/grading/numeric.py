@@ -96,9 +96,7 @@ def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bo
 def _names(tree: object) -> set[str]:
     if not isinstance(tree, tuple) or not tree:
         return set()
-    if tree[0] == "var":
-        return {tree[1]}
-    return set().union(*(_names(part) for part in tree[1:])) if len(tree) > 1 else set()
+    return {tree[1]} if tree[0] == "var" else set().union(*map(_names, tree[1:]))
 
 
 def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:

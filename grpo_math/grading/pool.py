@@ -32,6 +32,10 @@ START_SECONDS = 120.0  # a worker that has not said "ready" by then cannot start
 START_ALLOWANCE = 0.8  # seconds of a worker's start that do not count against its first job
 
 
+Job = tuple[str, str]  # gold, answer
+Progress = Callable[[int], None]
+
+
 class Outcome(NamedTuple):
     verdict: Verdict
     reason: str
@@ -105,82 +109,10 @@ class Pool:
         self._waiting_threads = 0
 
     def run(
-        self,
-        jobs: Sequence[tuple[str, str]],
-        timeout: float,
-        workers: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, jobs: Sequence[Job], timeout: float, workers: int | None = None, progress: Progress | None = None
     ) -> list[Outcome]:
         """The outcome of each (gold, answer), in order. ``progress`` gets the index of each job as it ends."""
-        outcomes: list[Outcome | None] = [None] * len(jobs)
-        waiting = deque(range(len(jobs)))
-        busy: set[_Worker] = set()
-        most = min(len(jobs), workers or self.size)
-        asked = time.monotonic()
-        selector = selectors.DefaultSelector()
-
-        def finish(worker: _Worker, verdict: Verdict, reason: str) -> None:
-            outcomes[worker.job] = Outcome(verdict, reason, time.monotonic() - worker.started)
-            job, worker.job = worker.job, -1
-            if progress is not None:
-                progress(job)
-
-        def release(worker: _Worker, alive: bool) -> None:
-            selector.unregister(worker.stdout)
-            busy.discard(worker)
-            self._give_back(worker, alive)
-
-        try:
-            while waiting or any(worker.job >= 0 for worker in busy):
-                while len(busy) < most and len([w for w in busy if w.job < 0]) < len(waiting):
-                    taken = self._take(block=not busy)
-                    if taken is None:
-                        break
-                    busy.add(taken)
-                    selector.register(taken.stdout, selectors.EVENT_READ, taken)
-                    if taken.ready:
-                        self._assign(taken, waiting.popleft(), jobs, timeout, asked)
-                now = time.monotonic()
-                wait = max(0.0, min(worker.deadline for worker in busy) - now)
-                for key, _ in selector.select(min(wait, 1.0)):
-                    worker = key.data
-                    try:
-                        reply = worker.receive()
-                    except (EOFError, OSError):
-                        if worker.job >= 0:
-                            finish(worker, Verdict.CRASH, "the worker died")
-                        else:
-                            self._note_ended_start(worker)
-                        release(worker, alive=False)
-                        continue
-                    if reply is None:
-                        continue
-                    if "error" in reply:
-                        raise WorkerError(f"the grading worker cannot start: {reply['error']}")
-                    if "ready" in reply:
-                        worker.ready = True
-                        self._failed_starts, self._killed_since = 0, None
-                    else:
-                        finish(worker, Verdict(reply["verdict"]), reply["reason"])
-                        if reply["retire"]:
-                            release(worker, alive=False)
-                            continue
-                    if waiting and not self._others_wait():
-                        self._assign(worker, waiting.popleft(), jobs, timeout, asked)
-                    else:
-                        release(worker, alive=True)
-                now = time.monotonic()
-                for worker in [w for w in busy if w.deadline <= now]:
-                    if worker.job >= 0:
-                        finish(worker, Verdict.TIMEOUT, f"stopped after {time.monotonic() - worker.started:.1f} s")
-                    else:
-                        self._note_failed_start(f"not ready after {START_SECONDS:g} s")
-                    release(worker, alive=False)
-        finally:
-            for worker in list(busy):  # starting still, or an exception such as Ctrl-C is on its way
-                release(worker, alive=worker.job < 0)
-            selector.close()
-        return [outcome for outcome in outcomes if outcome is not None]
+        return _Call(self, jobs, timeout, min(len(jobs), workers or self.size), progress).outcomes()
 
     def close(self) -> None:
         """Kill every worker. The pool can be used again."""
@@ -201,15 +133,6 @@ class Pool:
         """Process ids of the workers that run now."""
         return [worker.process.pid for worker in self._workers]
 
-    def _assign(self, worker: _Worker, job: int, jobs: Sequence[tuple[str, str]], timeout: float, asked: float) -> None:
-        now = time.monotonic()
-        limit = timeout
-        if job < self.size:  # the first jobs waited for the start: keep their whole wait near the limit
-            limit -= min(timeout / 2, max(0.0, now - asked - START_ALLOWANCE))
-        worker.job, worker.started, worker.deadline = job, now, now + limit
-        gold, answer = jobs[job]
-        worker.send({"gold": gold, "answer": answer, "limit": limit})  # a dead worker shows as EOF in the loop
-
     def _take(self, block: bool) -> _Worker | None:
         with self._free:
             self._waiting_threads += 1
@@ -229,9 +152,6 @@ class Pool:
                     self._free.wait(1.0)
             finally:
                 self._waiting_threads -= 1
-
-    def _others_wait(self) -> bool:
-        return self._waiting_threads > 0
 
     def _start(self) -> _Worker:
         worker = _Worker(self.memory)
@@ -266,6 +186,97 @@ class Pool:
         self._failed_starts += 1
         if self._failed_starts > 3:
             raise WorkerError(f"the grading worker cannot start: {why}")
+
+
+class _Call:
+    """One call of `Pool.run`: its jobs, and the workers that it holds meanwhile, ``most`` of them at once."""
+
+    def __init__(self, pool: Pool, jobs: Sequence[Job], timeout: float, most: int, progress: Progress | None) -> None:
+        self.pool, self.jobs, self.timeout, self.most, self.progress = pool, jobs, timeout, most, progress
+        self.done: dict[int, Outcome] = {}
+        self.waiting = deque(range(len(jobs)))
+        self.busy: set[_Worker] = set()
+        self.asked = time.monotonic()
+        self.selector = selectors.DefaultSelector()
+
+    def outcomes(self) -> list[Outcome]:
+        try:
+            while self.waiting or any(worker.job >= 0 for worker in self.busy):
+                self._take()
+                wait = min(worker.deadline for worker in self.busy) - time.monotonic()
+                for key, _ in self.selector.select(min(max(0.0, wait), 1.0)):
+                    self._collect(key.data)
+                self._overrun()
+        finally:
+            for worker in list(self.busy):  # starting still, or an exception such as Ctrl-C is on its way
+                self._release(worker, alive=worker.job < 0)
+            self.selector.close()
+        return [self.done[job] for job in range(len(self.jobs))]
+
+    def _take(self) -> None:
+        """As many workers as there are jobs for; it waits for one only where it has none."""
+        while len(self.busy) < self.most and len([w for w in self.busy if w.job < 0]) < len(self.waiting):
+            taken = self.pool._take(block=not self.busy)
+            if taken is None:
+                return
+            self.busy.add(taken)
+            self.selector.register(taken.stdout, selectors.EVENT_READ, taken)
+            if taken.ready:
+                self._assign(taken)
+
+    def _assign(self, worker: _Worker) -> None:
+        job, now, limit = self.waiting.popleft(), time.monotonic(), self.timeout
+        if job < self.pool.size:  # the first jobs waited for the start: keep their whole wait near the limit
+            limit -= min(limit / 2, max(0.0, now - self.asked - START_ALLOWANCE))
+        worker.job, worker.started, worker.deadline = job, now, now + limit
+        gold, answer = self.jobs[job]
+        worker.send({"gold": gold, "answer": answer, "limit": limit})  # a dead worker shows as EOF in `_collect`
+
+    def _collect(self, worker: _Worker) -> None:
+        """What a worker has sent, or that it died; a worker that is ready then gets the next job."""
+        try:
+            reply = worker.receive()
+        except (EOFError, OSError):
+            if worker.job >= 0:
+                self._finish(worker, Verdict.CRASH, "the worker died")
+            else:
+                self.pool._note_ended_start(worker)
+            return self._release(worker, alive=False)
+        if reply is None:
+            return None
+        if "error" in reply:
+            raise WorkerError(f"the grading worker cannot start: {reply['error']}")
+        if "ready" in reply:
+            worker.ready = True
+            self.pool._failed_starts, self.pool._killed_since = 0, None
+        else:
+            self._finish(worker, Verdict(reply["verdict"]), reply["reason"])
+            if reply["retire"]:
+                return self._release(worker, alive=False)
+        if self.waiting and not self.pool._waiting_threads:
+            return self._assign(worker)
+        return self._release(worker, alive=True)
+
+    def _overrun(self) -> None:
+        """Kill the workers whose time is over."""
+        now = time.monotonic()
+        for worker in [w for w in self.busy if w.deadline <= now]:
+            if worker.job >= 0:
+                self._finish(worker, Verdict.TIMEOUT, f"stopped after {time.monotonic() - worker.started:.1f} s")
+            else:
+                self.pool._note_failed_start(f"not ready after {START_SECONDS:g} s")
+            self._release(worker, alive=False)
+
+    def _finish(self, worker: _Worker, verdict: Verdict, reason: str) -> None:
+        job, worker.job = worker.job, -1
+        self.done[job] = Outcome(verdict, reason, time.monotonic() - worker.started)
+        if self.progress is not None:
+            self.progress(job)
+
+    def _release(self, worker: _Worker, alive: bool) -> None:
+        self.selector.unregister(worker.stdout)
+        self.busy.discard(worker)
+        self.pool._give_back(worker, alive)
 
 
 _pool: Pool | None = None

@@ -21,7 +21,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from grpo_math.grading.exact import certainly_huge, rational
-from grpo_math.grading.expression import Tree
+from grpo_math.grading.expression import Tree, negated
 
 MAX_ITEMS = 40  # of an unordered list; longer lists are compared in order
 
@@ -166,7 +166,7 @@ def _interval(relation: Tree) -> Tree | None:
         small, large = sides
         if small[0] == "call" and small[1] == "abs" and small[2][0] == "var" and not _variables(large):
             both = ("(", ")") if signs[0] == "<" else ("[", "]")
-            return ("tuple", *both, _negated(large), large)
+            return ("tuple", *both, negated(large), large)
         if small[0] == "var" and not _variables(large):
             return ("tuple", "(", ")" if signs[0] == "<" else "]", ("neg", INFINITY), large)
         if large[0] == "var" and not _variables(small):
@@ -221,14 +221,14 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    gold_percent, answer_percent = gold[0] == "percent", answer[0] == "percent"
-    if gold_percent and answer_percent:
-        return rules.leaf(gold[1], answer[1])
-    if gold_percent or answer_percent:  # 25% is 0.25, and 25 where the problem asks for a percentage
-        bare = rules.leaf(gold[1] if gold_percent else gold, answer[1] if answer_percent else answer)
-        return True if bare else _any((bare, rules.leaf(gold, answer)))
-    if gold[0] == "degrees" or answer[0] == "degrees":
-        return rules.leaf(gold[1] if gold[0] == "degrees" else gold, answer[1] if answer[0] == "degrees" else answer)
+    for kind in ("percent", "degrees"):
+        kinds = (gold[0] == kind, answer[0] == kind)
+        if any(kinds):
+            bare = rules.leaf(gold[1] if kinds[0] else gold, answer[1] if kinds[1] else answer)
+            if bare or kind == "degrees" or all(kinds):
+                return bare
+            value = rules.leaf(gold, answer)  # 25% is 0.25, and 25 where the problem asks for a percentage
+            return True if value else None if None in (bare, value) else False
     return rules.leaf(gold, answer)
 
 
@@ -342,23 +342,12 @@ def _all(results: object) -> bool | None:
     return False if False in seen else None if None in seen else True
 
 
-def _any(results: object) -> bool | None:
-    seen = set(results)  # type: ignore
-    return True if True in seen else None if None in seen else False
-
-
 def _is_infinite(tree: Tree) -> bool:
     return tree == INFINITY or tree == ("neg", INFINITY)
 
 
-def _negated(tree: Tree) -> Tree:
-    return ("num", -tree[1]) if tree[0] == "num" else ("neg", tree)
-
-
 def _variables(tree: object) -> bool:
-    if not isinstance(tree, tuple):
-        return False
-    return bool(tree) and (tree[0] == "var" or any(_variables(part) for part in tree[1:]))
+    return _has_kind(tree, "var")
 
 
 def _has_kind(tree: object, kind: str) -> bool:
@@ -385,7 +374,7 @@ def _chosen(tree: Tree, minus: bool) -> Tree:
         return tree
     if tree and tree[0] == "pm":
         left, right = _chosen(tree[1], minus), _chosen(tree[2], minus)
-        right = _negated(right) if minus else right
+        right = negated(right) if minus else right
         return right if left == ("num", Fraction(0)) else ("add", left, right)
     return tuple(_chosen(part, minus) for part in tree)
 

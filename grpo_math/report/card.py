@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from grpo_math.evaluation.compare import moved, share, table
+from grpo_math.evaluation.compare import share
 from grpo_math.evaluation.stats import PairedDifference
 from grpo_math.generation.models import EMBEDDED, EMBEDDED_ON_HUB
 from grpo_math.generation.server import served_rank
@@ -25,6 +25,7 @@ from grpo_math.problems.datasets import SOURCES
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.report.page import diagnosis, paired_of
 from grpo_math.report.run_dir import Run
+from grpo_math.report.terminal import moved, table
 from grpo_math.run import metrics
 
 KINDS = {"adapter": "LoRA adapter", "model": "full model", "merged": "full model, base and LoRA adapter merged,"}

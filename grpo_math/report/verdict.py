@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grpo_math.evaluation.compare import changed, compare, read_results, terminal_changes, terminal_table
+from grpo_math.evaluation.compare import changed, compare, read_results
 from grpo_math.report import hub
 from grpo_math.report.page import ReportFiles, report
+from grpo_math.report.terminal import terminal_changes, terminal_table
 from grpo_math.report.trackers import Trackers
 from grpo_math.trainer.config import MathGRPOConfig
 

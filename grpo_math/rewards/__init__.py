@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from grpo_math.errors import one_of
 from grpo_math.rewards.columns import Reward, text_of
-from grpo_math.rewards.guard import Mishaps, checked
+from grpo_math.rewards.guard import Mishaps, checked, name_of
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
@@ -39,28 +39,10 @@ from grpo_math.rewards.rules import (
 from grpo_math.run.own import load_function
 
 __all__ = [
-    "JUDGE_PROMPT",
-    "REWARDS",
-    "Mishaps",
-    "Reward",
-    "accuracy",
-    "checked",
-    "format_soft",
-    "format_strict",
-    "gated",
-    "gsm8k",
-    "integer_only",
-    "load_reward",
-    "make_llm_judge",
-    "make_overlong",
-    "make_repetition",
-    "make_shaped",
-    "number_match",
-    "proximity",
-    "r1_zero",
-    "text_of",
-    "xml_count",
-]
+    "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
+    "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition", "make_shaped",
+    "number_match", "proximity", "r1_zero", "text_of", "xml_count",
+]  # fmt: skip
 
 
 def _named(name: str, reward: Reward) -> Reward:
@@ -69,20 +51,12 @@ def _named(name: str, reward: Reward) -> Reward:
 
 
 REWARDS: dict[str, Reward] = {
-    "accuracy": accuracy,
-    "r1_zero": r1_zero,
-    "gsm8k": gsm8k,
-    "format_strict": format_strict,
-    "format_soft": format_soft,
-    "xml_count": xml_count,
-    "integer_only": integer_only,
-    "proximity": proximity,
-    "number_match": number_match,
-    "shaped": make_shaped(),
-    "overlong": make_overlong(),
-    "repetition": make_repetition(),
-    "llm_judge": make_llm_judge(),
-    "gated": _named("gated", gated(format_soft, on=accuracy)),
+    name_of(reward): reward
+    for reward in (
+        *(accuracy, r1_zero, gsm8k, format_strict, format_soft, xml_count, integer_only, proximity, number_match),
+        *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge()),
+        _named("gated", gated(format_soft, on=accuracy)),
+    )
 }
 
 

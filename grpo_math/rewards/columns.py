@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
-from grpo_math.grading.formats import in_format
+from grpo_math.grading.extract import extract_gold
 
 Completion = str | list[dict[str, Any]]
 Reward = Callable[..., list[float | None]]
@@ -36,67 +36,64 @@ def text_of(completion: Completion) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------------ columns
-
-
-def _right(g: Grade) -> bool:
+def is_right(g: Grade) -> bool:
+    """Is the answer right, in whatever form?"""
     return g.verdict is Verdict.CORRECT
 
 
-def _within_format(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[float | None]:
-    """The rule that an answer only counts within the format; only a gold that cannot be graded excuses a broken one."""
-    if any(f != name for f in _formats(completions, columns)):  # the grades at hand were made for another format
-        columns = {**columns, "answer_format": name, "grade": None}
-    rewards: list[float | None] = []
-    for completion, g in zip(completions, _grades(name, completions, columns), strict=True):
-        if g.verdict is Verdict.BAD_GOLD:
-            rewards.append(None)
-        elif not in_format(text_of(completion), name):
-            rewards.append(0.0)
-        else:
-            rewards.append(None if g.verdict.ungradable else float(_right(g)))
-    return rewards
-
-
-def _grades(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
+def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
+    """The grades at hand, else new ones; ``name`` is the reward function's, for an error."""
     given = columns.get("grade")
     if given is not None:
         return list(given)
     return grade_batch(
-        _golds(name, columns),
+        golds_of(name, columns),
         [text_of(completion) for completion in completions],
-        answer_format=_formats(completions, columns),
-        timeout=_setting(columns, "grade_timeout") or 5.0,
+        answer_format=formats_of(completions, columns),
+        timeout=setting_of(columns, "grade_timeout") or 5.0,
     )
 
 
-def _golds(name: str, columns: dict[str, Any]) -> list[str]:
+def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
+    """The column ``answer``, or TRL's ``solution``; `RewardError` without one.
+
+    >>> golds_of("accuracy", {"solution": [7, None]})
+    ['7', '']
+    """
     golds = columns.get("answer", columns.get("solution"))
     if golds is None:
         raise RewardError(f"reward function {name} needs the column answer: every row of the data must hold its gold")
     return ["" if gold is None else str(gold) for gold in golds]
 
 
-def _gold_text(gold: str) -> str:
-    from grpo_math.grading.extract import extract_gold
+def gold_text(gold: str) -> str:
+    """The answer within a gold, which may be a whole solution.
 
+    >>> gold_text("48 + 24 = 72\\n#### 72")
+    '72'
+    """
     return extract_gold(gold).text or ""
 
 
-def _formats(completions: Sequence[Completion], columns: dict[str, Any]) -> list[str | None]:
+def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[str | None]:
+    """The format that each prompt asked for; None where a row names none."""
     formats = columns.get("answer_format")
     if formats is None or isinstance(formats, str):
         return [formats] * len(completions)
     return list(formats)
 
 
-def _setting(columns: dict[str, Any], name: str) -> Any:
-    """A setting of the run: a number, or, as TRL passes it on, a column of the same number."""
+def setting_of(columns: dict[str, Any], name: str) -> Any:
+    """A setting of the run: a number, or, as TRL passes it on, a column of the same number.
+
+    >>> setting_of({"grade_timeout": [2.0, 2.0]}, "grade_timeout"), setting_of({}, "grade_timeout")
+    (2.0, None)
+    """
     value = columns.get(name)
     return value[0] if isinstance(value, list) and value else value
 
 
-def _lengths(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:
+def lengths_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:
     """Tokens where TRL passes ``completion_ids``; words where nobody does."""
     ids = columns.get("completion_ids")
     if ids is not None:

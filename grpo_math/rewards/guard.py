@@ -10,16 +10,21 @@ import inspect
 import numbers
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import Completion, Reward
 from grpo_math.run.redact import one_line
 
 
-def _name(reward: Any) -> str:
+def name_of(reward: Any) -> str:
+    """The name of a reward function, also of a partial one or of an object that can be called.
+
+    >>> name_of(functools.partial(name_of))
+    'name_of'
+    """
     function = reward if hasattr(reward, "__name__") else getattr(reward, "func", reward)
     return str(getattr(function, "__name__", type(reward).__name__))
 
@@ -56,104 +61,110 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
     ...
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
-    name = _name(reward)
+    guard, call = Guard(reward, mishaps), cast("Callable[..., Any]", reward)
 
-    def verify(values: Any, count: int) -> list[float | None]:
+    async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+        for attempt in guard.attempts({"prompts": prompts, "completions": completions, **columns}):
+            with attempt:
+                attempt.values = await call(**attempt.arguments)
+        return guard.rewards(attempt, len(completions))
+
+    def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
+        for attempt in guard.attempts({"prompts": prompts, "completions": completions, **columns}):
+            with attempt:
+                attempt.values = call(**attempt.arguments)
+        return guard.rewards(attempt, len(completions))
+
+    guarded: Any = later if inspect.iscoroutinefunction(reward) else now
+    guarded.__name__ = guarded.__qualname__ = guard.name
+    guarded.__doc__ = reward.__doc__
+    return guarded
+
+
+class Attempt:
+    """One call with arguments of its own: one that raises leaves no trace in them, nor in what is logged."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.values: Any = None
+        self.error: Exception | None = None
+        self._logged: list[Callable[[], None]] = []
+        self.arguments = {name: [*value] if isinstance(value, list) else value for name, value in arguments.items()}
+        for name in ("log_extra", "log_metric"):
+            if name in arguments:
+                self.arguments[name] = functools.partial(self._hold, arguments[name])
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self.error = error if isinstance(error, Exception) else None
+        return self.error is not None
+
+    def _hold(self, log: Callable[..., None], *said: Any, **named: Any) -> None:
+        self._logged.append(functools.partial(log, *said, **named))
+
+    def log(self) -> None:
+        """Hand on all that the function has logged."""
+        for call in self._logged:
+            call()
+
+
+class Guard:
+    """What `checked` knows of one reward function: how often it is called, and what its values have to be."""
+
+    def __init__(self, reward: Reward, mishaps: Mishaps | None) -> None:
+        self.name, self.mishaps = name_of(reward), mishaps
+
+    def attempts(self, arguments: dict[str, Any]) -> Iterator[Attempt]:
+        """One attempt, and in training a second where the first one failed."""
+        first = Attempt(arguments)
+        yield first
+        if first.error is not None and self.mishaps is not None and not isinstance(first.error, UserError):
+            self.mishaps.again(self.name, first.error)
+            yield Attempt(arguments)
+
+    def rewards(self, attempt: Attempt, count: int) -> list[float | None]:
+        """The values of the last attempt; what is wrong with them is raised, or in training noted."""
+        try:
+            if isinstance(attempt.error, UserError):
+                raise attempt.error
+            if attempt.error is not None:
+                twice = f" twice in a row at {_place(attempt.error)}" if self.mishaps is not None else ""
+                said = f"reward function {self.name} raised {_raised(attempt.error)}{twice}"
+                raise RewardError(f"{said}: training stops, since a zero here would be invented") from attempt.error
+            attempt.log()
+            return self.verify(attempt.values, count)
+        except UserError as error:
+            if self.mishaps is None:
+                raise
+            return self.mishaps.ended(error, count)
+
+    def verify(self, values: Any, count: int) -> list[float | None]:
+        """The values as one finite number or None for each completion; `RewardError` for anything else."""
         try:
             if isinstance(values, dict | set | str):
                 raise TypeError
             items = list(values)
         except TypeError:
-            raise RewardError(
-                f"reward function {name} returned {type(values).__name__}: return a list with one number a completion"
-            ) from None
+            raise self._returned(type(values).__name__, "return a list with one number a completion") from None
         if len(items) != count:
-            raise RewardError(
-                f"reward function {name} returned {len(items)} rewards for {count} completions: "
-                "return one number or None for each"
-            )
-        return [_finite(name, row, item) for row, item in enumerate(items)]
+            what = f"{len(items)} rewards for {count} completions"
+            raise self._returned(what, "return one number or None for each")
+        return [self._finite(row, item) for row, item in enumerate(items)]
 
-    def verified(values: Any, count: int) -> list[float | None]:
-        try:
-            return verify(values, count)
-        except RewardError as error:
-            return ended(error, count)
+    def _finite(self, row: int, item: Any) -> float | None:
+        if item is None:
+            return None
+        if hasattr(item, "item") and not isinstance(item, numbers.Number):
+            item = item.item()
+        if not isinstance(item, numbers.Real):
+            raise self._returned(f"a {type(item).__name__} for row {row}", "return a finite number or None")
+        if not abs(float(item)) < 1e30:  # also NaN; squares of larger ones are not finite in float32 sums
+            raise self._returned(f"{item} for row {row}", "return a finite number or None")
+        return float(item)
 
-    def failed(error: Exception, count: int) -> list[float | None]:
-        if isinstance(error, UserError):
-            return ended(error, count)
-        twice = "" if mishaps is None else f" twice in a row at {_place(error)}"
-        said = f"reward function {name} raised {_raised(error)}{twice}"
-        ending = RewardError(f"{said}: training stops, since a zero here would be invented")
-        ending.__cause__ = error
-        return ended(ending, count)
-
-    def ended(error: UserError, count: int) -> list[float | None]:
-        if mishaps is None:
-            raise error
-        return mishaps.ended(error, count)
-
-    def again(error: Exception) -> bool:
-        if mishaps is None or isinstance(error, UserError):
-            return False
-        mishaps.again(name, error)
-        return True
-
-    if inspect.iscoroutinefunction(reward):
-
-        @functools.wraps(reward)
-        async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-            last = False
-            while True:
-                own, log = _own({"prompts": prompts, "completions": completions, **columns})
-                try:
-                    values = await reward(**own)
-                except Exception as error:
-                    if last or not again(error):
-                        return failed(error, len(completions))
-                    last = True
-                else:
-                    log()
-                    return verified(values, len(completions))
-
-        later.__name__ = name
-        return later  # type: ignore
-
-    def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        last = False
-        while True:
-            own, log = _own({"prompts": prompts, "completions": completions, **columns})
-            try:
-                values = reward(**own)
-            except Exception as error:
-                if last or not again(error):
-                    return failed(error, len(completions))
-                last = True
-            else:
-                log()
-                return verified(values, len(completions))
-
-    now.__name__ = now.__qualname__ = name
-    now.__doc__ = reward.__doc__
-    return now
-
-
-def _own(arguments: dict[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
-    """Arguments for one call, which a call that raises leaves as they were, and what hands on all that it logged."""
-    own = {name: [*value] if isinstance(value, list) else value for name, value in arguments.items()}
-    logged: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-
-    def held(log: Any) -> Any:
-        return lambda *said, **named: logged.append((log, said, named))
-
-    own.update({name: held(own[name]) for name in ("log_extra", "log_metric") if name in own})
-
-    def log() -> None:
-        for call, said, named in logged:
-            call(*said, **named)
-
-    return own, log
+    def _returned(self, what: str, remedy: str) -> RewardError:
+        return RewardError(f"reward function {self.name} returned {what}: {remedy}")
 
 
 def _raised(error: Exception) -> str:
@@ -165,17 +176,3 @@ def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
     place = next((f for f in reversed(frames) if frames and f.filename == frames[0].filename), None)
     return f"{place.filename}:{place.lineno}" if place else "its call"
-
-
-def _finite(name: str, row: int, item: Any) -> float | None:
-    if item is None:
-        return None
-    if hasattr(item, "item") and not isinstance(item, numbers.Number):
-        item = item.item()
-    if not isinstance(item, numbers.Real):
-        raise RewardError(
-            f"reward function {name} returned a {type(item).__name__} for row {row}: return a finite number or None"
-        )
-    if not abs(float(item)) < 1e30:  # also NaN; squares of larger ones are not finite in float32 sums
-        raise RewardError(f"reward function {name} returned {item} for row {row}: return a finite number or None")
-    return float(item)

@@ -1,4 +1,4 @@
-"""The reward functions that ship: verdicts, formats and lengths -> numbers.
+"""The reward functions that ship, one formula each: verdicts, formats and lengths -> numbers.
 
 Each takes TRL's columns as keyword lists and gives one number a completion, or None where the grader could not decide.
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.grading import Verdict
 from grpo_math.grading.compare import value
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.rewards.columns import (
@@ -18,17 +19,16 @@ from grpo_math.rewards.columns import (
     DEFAULT_MAX_LENGTH,
     Completion,
     Reward,
-    _formats,
-    _gold_text,
-    _golds,
-    _grades,
-    _lengths,
-    _right,
-    _setting,
-    _within_format,
+    formats_of,
+    gold_text,
+    golds_of,
+    grades_of,
+    is_right,
+    lengths_of,
+    setting_of,
     text_of,
 )
-from grpo_math.rewards.guard import _name
+from grpo_math.rewards.guard import name_of
 
 # ---------------------------------------------------------------------------------------------- is the answer right?
 
@@ -39,7 +39,7 @@ def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **column
     >>> accuracy([""], ["anything"], answer=[""])
     [None]
     """
-    return [None if g.verdict.ungradable else float(_right(g)) for g in _grades("accuracy", completions, columns)]
+    return [None if g.verdict.ungradable else float(is_right(g)) for g in grades_of("accuracy", completions, columns)]
 
 
 def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -56,6 +56,21 @@ def gsm8k(prompts: Sequence[Any], completions: Sequence[Completion], **columns: 
     return _within_format("gsm8k", completions, columns)
 
 
+def _within_format(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[float | None]:
+    """The rule that an answer only counts within the format; only a gold that cannot be graded excuses a broken one."""
+    if any(f != name for f in formats_of(completions, columns)):  # the grades at hand were made for another format
+        columns = {**columns, "answer_format": name, "grade": None}
+    rewards: list[float | None] = []
+    for completion, g in zip(completions, grades_of(name, completions, columns), strict=True):
+        if g.verdict is Verdict.BAD_GOLD:
+            rewards.append(None)
+        elif not in_format(text_of(completion), name):
+            rewards.append(0.0)
+        else:
+            rewards.append(None if g.verdict.ungradable else float(is_right(g)))
+    return rewards
+
+
 def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
     """1 for a right answer; a wrong number p for the gold g gets ``0.5 * (1 - |p - g| / max(|p|, |g|))``, at least 0.
 
@@ -65,13 +80,13 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     [1.0, 0.45, 0.0]
     """
     rewards: list[float | None] = []
-    for g, gold in zip(_grades("proximity", completions, columns), _golds("proximity", columns), strict=True):
+    for g, gold in zip(grades_of("proximity", completions, columns), golds_of("proximity", columns), strict=True):
         if g.verdict.ungradable:
             rewards.append(None)
-        elif _right(g):
+        elif is_right(g):
             rewards.append(1.0)
         else:
-            p, q = value(g.answer or ""), value(_gold_text(gold))
+            p, q = value(g.answer or ""), value(gold_text(gold))
             if p is None or q is None or p == q:
                 rewards.append(0.0)
             else:
@@ -86,8 +101,8 @@ def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **co
     [3.0, 1.0, 0.0]
     """
     return [
-        None if g.verdict.ungradable else 3.0 if _right(g) else float(value(g.answer or "") is not None)
-        for g in _grades("number_match", completions, columns)
+        None if g.verdict.ungradable else 3.0 if is_right(g) else float(value(g.answer or "") is not None)
+        for g in grades_of("number_match", completions, columns)
     ]
 
 
@@ -98,14 +113,14 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
     """
 
     def shaped(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        limit = max_length or _setting(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
-        grades = _grades("shaped", completions, columns)
-        lengths = _lengths(completions, columns)
-        formats = _formats(completions, columns)
+        limit = max_length or setting_of(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
+        grades = grades_of("shaped", completions, columns)
+        lengths = lengths_of(completions, columns)
+        formats = formats_of(completions, columns)
         return [
             None
             if g.verdict.ungradable
-            else correct * _right(g)
+            else correct * is_right(g)
             + kept * in_format(text_of(c), f or DEFAULT_FORMAT)
             + short * max(0.0, 1 - n / limit)
             for g, c, f, n in zip(grades, completions, formats, lengths, strict=True)
@@ -124,7 +139,7 @@ def format_strict(prompts: Sequence[Any], completions: Sequence[Completion], **c
     >>> format_strict(["", ""], ["so\\n#### 7", "#### 7 or\\n#### 8"], answer_format=["gsm8k", "gsm8k"])
     [1.0, 0.0]
     """
-    formats = _formats(completions, columns)
+    formats = formats_of(completions, columns)
     return [float(in_format(text_of(c), f or DEFAULT_FORMAT)) for c, f in zip(completions, formats, strict=True)]
 
 
@@ -134,16 +149,13 @@ def format_soft(prompts: Sequence[Any], completions: Sequence[Completion], **col
     >>> format_soft([""], ["Well: <reasoning>1</reasoning> ok <answer>7</answer>."], answer_format=["xml"])
     [1.0]
     """
-    formats = _formats(completions, columns)
     rewards: list[float | None] = []
-    for completion, name in zip(completions, formats, strict=True):
-        text, position = text_of(completion), 0
-        for tag in FORMATS[name or DEFAULT_FORMAT].tags:
-            found = text.find(tag, position)
-            position = -1 if found < 0 else found + len(tag)
-            if found < 0:
+    for text, tags in _texts_and_tags(completions, columns):
+        for tag in tags:  # each behind the one before
+            _, found, text = text.partition(tag)
+            if not found:
                 break
-        rewards.append(float(position >= 0))
+        rewards.append(float(bool(found)))
     return rewards
 
 
@@ -155,15 +167,18 @@ def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     >>> xml_count(["", ""], ["<reasoning>a</reasoning><answer>7</answer>", "<answer>7</answer>0123456789"])
     [1.0, 0.49]
     """
-    formats = _formats(completions, columns)
     rewards: list[float | None] = []
-    for completion, name in zip(completions, formats, strict=True):
-        text, tags = text_of(completion), FORMATS[name or DEFAULT_FORMAT].tags
+    for text, tags in _texts_and_tags(completions, columns):
         credit = sum(text.count(tag) == 1 for tag in tags) / len(tags)
         closing = tags[-1]
         trailing = len(text.rsplit(closing, 1)[1].strip()) if closing.startswith("</") and closing in text else 0
         rewards.append(max(0.0, credit - 0.001 * trailing))
     return rewards
+
+
+def _texts_and_tags(completions: Sequence[Completion], columns: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    formats = formats_of(completions, columns)
+    return [(text_of(c), FORMATS[f or DEFAULT_FORMAT].tags) for c, f in zip(completions, formats, strict=True)]
 
 
 def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -172,7 +187,7 @@ def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **co
     >>> integer_only(["", ""], ["#### 1,200", "#### 7.5"], answer=["1", "1"])
     [1.0, 0.0]
     """
-    numbers_ = [value(g.answer or "") for g in _grades("integer_only", completions, columns)]
+    numbers_ = [value(g.answer or "") for g in grades_of("integer_only", completions, columns)]
     return [float(number is not None and number.denominator == 1) for number in numbers_]
 
 
@@ -188,7 +203,7 @@ def gated(reward: Reward, on: Reward = accuracy) -> Reward:
         values = reward(prompts, completions, **columns)
         return [None if gate is None else value if gate > 0 else 0.0 for gate, value in zip(gates, values, strict=True)]
 
-    gated.__name__ = gated.__qualname__ = f"{_name(reward)}_on_{_name(on)}"
+    gated.__name__ = gated.__qualname__ = f"{name_of(reward)}_on_{name_of(on)}"
     return gated
 
 
@@ -209,9 +224,9 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     """
 
     def overlong(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        most = max_length or _setting(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
+        most = max_length or setting_of(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
         soft = max(1, most // 5) if cache is None else cache
-        return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in _lengths(completions, columns)]
+        return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in lengths_of(completions, columns)]
 
     if cache is not None and cache <= 0:
         raise ConfigError("cache", cache, "is no length", "give the number of tokens before the limit, 1 or more")

@@ -16,12 +16,10 @@ from grpo_math.evaluation.compare import (
     compare,
     comparison,
     read_results,
-    terminal_changes,
-    terminal_table,
-    text_of,
 )
 from grpo_math.evaluation.results import evaluate
 from grpo_math.problems.datasets import load_problems
+from grpo_math.report.terminal import terminal_changes, terminal_table, text_of
 from grpo_math.run.metrics import CATEGORIES
 
 GRADER = "0f0f"
@@ -74,6 +72,19 @@ def test_a_hash_that_only_one_of_them_has_is_a_difference():
     del before["grader_hash"]
     with pytest.raises(ResultsError, match="grader_hash differs \\(before None, after '0f0f'\\)"):
         compare(before, one(1, 1))
+
+
+def test_a_hash_of_before_there_were_versions_is_version_1(tmp_path, capsys):
+    old, new, later = (one(0, 1) | {"grader_hash": grader} for grader in ("3e177c0a2511", 1, 2))
+    assert comparison(old, new) == comparison(new, new)
+    assert comparison(old, old | {"grader_hash": "f19ad3363d39"}) == comparison(new, new)
+    assert main(["evaluate", "--compare", write(tmp_path / "b.json", old), write(tmp_path / "a.json", new)]) == 0
+    assert "2 problems: 0 went from wrong to right" in capsys.readouterr().out
+    for before in (old, new):
+        with pytest.raises(
+            ResultsError, match=r"grader_hash differs \(before 1, after 2\): two versions of the grader"
+        ):
+            compare(before, later)
 
 
 def test_other_problems_are_refused():

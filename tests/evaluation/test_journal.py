@@ -36,6 +36,16 @@ def test_another_way_of_measuring_is_named(tmp_path):
     assert "\n" not in str(refused.value)
 
 
+def test_a_file_with_a_hash_of_the_graders_source_is_version_1_and_goes_on(tmp_path):
+    journal.go_on(tmp_path / "a", {**ABOUT, "grader_hash": "3e177c0a2511"}, "output")
+    journal.append(tmp_path / "a", LINES)
+    whole = (tmp_path / "a").read_bytes()
+    assert journal.go_on(tmp_path / "a", {**ABOUT, "grader_hash": 1}, "output") == LINES
+    assert (tmp_path / "a").read_bytes() == whole
+    with pytest.raises(ConfigError, match="was measured with grader_hash=1, not 2"):
+        journal.go_on(tmp_path / "a", {**ABOUT, "grader_hash": 2}, "output")
+
+
 @pytest.mark.parametrize("text", ["[]\n", "notes", '{"measured": 3}\n', json.dumps({"measured": ABOUT}) + "\n7\n"])
 def test_something_else_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "a").write_text(text)

@@ -196,6 +196,19 @@ def test_a_call_that_was_finished_answers_again_without_weights(tiny, rows, unin
     assert same_answers(again, uninterrupted)
 
 
+def test_an_evaluation_of_before_the_grader_had_a_version_goes_on(tiny, rows, tmp_path, uninterrupted):
+    output = tmp_path / "results.json"
+    lines = answers_file(uninterrupted["results"]).read_text().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    assert first["measured"]["grader_hash"] == uninterrupted["grader_hash"] == 1
+    first["measured"]["grader_hash"] = "3e177c0a2511"
+    answers_file(output).write_text("".join([json.dumps(first) + "\n", *lines[1:12]]))
+    results = evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED)
+    assert same_answers(results, uninterrupted)
+    assert results["grader_hash"] == 1
+    assert answers_file(output).read_text().startswith(json.dumps(first))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -239,6 +252,22 @@ def test_a_folder_gets_one_file_for_each_way_of_evaluating(tiny, rows, tmp_path)
     assert first == third != second
     assert first.parent == tmp_path
     assert first.name.startswith("llama-a_b-")
+
+
+def test_a_folder_gives_back_what_was_begun_before_the_grader_had_a_version(tiny, rows, tmp_path):
+    settings = {"max_new_tokens": 2, "progress": False, "about": {"data": "a:b"}}
+    first = evaluate(tiny(), rows[:2], output=tmp_path, **settings)
+    name = Path(first["results"])
+    name.unlink()
+    head, *lines = answers_file(name).read_text().splitlines(keepends=True)
+    answers_file(name).unlink()
+    head = json.loads(head)
+    head["measured"]["grader_hash"] = "3e177c0a2511"
+    older = tmp_path / "llama-a_b-0123abcd.json"
+    answers_file(older).write_text("".join([json.dumps(head) + "\n", lines[0]]))
+    assert evaluate(tiny(), rows[:2], output=tmp_path, **settings)["results"] == str(older)
+    other = evaluate(tiny(), rows[:2], output=tmp_path, **settings | {"max_new_tokens": 3})
+    assert Path(other["results"]) not in (older, name)
 
 
 def test_results_of_which_the_answers_are_gone_are_not_written_over(tiny, rows, tmp_path):
