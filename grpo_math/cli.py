@@ -64,12 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands: Commands, name: str, run: Run | None, text: str, abbreviates: bool = True) -> _Parser:
-    """The parser of a command, which answers on stdout; with None as ``run`` it is there for --help alone."""
+def _command(commands: Commands, name: str, run: Run, text: str, abbreviates: bool = True) -> argparse.ArgumentParser:
+    """The parser of a command that answers on stdout."""
     parser = commands.add_parser(name, help=text, allow_abbrev=abbreviates)
     parser.set_defaults(act=run, parser=parser)
-    if run is not None:
-        parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
 
 
@@ -139,16 +138,19 @@ def _train(argv: list[str]) -> int:
 
 
 def _add_evaluate(commands: Commands) -> None:
-    evaluate = _command(commands, "evaluate", _evaluate, "a model or adapter on a problem set, or two results compared")
+    evaluate = _command(
+        commands, "evaluate", _evaluate, "a model, adapter or run on a problem set, or two results compared"
+    )
+    evaluate.add_argument("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
     evaluate.add_argument("--model", help="a folder, a Hub id, or 'embedded'")
     evaluate.add_argument("--adapter", help="a folder with a LoRA adapter")
     evaluate.add_argument("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
     evaluate.add_argument("--split", default="test", help="(default: test)")
     evaluate.add_argument("--n", type=int, help="so many problems, drawn by --seed (default: all)")
-    evaluate.add_argument("--template", default="gsm8k", help="the prompt and its answer format (default: gsm8k)")
+    evaluate.add_argument("--template", help="the prompt and its answer format (default: the run's, or gsm8k)")
     evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem (default: 1)")
     evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    evaluate.add_argument("--max_new_tokens", type=int, default=512, help="(default: 512)")
+    evaluate.add_argument("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
     evaluate.add_argument("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
     evaluate.add_argument("--seed", type=int, default=0)
     evaluate.add_argument("--backend", default="hf", help="hf (default), vllm-server or vllm")
@@ -158,8 +160,8 @@ def _add_evaluate(commands: Commands) -> None:
     )
     evaluate.add_argument(
         "--output",
-        default="evaluations",
-        help="the results file, ending in .json, or a folder for one that the settings name (default: evaluations)",
+        help="the results file, ending in .json, or a folder for one that the settings name (default: evaluations, or "
+        "evaluation in the run directory)",
     )
     evaluate.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
 
@@ -423,7 +425,15 @@ def _quiet() -> None:
 
 
 COMMANDS = (
-    *(_add_demo, _add_launch, _add_doctor, _add_evaluate, _add_grade, _add_report, _add_push, _add_plan, _add_bench),
+    _add_demo,
+    _add_launch,
+    _add_doctor,
+    _add_evaluate,
+    _add_grade,
+    _add_report,
+    _add_push,
+    _add_plan,
+    _add_bench,
 )
 
 
