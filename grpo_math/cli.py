@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv[:1] == ["train"]:  # its settings are the training program's own
             return _launch(argv[1:])
-        if argv[:1] == ["serve"] and not {"-h", "--help"} & set(argv):
+        if argv[:1] == ["serve"]:
             return _serve(argv[1:])
         args, rest = _parser().parse_known_args(argv)
         if rest and args.command not in ("demo", "doctor"):
@@ -97,19 +97,10 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _add_launch(commands: Commands) -> None:
-    """Only for --help: main() hands everything after these two to train/launcher.py."""
+    """Only for the list: main() hands everything after these two to train/launcher.py."""
     train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
     commands.add_parser("train", help=train)
-    serve = commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
-    serve.add_argument("--config", required=True, help="a recipe, as for train; any of its fields may follow")
-    serve.add_argument("--gpus", type=int, help="use the first N GPUs (default: all)")
-    serve.add_argument("--host", help="who may reach it (default: 127.0.0.1; 0.0.0.0 needs VLLM_API_KEY)")
-    serve.add_argument("--port", type=int, help="default: vllm_server_port, 8000, or any that is free")
-    serve.add_argument(
-        "--check", action="store_true", help="start nothing: print what a run sends to it, adapter, weights or none"
-    )
-    serve.add_argument("--json", action="store_true", help="with --check: as one JSON object on stdout")
-    serve.epilog = "What follows -- goes to vllm serve: grpo-math serve --config RECIPE.yaml -- --max-num-seqs 64"
+    commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
 
 
 def _launch(argv: list[str]) -> int:
@@ -196,16 +187,11 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
                 model,
                 rows,
                 adapter=adapter,
-                samples=args.samples,
-                temperature=args.temperature,
                 max_new_tokens=longest if args.max_new_tokens is None else args.max_new_tokens,
-                batch_size=args.batch_size,
-                seed=args.seed,
-                backend=args.backend,
-                server=args.server,
                 output=output,
-                about={"data": args.data, "split": args.split},
+                about=_of(args, "data split"),
                 contamination=found,
+                **_of(args, "samples temperature batch_size seed backend server"),
             )
             lines += [*([side] if side else []), text_of(results), *([contamination.text_of(found)] if found else [])]
             lines += [f"results   {results['results']}", *([""] if side else [])]
@@ -284,14 +270,7 @@ def _push(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
     from grpo_math.report.hub import push
 
-    pushed = push(
-        args.run_dir,
-        args.repo_id,
-        private=args.private or None,
-        merge=args.merge,
-        base_model=args.base_model,
-        revision=args.revision,
-    )
+    pushed = push(args.run_dir, private=args.private or None, **_of(args, "repo_id merge base_model revision"))
     return _answer(args, pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
 
 
@@ -393,17 +372,15 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts the memory, is talkative
     from grpo_math.checks.bench import SHAPES, bench_update, table
 
-    results = bench_update(
-        args.model,
-        args.shapes.split(",") if args.shapes else tuple(SHAPES),
-        runs=args.runs,
-        dtype=args.dtype,
-        lora_r=args.lora_r,
-        gradient_checkpointing=not args.no_gradient_checkpointing,
-        seed=args.seed,
-    )
+    shapes = args.shapes.split(",") if args.shapes else tuple(SHAPES)
+    own = _of(args, "model runs dtype lora_r seed")
+    results = bench_update(shapes=shapes, gradient_checkpointing=not args.no_gradient_checkpointing, **own)
     _answer(args, results, table(results))
     return 0 if results["same"] else 1
+
+
+def _of(args: argparse.Namespace, names: str) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names.split()}
 
 
 def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str) -> int:

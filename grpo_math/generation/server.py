@@ -189,10 +189,7 @@ class Server:
         return True
 
     def wait(
-        self,
-        seconds: float,
-        alive: Callable[[], bool] | None = None,
-        progress: Callable[[float], None] | None = None,
+        self, seconds: float, alive: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
     ) -> None:
         """Return once it is healthy.
 
@@ -253,12 +250,6 @@ class Server:
         except ServerError as error:
             if error.status != 404:
                 raise
-
-    def reset_prefix_cache(self) -> None:
-        """Forget the keys and values of earlier prompts. Raises `ServerError` where requests still hold some."""
-        answer = self._post("/reset_prefix_cache", {})
-        if answer is not None and not answer.get("success", True):
-            raise ServerError(f"{self.url} could not reset its prefix cache: requests are still running")
 
     # Completions
 

@@ -46,6 +46,17 @@ grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]
 
 GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every other setting is the training program's:
 """
+SERVE_HELP = """\
+grpo-math serve --config RECIPE.yaml [--FIELD VALUE ...] [-- OPTION OF vllm serve ...]
+
+  --gpus N      use the first N GPUs (default: all; CUDA_VISIBLE_DEVICES is respected)
+  --host HOST   who may reach it (default: 127.0.0.1; for adapters, 0.0.0.0 needs VLLM_API_KEY)
+  --port PORT   default: vllm_server_port, 8000, or any that is free
+  --check       start nothing: print what a run of the recipe sends to its server, adapter, weights or none
+  --json        with --check: as one JSON object on stdout
+
+GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH).
+"""
 
 
 def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
@@ -91,6 +102,9 @@ def serve(argv: Sequence[str]) -> int:
     words = list(argv)
     own, more = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options, rest = _options(own, "--gpus", "--host", "--port", "--check", "--json")
+    if {"-h", "--help"} & set(rest):
+        print(SERVE_HELP, end="")
+        return 0
     recipe = _recipe(rest)
     if options.check:
         return _check(recipe, options.json)
@@ -187,8 +201,7 @@ def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
             raise KeyboardInterrupt
         asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, *STOPPING)}
-    try:
+    with _handling(dict.fromkeys((signal.SIGINT, *STOPPING), ask)):
         while True:
             try:
                 code = training.wait(0.2)
@@ -206,6 +219,13 @@ def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
             else:
                 server.restart()
                 say("server", f"{line.partition(':')[0]}; started again ({server.restarts} of {RESTARTS})")
+
+
+@contextlib.contextmanager
+def _handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -224,10 +244,6 @@ def _ended_by_signals(codes: Mapping[signal.Signals, int]) -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise _Ended(codes[signal.Signals(number)])
 
-    caught = [number for number in codes if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in caught}  # nohup stays nohup
-    try:
+    caught = [number for number in codes if signal.getsignal(number) != signal.SIG_IGN]  # nohup stays nohup
+    with _handling(dict.fromkeys(caught, leave)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
