@@ -77,8 +77,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str]], int]) -> int:
     if gpus:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
     if config is None and not serves:
-        if gpus:
-            os.environ.update(environment(used))
+        os.environ.update(environment(used))
         return in_process(rest)
     with _ended_by_signals({**dict.fromkeys(STOPPING, AGAIN), signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = None

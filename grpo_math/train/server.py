@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
+from grpo_math.generation.models import model_path
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS
@@ -124,13 +125,6 @@ def start_of(
         warning = f"--host {host} lets whoever reaches it change the weights: only serve to a closed network"
         print(f"warning: {warning}", file=sys.stderr)
     executable = _executable()
-    name = settings["model_name_or_path"]
-    if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
-    if name == "embedded":
-        from grpo_math.generation.models import model_path
-
-        name = model_path(name)
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
     if settings["load_in_4bit"]:  # as the trainer has it
@@ -140,7 +134,7 @@ def start_of(
     elif not settings["vllm_max_model_length"]:
         extra += ["--max-model-len", "auto"]  # what fits beside the weights
     command = server.command(
-        name,
+        model_path(settings["model_name_or_path"]),
         port=port,
         host=host,
         dtype="auto" if gpus and dtype == "float32" else dtype,  # float32 is for the optimizer; the plan counts 16 bit
