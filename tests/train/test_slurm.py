@@ -59,8 +59,8 @@ def cluster(tmp_path):
     commands.mkdir()
     python = f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n'
     program = f'#!/usr/bin/env bash\nexec {sys.executable} -m grpo_math.cli "$@"\n'
-    (tmp_path / "vllm").mkdir()  # in a folder of its own: the launcher asks a python beside it for the version
-    stand_ins = {"srun": SRUN, "scontrol": SCONTROL, "../vllm/vllm": SERVER, "python": python, "grpo-math": program}
+    (tmp_path / "served").mkdir()  # in a folder of its own: the launcher asks a python beside it for the version
+    stand_ins = {"srun": SRUN, "scontrol": SCONTROL, "../served/vllm": SERVER, "python": python, "grpo-math": program}
     for name, text in stand_ins.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
@@ -71,7 +71,7 @@ def cluster(tmp_path):
     return variables(
         PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]),
-        GRPO_MATH_VLLM=str(tmp_path / "vllm/vllm"),
+        GRPO_MATH_VLLM=str(tmp_path / "served/vllm"),
         CALLS=str(tmp_path / "calls"),
         WEIGHTS_FOLDER=str(tmp_path / "weights"),
         SLURM_SUBMIT_DIR=str(tmp_path),
@@ -211,7 +211,7 @@ def test_a_recipe_that_is_none_ends_the_job_before_anything_starts(cluster, tmp_
 
 def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text(SERVED.format("false"))
-    for name, rest in (("commands/python", UNTIL_SERVED), ("vllm/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
+    for name, rest in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
         said = f'echo "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n'
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{said}{rest}")
     job = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "VLLM_GPUS": "2"}
