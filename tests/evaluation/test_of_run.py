@@ -76,6 +76,7 @@ def test_what_is_stated_wins_over_the_run_and_another_folder_takes_the_results(r
 
 def test_a_run_that_has_not_finished_is_refused_in_one_line(run, capsys):
     folder = run("nothing")
+    capsys.readouterr()  # of the loading
     assert main(["evaluate", "--run", str(folder), *ASKED]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "has neither adapter/ nor model/, as a run that has not finished: let it finish" in line
