@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from grpo_math.settings.shipped import find
 if TYPE_CHECKING:
     from grpo_math.settings.recipe import Recipe
 
+Commands = Any  # what add_subparsers returns, which argparse has no public name for
+Run = Callable[[argparse.Namespace, list[str]], int]
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
     *("n", "accuracy", "ci95", "mean@n", "answer_accuracy", "pass@k", "maj@k", "categories", "by_subject", "by_level"),
@@ -36,12 +39,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv[:1] == ["train"]:  # its settings are the training program's own
             return _launch(argv[1:])
-        if argv[:1] == ["serve"] and not {"-h", "--help"} & set(argv):
+        if argv[:1] == ["serve"]:
             return _serve(argv[1:])
         args, rest = _parser().parse_known_args(argv)
         if rest and args.command not in ("demo", "doctor"):
             raise UserError(f"{rest[0]} is no option of grpo-math {args.command}: see grpo-math {args.command} --help")
-        return args.run(args, rest)
+        return args.act(args, rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
@@ -59,104 +62,24 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="grpo-math", description="GRPO for mathematics, on TRL and accelerate.")
     parser.add_argument("--version", action="version", version=f"grpo_math {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return parser
 
+
+def _command(commands: Commands, name: str, run: Run, text: str, abbreviates: bool = True) -> argparse.ArgumentParser:
+    """The parser of a command that answers on stdout."""
+    parser = commands.add_parser(name, help=text, allow_abbrev=abbreviates)
+    parser.set_defaults(act=run, parser=parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return parser
+
+
+def _add_demo(commands: Commands) -> None:
     demo = commands.add_parser("demo", help="evaluate, train and evaluate again on an embedded model and problems")
     demo.add_argument("--output_dir", default="runs/demo", help="the run directory (default: runs/demo)")
     demo.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
-    demo.set_defaults(run=_demo)
-
-    # Only for --help: main() hands everything after these two to train/launcher.py.
-    train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
-    commands.add_parser("train", help=train)
-    serve = commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
-    serve.add_argument("--config", required=True, help="a recipe, as for train; any of its fields may follow")
-    serve.add_argument("--gpus", type=int, help="use the first N GPUs (default: all)")
-    serve.add_argument("--host", help="who may reach it (default: 127.0.0.1; 0.0.0.0 needs VLLM_API_KEY)")
-    serve.add_argument("--port", type=int, help="default: vllm_server_port, 8000, or any that is free")
-
-    doctor = commands.add_parser("doctor", help="what is wrong with a recipe on this machine", allow_abbrev=False)
-    asked = doctor.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
-    asked.add_argument("--table", action="store_true", help="the README's tables: checks, findings, remedies")
-    doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
-    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
-    _json(doctor).set_defaults(run=_doctor)
-
-    evaluate = commands.add_parser("evaluate", help="a model or adapter on a problem set, or two results compared")
-    evaluate.add_argument("--model", help="a folder, a Hub id, or 'embedded'")
-    evaluate.add_argument("--adapter", help="a folder with a LoRA adapter")
-    evaluate.add_argument("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
-    evaluate.add_argument("--split", default="test", help="(default: test)")
-    evaluate.add_argument("--n", type=int, help="so many problems, drawn by --seed (default: all)")
-    evaluate.add_argument("--template", default="gsm8k", help="the prompt and its answer format (default: gsm8k)")
-    evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem (default: 1)")
-    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    evaluate.add_argument("--max_new_tokens", type=int, default=512, help="(default: 512)")
-    evaluate.add_argument("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
-    evaluate.add_argument("--seed", type=int, default=0)
-    evaluate.add_argument("--backend", default="hf", help="hf (default), vllm-server or vllm")
-    evaluate.add_argument("--server", metavar="URL", help="of the vLLM server")
-    evaluate.add_argument(
-        "--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)"
-    )
-    evaluate.add_argument(
-        "--output",
-        default="evaluations",
-        help="the results file, ending in .json, or a folder for one that the settings name (default: evaluations)",
-    )
-    evaluate.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
-    _json(evaluate).set_defaults(run=_evaluate, parser=evaluate)
-
-    grade = commands.add_parser("grade", help="grade the rows {gold, prediction} of a .jsonl file")
-    grade.add_argument("file")
-    grade.add_argument("--format", help="the answer format that was asked for (default: any)")
-    grade.add_argument("--timeout", type=float, default=5.0, help="seconds for one answer (default: 5)")
-    _json(grade).set_defaults(run=_grade)
-
-    report = commands.add_parser("report", help="a run directory -> plots and one HTML page")
-    report.add_argument("run_dir")
-    _json(report).set_defaults(run=_report)
-
-    push = commands.add_parser("push", help="a finished run -> a repository on the Hub", allow_abbrev=False)
-    push.add_argument("run_dir")
-    push.add_argument("--repo_id", help="user/name (default: the run directory's name, under your own)")
-    push.add_argument("--private", action="store_true", help="make a private repository")
-    push.add_argument(
-        "--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it"
-    )
-    push.add_argument("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
-    push.add_argument("--revision", help="push to this branch (default: main)")
-    _json(push).set_defaults(run=_push)
-
-    plan = commands.add_parser("plan", help="does a recipe fit these GPUs, without loading weights, and what to change")
-    asked = plan.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--config", help="a recipe, as for train")
-    asked.add_argument("--table", action="store_true", help="the README's table: common models on common GPUs")
-    plan.add_argument("--gpus", type=int, help="so many GPUs (default: those of this machine)")
-    plan.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
-    plan.add_argument("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
-    plan.add_argument("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
-    plan.add_argument(
-        "--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings"
-    )
-    _json(plan).set_defaults(run=_plan)
-
-    bench = commands.add_parser("bench", help="what an update takes on this machine, stock TRL and ours")
-    bench.add_argument("what", choices=["update"])
-    bench.add_argument("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
-    bench.add_argument("--shapes", help="comma-separated: gsm8k,short,math,degenerate,equal,one_token_prompt (all)")
-    bench.add_argument("--runs", type=int, default=5, help="timed runs of each trainer (default: 5)")
-    bench.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    bench.add_argument("--lora_r", type=int, default=16, help="rank of the adapter; 0 trains all weights (default: 16)")
-    bench.add_argument("--no_gradient_checkpointing", action="store_true", help="faster, in more memory")
-    bench.add_argument("--seed", type=int, default=0)
-    _json(bench).set_defaults(run=_bench)
-    return parser
-
-
-def _json(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    return parser
+    demo.set_defaults(act=_demo)
 
 
 def _demo(args: argparse.Namespace, rest: list[str]) -> int:
@@ -174,6 +97,13 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
             "         (one JSON object a line: problem, answer)"
         )
     return code
+
+
+def _add_launch(commands: Commands) -> None:
+    """Only for the list: main() hands everything after these two to train/launcher.py."""
+    train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
+    commands.add_parser("train", help=train)
+    commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
 
 
 def _launch(argv: list[str]) -> int:
@@ -203,42 +133,83 @@ def _train(argv: list[str], read: Recipe | None = None) -> int:
         return train(argv, read)
 
 
+def _add_evaluate(commands: Commands) -> None:
+    evaluate = _command(
+        commands, "evaluate", _evaluate, "a model, adapter or run on a problem set, or two results compared"
+    )
+    evaluate.add_argument("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
+    evaluate.add_argument("--model", help="a folder, a Hub id, or 'embedded'")
+    evaluate.add_argument("--adapter", help="a folder with a LoRA adapter")
+    evaluate.add_argument("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
+    evaluate.add_argument("--split", default="test", help="(default: test)")
+    evaluate.add_argument("--n", type=int, help="so many problems, drawn by --seed (default: all)")
+    evaluate.add_argument("--template", help="the prompt and its answer format (default: the run's, or gsm8k)")
+    evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem (default: 1)")
+    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    evaluate.add_argument("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
+    evaluate.add_argument("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
+    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--backend", default="hf", help="hf (default), vllm-server or vllm")
+    evaluate.add_argument("--server", metavar="URL", help="of the vLLM server")
+    evaluate.add_argument(
+        "--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)"
+    )
+    evaluate.add_argument(
+        "--output",
+        help="the results file, ending in .json, or a folder for one that the settings name (default: evaluations, or "
+        "evaluation in the run directory)",
+    )
+    evaluate.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
+
+
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     if args.compare:
         return _compare(args)
     if args.split != args.parser.get_default("split") and str(args.data).endswith((".jsonl", ".json")):
         raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
-    for name in ("model", "data"):
+    for name in ("model", "adapter"):
+        if args.run and getattr(args, name) is not None:
+            raise UserError(f"--{name} would be ignored by --run: leave it out")
+    for name in ("data",) if args.run else ("model", "data"):
         if getattr(args, name) is None:
             raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
     _quiet()
+    from grpo_math.evaluation import compare, of_run
+
+    run = of_run.read(args.run, args.output) if args.run else None
     from grpo_math.evaluation.results import evaluate, text_of
     from grpo_math.problems import contamination
     from grpo_math.problems.datasets import load_problems
 
-    rows = load_problems(args.data, args.split, template=args.template, limit=args.n, seed=args.seed)
+    template, longest = (run.template, run.max_new_tokens) if run else ("gsm8k", 512)
+    rows = load_problems(args.data, args.split, template=args.template or template, limit=args.n, seed=args.seed)
     found = contamination.against(rows, args.contamination) if args.contamination else None
+    asked = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
+    every, lines = {}, []
     try:
-        results = evaluate(
-            args.model,
-            rows,
-            adapter=args.adapter,
-            samples=args.samples,
-            temperature=args.temperature,
-            max_new_tokens=args.max_new_tokens,
-            batch_size=args.batch_size,
-            seed=args.seed,
-            backend=args.backend,
-            server=args.server,
-            output=args.output,
-            about={"data": args.data, "split": args.split},
-            contamination=found,
-        )
+        for side, (model, adapter, output) in asked.items():
+            every[side] = results = evaluate(
+                model,
+                rows,
+                adapter=adapter,
+                max_new_tokens=longest if args.max_new_tokens is None else args.max_new_tokens,
+                output=output,
+                about=_of(args, "data split"),
+                contamination=found,
+                **_of(args, "samples temperature batch_size seed backend server"),
+            )
+            lines += [*([side] if side else []), text_of(results), *([contamination.text_of(found)] if found else [])]
+            lines += [f"results   {results['results']}", *([""] if side else [])]
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return 130
-    lines = [text_of(results), *([contamination.text_of(found)] if found else []), f"results   {results['results']}"]
-    return _answer(args, {name: results[name] for name in SHOWN if name in results}, "\n".join(lines))
+    shown = {side: {name: every[side][name] for name in SHOWN if name in every[side]} for side in every}
+    if not run:
+        return _answer(args, shown[""], "\n".join(lines))
+    before, after = every["base"], every["trained"]
+    compared = compare.comparison(before, after)
+    lines.append(compare.text_of(before, after, compared))
+    return _answer(args, {**shown, "comparison": compared}, "\n".join(lines))
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -246,11 +217,18 @@ def _compare(args: argparse.Namespace) -> int:
     from grpo_math.report.terminal import text_of
 
     for name, value in vars(args).items():
-        if name not in ("compare", "json", "command", "run", "parser") and value != args.parser.get_default(name):
+        if name not in ("compare", "json", "command", "act", "parser") and value != args.parser.get_default(name):
             raise UserError(f"--{name} would be ignored by --compare: leave it out")
     before, after = map(read_results, args.compare)
     answer = comparison(before, after)
     return _answer(args, answer, text_of(before, after, answer))
+
+
+def _add_grade(commands: Commands) -> None:
+    grade = _command(commands, "grade", _grade, "grade the rows {gold, prediction} of a .jsonl file")
+    grade.add_argument("file")
+    grade.add_argument("--format", help="the answer format that was asked for (default: any)")
+    grade.add_argument("--timeout", type=float, default=5.0, help="seconds for one answer (default: 5)")
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:
@@ -266,6 +244,11 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, graded, f"{graded['rows']} rows: {counts}")
 
 
+def _add_report(commands: Commands) -> None:
+    report = _command(commands, "report", _report, "a run directory -> plots and one HTML page")
+    report.add_argument("run_dir")
+
+
 def _report(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math.report import report
 
@@ -277,19 +260,40 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
 
 
+def _add_push(commands: Commands) -> None:
+    push = _command(commands, "push", _push, "a finished run -> a repository on the Hub", abbreviates=False)
+    push.add_argument("run_dir")
+    push.add_argument("--repo_id", help="user/name (default: the run directory's name, under your own)")
+    push.add_argument("--private", action="store_true", help="make a private repository")
+    push.add_argument(
+        "--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it"
+    )
+    push.add_argument("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
+    push.add_argument("--revision", help="push to this branch (default: main)")
+
+
 def _push(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
     from grpo_math.report.hub import push
 
-    pushed = push(
-        args.run_dir,
-        args.repo_id,
-        private=args.private or None,
-        merge=args.merge,
-        base_model=args.base_model,
-        revision=args.revision,
-    )
+    pushed = push(args.run_dir, private=args.private or None, **_of(args, "repo_id merge base_model revision"))
     return _answer(args, pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
+
+
+def _add_plan(commands: Commands) -> None:
+    plan = _command(
+        commands, "plan", _plan, "does a recipe fit these GPUs, without loading weights, and what to change"
+    )
+    asked = plan.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train")
+    asked.add_argument("--table", action="store_true", help="the README's table: common models on common GPUs")
+    plan.add_argument("--gpus", type=int, help="so many GPUs (default: those of this machine)")
+    plan.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    plan.add_argument("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
+    plan.add_argument("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
+    plan.add_argument(
+        "--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings"
+    )
 
 
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
@@ -317,6 +321,15 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     )
     _answer(args, answer, planner.picture(answer))
     return 0 if answer["fits"] else 1
+
+
+def _add_doctor(commands: Commands) -> None:
+    doctor = _command(commands, "doctor", _doctor, "what is wrong with a recipe on this machine", abbreviates=False)
+    asked = doctor.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
+    asked.add_argument("--table", action="store_true", help="the README's tables: checks, findings, remedies")
+    doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
+    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
 
 
 def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
@@ -348,22 +361,32 @@ def _tables(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, {"before": before, "during": during}, "\n\n".join(map(table.markdown, (before, during))))
 
 
+def _add_bench(commands: Commands) -> None:
+    bench = _command(commands, "bench", _bench, "what an update takes on this machine, stock TRL and ours")
+    bench.add_argument("what", choices=["update"])
+    bench.add_argument("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
+    bench.add_argument("--shapes", help="comma-separated: gsm8k,short,math,degenerate,equal,one_token_prompt (all)")
+    bench.add_argument("--runs", type=int, default=5, help="timed runs of each trainer (default: 5)")
+    bench.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    bench.add_argument("--lora_r", type=int, default=16, help="rank of the adapter; 0 trains all weights (default: 16)")
+    bench.add_argument("--no_gradient_checkpointing", action="store_true", help="faster, in more memory")
+    bench.add_argument("--seed", type=int, default=0)
+
+
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts the memory, is talkative
     from grpo_math.checks.bench import SHAPES, bench_update, table
 
-    results = bench_update(
-        args.model,
-        args.shapes.split(",") if args.shapes else tuple(SHAPES),
-        runs=args.runs,
-        dtype=args.dtype,
-        lora_r=args.lora_r,
-        gradient_checkpointing=not args.no_gradient_checkpointing,
-        seed=args.seed,
-    )
+    shapes = args.shapes.split(",") if args.shapes else tuple(SHAPES)
+    own = _of(args, "model runs dtype lora_r seed")
+    results = bench_update(shapes=shapes, gradient_checkpointing=not args.no_gradient_checkpointing, **own)
     _answer(args, results, table(results))
     return 0 if results["same"] else 1
+
+
+def _of(args: argparse.Namespace, names: str) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names.split()}
 
 
 def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str) -> int:
@@ -382,6 +405,19 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of its own renamings
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it offers a kernel of the Hub
+
+
+COMMANDS = (
+    _add_demo,
+    _add_launch,
+    _add_doctor,
+    _add_evaluate,
+    _add_grade,
+    _add_report,
+    _add_push,
+    _add_plan,
+    _add_bench,
+)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,23 @@ BAD = {
         ["evaluate", "--compare", "a.json", "b.json", "--n", "4"],
         "--n would be ignored by --compare",
     ),
+    "an evaluation of what is no run": (
+        ["evaluate", "--run", "nowhere", "--data", "generated"],
+        "run='nowhere' holds no config.yaml that names a model",
+    ),
+    "a run and a model": (
+        ["evaluate", "--run", "x", "--model", "embedded", "--data", "generated"],
+        "--model would be ignored by --run",
+    ),
+    "a run and an adapter": (
+        ["evaluate", "--run", "x", "--adapter", "y", "--data", "generated"],
+        "--adapter would be ignored by --run",
+    ),
+    "a run and nothing to evaluate on": (["evaluate", "--run", "x"], "--data is missing"),
+    "a comparison and a run": (
+        ["evaluate", "--compare", "a.json", "b.json", "--run", "x"],
+        "--run would be ignored by --compare",
+    ),
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
     "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a folder"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),

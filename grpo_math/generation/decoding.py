@@ -28,26 +28,16 @@ ROOM = 64
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: for fewer rows they give the same scores.
 ROW_BY_ROW = {
-    logits_process.EpsilonLogitsWarper,
-    logits_process.EtaLogitsWarper,
-    logits_process.ExponentialDecayLengthPenalty,
-    logits_process.ForcedBOSTokenLogitsProcessor,
-    logits_process.ForcedEOSTokenLogitsProcessor,
-    logits_process.InfNanRemoveLogitsProcessor,
-    logits_process.LogitNormalization,
-    logits_process.MinLengthLogitsProcessor,
-    logits_process.MinNewTokensLengthLogitsProcessor,
-    logits_process.MinPLogitsWarper,
-    logits_process.NoBadWordsLogitsProcessor,
-    logits_process.NoRepeatNGramLogitsProcessor,
-    logits_process.RepetitionPenaltyLogitsProcessor,
-    logits_process.SequenceBiasLogitsProcessor,
-    logits_process.SuppressTokensAtBeginLogitsProcessor,
-    logits_process.SuppressTokensLogitsProcessor,
-    logits_process.TemperatureLogitsWarper,
-    logits_process.TopKLogitsWarper,
-    logits_process.TopPLogitsWarper,
-    logits_process.TypicalLogitsWarper,
+    *(logits_process.EpsilonLogitsWarper, logits_process.EtaLogitsWarper),
+    *(logits_process.ExponentialDecayLengthPenalty, logits_process.ForcedBOSTokenLogitsProcessor),
+    *(logits_process.ForcedEOSTokenLogitsProcessor, logits_process.InfNanRemoveLogitsProcessor),
+    *(logits_process.LogitNormalization, logits_process.MinLengthLogitsProcessor),
+    *(logits_process.MinNewTokensLengthLogitsProcessor, logits_process.MinPLogitsWarper),
+    *(logits_process.NoBadWordsLogitsProcessor, logits_process.NoRepeatNGramLogitsProcessor),
+    *(logits_process.RepetitionPenaltyLogitsProcessor, logits_process.SequenceBiasLogitsProcessor),
+    *(logits_process.SuppressTokensAtBeginLogitsProcessor, logits_process.SuppressTokensLogitsProcessor),
+    *(logits_process.TemperatureLogitsWarper, logits_process.TopKLogitsWarper),
+    *(logits_process.TopPLogitsWarper, logits_process.TypicalLogitsWarper),
 }
 
 

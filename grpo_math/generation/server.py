@@ -60,6 +60,7 @@ def command(
     data_parallel: int = 1,
     gpu_memory_utilization: float | None = None,
     lora_rank: int = 0,
+    needs_key: bool = True,
     seed: int = 0,
     extra: Sequence[str] = (),
     executable: str = "vllm",
@@ -75,10 +76,10 @@ def command(
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
      --max-logprobs -1 --tensor-parallel-size 2 --enable-lora --max-loras 1 --max-lora-rank 32'
 
-    Raises `ConfigError` for a host that others can reach while VLLM_API_KEY is not set, and for a rank that vLLM does
-    not take.
+    Raises `ConfigError` for a host that others can reach while VLLM_API_KEY is not set, unless ``needs_key`` is False,
+    and for a rank that vLLM does not take.
     """
-    if host not in LOCAL and not _key():
+    if needs_key and host not in LOCAL and not _key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
     line = [executable, "serve", model, "--host", host, "--port", str(port), "--dtype", dtype, "--seed", str(seed)]
@@ -188,10 +189,7 @@ class Server:
         return True
 
     def wait(
-        self,
-        seconds: float,
-        alive: Callable[[], bool] | None = None,
-        progress: Callable[[float], None] | None = None,
+        self, seconds: float, alive: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
     ) -> None:
         """Return once it is healthy.
 
@@ -252,12 +250,6 @@ class Server:
         except ServerError as error:
             if error.status != 404:
                 raise
-
-    def reset_prefix_cache(self) -> None:
-        """Forget the keys and values of earlier prompts. Raises `ServerError` where requests still hold some."""
-        answer = self._post("/reset_prefix_cache", {})
-        if answer is not None and not answer.get("success", True):
-            raise ServerError(f"{self.url} could not reset its prefix cache: requests are still running")
 
     # Completions
 

@@ -8,9 +8,7 @@ Each sync has a new name and a new folder. vLLM could also load in place under o
 again for every batch of requests (its engine dies if the folder is gone), and its prefix cache, which knows an adapter
 by name and path, answers from the old adapter's keys and values. Both were seen with vLLM 0.31.
 
-A canary follows the first sync, and the first one after the adapter has moved: on the same prompt as before, vLLM's
-log-probs of a greedy continuation have to agree with the trainer's. A few updates move log-probs by less than rounding
-does; so the second time the adapter is also sent with its effect multiplied until it is plain to see, by the same way.
+A canary (canary.py) proves that vLLM samples what is trained.
 
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
 /dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
@@ -23,9 +21,7 @@ path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is k
 from __future__ import annotations
 
 import logging
-import math
 import os
-import random
 import shutil
 import tempfile
 import uuid
@@ -40,13 +36,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object, is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation.adapters import ADAPTER, adapter_tensors, logps, refuse_unserved, save_adapter, scaled
+from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
+from grpo_math.generation.canary import TOKENS, Answer, Canary
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, served_rank
 from grpo_math.run.main_process import on_main
@@ -54,8 +51,6 @@ from grpo_math.run.main_process import on_main
 logger = logging.getLogger(__name__)
 
 RESTARTS = 3  # so often one request outlives its server
-CANARY_TOKENS = 16
-LARGEST_SCALE = 2.0**24
 AT_ONCE = 256  # requests to one server
 
 
@@ -97,10 +92,6 @@ class AdapterGeneration(VLLMGeneration):
         self.sent = 0  # folders
         self.folder: Path | None = None  # of the adapter that vLLM has
         self.servers: list[Server] = []
-        self.canary: list[int] | None = None  # its prompt
-        self.canaries = 0  # 1: agreed; 2: agreed with an adapter that had moved, and nothing is left to show
-        self.unchecked = False
-        self.float32 = False  # on either side
         self.seed, self.rollouts = args.seed, 0  # how many were sampled by servers: the seeds follow from both
         super().__init__(**kwargs)
 
@@ -115,8 +106,9 @@ class AdapterGeneration(VLLMGeneration):
         refuse_unserved(self.model)
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
+        float32 = False  # on either side
         if self.mode == "server":
-            self.float32 = on_main(self._connect)
+            float32 = on_main(self._connect)
         elif self.mode == "colocate":
             self._load_colocated()
         else:
@@ -124,6 +116,7 @@ class AdapterGeneration(VLLMGeneration):
         if self._samples:
             self.root = self._folder_for_adapters()
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+        self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self._room)
         self.accelerator.wait_for_everyone()
 
     def sync_weights(self) -> None:
@@ -133,7 +126,7 @@ class AdapterGeneration(VLLMGeneration):
             self._llm_weights_sleeping = False
         self._send()
         self.syncs += 1
-        self.unchecked = self.canaries < 2
+        self.canary.due = self.canary.agreed < 2
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if images is not None and any(image is not None for image in images):
@@ -143,12 +136,12 @@ class AdapterGeneration(VLLMGeneration):
         if self.mode == "colocate":
             if self.enable_sleep_mode and self._llm_weights_sleeping:
                 self.sync_weights()
-            if self.unchecked:
-                self._check_canary(prompts)
+            if self.canary.due:
+                self.canary.check(prompts, self.syncs)
             return super().generate(prompts, images, num_generations, profiler)
         everyones = gather_object(prompts)
-        if self.unchecked:
-            self._check_canary(everyones)
+        if self.canary.due:
+            self.canary.check(everyones, self.syncs)
         with profiler or nullcontext():
             sampled = on_main(partial(self._sample, everyones[::num_generations], num_generations))
         self.rollouts += 1
@@ -310,76 +303,16 @@ class AdapterGeneration(VLLMGeneration):
         finally:
             vllm_generation.LLM = made
 
-    # The canary
+    # What the canary needs
 
-    def _check_canary(self, prompts: list[list[int]]) -> None:
-        """Raise `UserError` where vLLM's log-probs are not the trainer's."""
-        self.unchecked = False
-        if self.canary is None:
-            self.canary = on_main(partial(self._canary_prompt, prompts))
-        if not self.canaries:
-            self._compare(1.0)
-            self.canaries = 1
-            return
-        scale = self._visible_scale()
-        if scale is None:  # no update has moved the adapter yet
-            return
-        self._send(scale)
-        moved = self._compare(scale)
-        self._send()
-        self._compare(1.0)
-        if moved > 2 * self._tolerance:
-            self.canaries = 2
-
-    def _canary_prompt(self, prompts: list[list[int]]) -> list[int]:
-        """Two blocks of the prefix cache (as far as the context has room): prompts, and before them their tokens in
-        disorder. Prompts over and over would be copied from, which a wrong model does as well as the right one."""
-        block, longest = 16, self.max_model_length or 2**20
+    def _room(self) -> tuple[int, int]:
         if self.servers:
             settings = [server.settings() for server in self.servers]
             block = max(of["cache_config"]["block_size"] for of in settings)
-            longest = min(of["model_config"]["max_model_len"] for of in settings)
-        elif self.mode == "colocate":
-            block = self.llm.llm_engine.vllm_config.cache_config.block_size
-        row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
-        length = min(2 * block + 1, longest - CANARY_TOKENS - 1)
-        filler = random.Random(0).choices(row, k=max(0, length - len(row)))
-        return (filler + row)[:length]
+            return block, min(of["model_config"]["max_model_len"] for of in settings)
+        return self.llm.llm_engine.vllm_config.cache_config.block_size, self.max_model_length or 2**20
 
-    def _visible_scale(self) -> float | None:
-        """A power of 2 that, times the adapter's effect, moves the trainer's log-probs of the canary by 5 tolerances;
-        None where nothing does."""
-        prompt: Any = self.canary
-        base, scale = self._trainers(0.0, prompt[:1], prompt[1:]), 1.0
-        while scale <= LARGEST_SCALE:
-            moved = (self._trainers(scale, prompt[:1], prompt[1:]) - base).abs().mean().item()
-            if moved >= 5 * self._tolerance:
-                return scale
-            scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self._tolerance / max(moved, 1e-9)))))
-        return None
-
-    def _compare(self, scale: float) -> float:
-        """How far the adapter, with its effect times ``scale``, moves the trainer's log-probs of what vLLM samples."""
-        prompt: Any = self.canary
-        completions = self._ask(prompt)
-        tolerance = self._tolerance
-        farthest, moved = 0.0, math.inf
-        for token_ids, logprobs in completions:
-            ours = self._trainers(scale, prompt, token_ids)
-            from_base = (ours - self._trainers(0.0, prompt, token_ids)).abs().mean().item() if scale != 1 else 0.0
-            apart = (ours - torch.tensor([math.nan if x is None else x for x in logprobs])).abs().mean().item()
-            limit = tolerance + 0.1 * from_base
-            if not apart <= limit:
-                raise UserError(
-                    f"vLLM samples the wrong model: after sync {self.syncs} its log-probs are {apart:.3f} nats from "
-                    f"the trainer's, and at most {limit:.3f} is rounding: see that it serves the base that is trained, "
-                    "in the same precision, and that nothing else loads adapters into it"
-                )
-            farthest, moved = max(farthest, apart), min(moved, from_base)
-        logger.info("canary: sync %d, adapter x %g, %.4f nats apart", self.syncs, scale, farthest)
-        return moved
-
-    def _ask(self, prompt: list[int]) -> list[tuple[list[int], list[float | None]]]:
+    def _ask(self, prompt: list[int]) -> list[Answer]:
         """A greedy continuation with its log-probs from every server, or from every process's engine."""
         if self.mode == "server":
             return on_main(partial(self._ask_servers, prompt))
@@ -387,36 +320,20 @@ class AdapterGeneration(VLLMGeneration):
 
         if self.enable_sleep_mode:
             self.llm.wake_up(tags=["kv_cache"])
-        settings = SamplingParams(temperature=0.0, max_tokens=CANARY_TOKENS, ignore_eos=True, logprobs=0)
+        settings = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
         output = self.llm.generate([{"prompt_token_ids": prompt}], sampling_params=settings, use_tqdm=False)[0]
         ids = list(output.outputs[0].token_ids)
         logprobs = [at[token].logprob for at, token in zip(output.outputs[0].logprobs, ids, strict=True)]
         return gather_object([(ids, logprobs)])
 
-    def _ask_servers(self, prompt: list[int]) -> list[tuple[list[int], list[float | None]]]:
-        greedy: Any = {"temperature": 0.0, "max_tokens": CANARY_TOKENS, "extra": {"ignore_eos": True}}
+    def _ask_servers(self, prompt: list[int]) -> list[Answer]:
+        greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
         answers = []
         for server in self.servers:
             ask = partial(server.generate, [prompt], **greedy)
             sampled = self._outliving_restarts(server, partial(ask, model=self.name))
             answers.append((sampled.token_ids[0], sampled.logprobs[0]))
         return answers
-
-    def _trainers(self, scale: float, prompt: list[int], completion: list[int]) -> torch.Tensor:
-        """The main process's, so that all decide alike; every process computes them, since its parameters may be
-        needed for the others'."""
-        with scaled(self.model, scale), self.accelerator.autocast():
-            values = [logps(self.model, prompt, completion)]
-        broadcast_object_list(values, from_process=0)
-        return values[0]
-
-    @property
-    def _tolerance(self) -> float:
-        """Nats between the two forwards, on average over the canary's tokens, that rounding may make: several times
-        what was seen (0.03 in bfloat16)."""
-        if getattr(self.model, "is_loaded_in_4bit", False) or getattr(self.model, "is_loaded_in_8bit", False):
-            return 0.4
-        return 0.02 if self.float32 else 0.2
 
 
 class _WithAdapter:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from typing import Any
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices
-from grpo_math.planner.devices import Layout
+from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.run.ports import free_port
 from grpo_math.run.redact import is_address
@@ -33,19 +34,8 @@ from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING
 from grpo_math.settings import accelerate
 from grpo_math.settings.recipe import Recipe, read
 from grpo_math.train.keeper import Kept
-from grpo_math.train.layout import Config, _arrange, _gpus, _numbers, _refuse_used, _roles, _starts_server
-from grpo_math.train.server import (
-    PORT,
-    RESTARTS,
-    STARTUP,
-    Supervised,
-    _environment,
-    _group_port,
-    _own_port,
-    _say,
-    _server,
-    port_of,
-)
+from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, roles, say, starts_server
+from grpo_math.train.server import PORT, RESTARTS, STARTUP, Supervised, group_port, own_port, port_of, start_of
 
 TRAINING = "grpo_math.train"
 HELP = """\
@@ -55,6 +45,17 @@ grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]
   --accelerate_config FILE   a file, or the name of one in accelerate_configs/ (default: what the plan says)
 
 GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every other setting is the training program's:
+"""
+SERVE_HELP = """\
+grpo-math serve --config RECIPE.yaml [--FIELD VALUE ...] [-- OPTION OF vllm serve ...]
+
+  --gpus N      use the first N GPUs (default: all; CUDA_VISIBLE_DEVICES is respected)
+  --host HOST   who may reach it (default: 127.0.0.1; for adapters, 0.0.0.0 needs VLLM_API_KEY)
+  --port PORT   default: vllm_server_port, 8000, or any that is free
+  --check       start nothing: print what a run of the recipe sends to its server, adapter, weights or none
+  --json        with --check: as one JSON object on stdout
+
+GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH).
 """
 
 
@@ -68,30 +69,28 @@ def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], 
         return in_process(rest, None)
     found = read(rest)
     recipe = found.sound().stated()
-    gpus = _gpus(recipe, options.gpus)
-    serves = _starts_server(recipe)
+    gpus = gpus_of(recipe, options.gpus)
+    serves = starts_server(recipe)
     if not (gpus or serves or options.accelerate_config is not None):
         return in_process(rest, found)
-    layout, config = _arrange(recipe, gpus, options.accelerate_config, serves)
+    layout, config = arrange(recipe, gpus, options.accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
-    _refuse_used(used)
+    refuse_used(used)
     if gpus:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
     if config is None and not serves:
-        if gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(used)
+        os.environ.update(environment(used))
         return in_process(rest, found)
     with _ended_by_signals({**dict.fromkeys(STOPPING, AGAIN), signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = None
         if serves:
             log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
-            start = _server(recipe, layout, _numbers(used[: layout.server]), port_of(recipe, 0))
-            server = Supervised(start, log)
+            server = Supervised(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
-            rest = [*rest, "--vllm_server_base_url", server.url, *_group_port(recipe)]
+            rest = [*rest, "--vllm_server_base_url", server.url, *group_port(recipe)]
         command = _training(rest, config, layout.policy)
-        training = Kept(command, environment=_environment(_numbers(used[layout.server :])), module=TRAINING)
+        training = Kept(command, environment=environment(used[layout.server :]), module=TRAINING)
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
         if config is None and code == 128 + signal.SIGKILL:  # ranks.py says it of several
@@ -100,28 +99,32 @@ def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], 
 
 
 def serve(argv: Sequence[str]) -> int:
-    """The recipe's vLLM server alone, on this machine's GPUs, until Ctrl-C."""
-    options, rest = _options(argv, "--gpus", "--host", "--port")
+    """The recipe's vLLM server alone, on this machine's GPUs, until Ctrl-C; what follows ``--`` goes to vLLM."""
+    words = list(argv)
+    own, more = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    options, rest = _options(own, "--gpus", "--host", "--port", "--check", "--json")
+    if {"-h", "--help"} & set(rest):
+        print(SERVE_HELP, end="")
+        return 0
     recipe = read(rest).sound().stated()
-    gpus = _gpus(recipe, options.gpus)
-    _refuse_used(gpus)
-    layout = Layout("server", 0, 0, 1, "")
-    if gpus:
-        try:
-            layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
-        except NotPlanned:
-            tp = recipe.get("vllm_tensor_parallel_size", 1)
-            layout = Layout("server", 0, tp, tp, "")
-        print(_roles(layout, gpus), file=sys.stderr)
+    if options.check:
+        return _check(recipe, options.json)
+    if options.json:
+        raise UserError("--json would be ignored without --check: leave it out")
+    for word in more:  # vLLM takes the last, and any beginning of a name
+        if any(name.startswith(word.partition("=")[0]) for name in ("--host", "--port")) and len(word) > 3:
+            raise UserError(f"{word} after -- would pass by what is checked: write it before the --")
     if options.port is not None and not 1 <= options.port <= 65535:
         raise ConfigError("port", options.port, "is out of range", "give a number from 1 to 65535")
     if options.host is not None and not is_address(f"http://{options.host}"):
         raise ConfigError("host", options.host, "is no host", "give a name or an IP address")
-    port = _own_port("port", options.port) if options.port else port_of(recipe, PORT)
+    gpus = gpus_of(recipe, options.gpus)
+    refuse_used(gpus)
+    layout = _of_server(recipe, gpus)
+    port = own_port("port", options.port) if options.port else port_of(recipe, PORT)
+    start = start_of(recipe, layout, gpus[: layout.server], port, options.host or "127.0.0.1", more)
     with _ended_by_signals({signal.SIGTERM: 143, signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
-        server = Supervised(
-            _server(recipe, layout, _numbers(gpus[: layout.server]), port, options.host or "127.0.0.1"), None
-        )
+        server = Supervised(start, None)
         stack.callback(server.stop)
         try:
             server.wait(STARTUP)
@@ -131,18 +134,39 @@ def serve(argv: Sequence[str]) -> int:
             return 0
 
 
+def _check(recipe: Mapping[str, Any], as_json: bool) -> int:
+    """Say what a run of the recipe sends to a server that is started for it: adapters, weights, or none at all."""
+    sent = "adapter" if devices.sends_adapter({**DEFAULTS, **recipe}) else "weights"
+    answer = sent if starts_server(recipe) else "none"
+    print(json.dumps({"server": answer}) if as_json else answer)
+    return 0
+
+
+def _of_server(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
+    tp = recipe.get("vllm_tensor_parallel_size", 1)
+    layout = Layout("server", 0, tp if gpus else 0, tp, "")
+    if gpus:
+        with contextlib.suppress(NotPlanned):
+            layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
+        print(roles(layout, gpus), file=sys.stderr)
+    return layout
+
+
 # What the recipe and the command line say
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise UserError(f"{message}: see grpo-math train --help")
+        raise UserError(f"{message}: see --help")
 
 
 def _options(argv: Sequence[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in names:
-        parser.add_argument(name, type=int if name in ("--gpus", "--port") else str)
+        if name in ("--check", "--json"):
+            parser.add_argument(name, action="store_true")
+        else:
+            parser.add_argument(name, type=int if name in ("--gpus", "--port") else str)
     return parser.parse_known_args(list(argv))
 
 
@@ -170,8 +194,7 @@ def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
             raise KeyboardInterrupt
         asked = max(asked, INTERRUPTED if number == signal.SIGINT else AGAIN)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, *STOPPING)}
-    try:
+    with _handling(dict.fromkeys((signal.SIGINT, *STOPPING), ask)):
         while True:
             try:
                 code = training.wait(0.2)
@@ -184,11 +207,18 @@ def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
             if not may_restart:  # it would serve the weights of the start
                 raise UserError(line)
             if server.restarts == RESTARTS:
-                _say("server", f"{line}; training waits for it, and then ends with a checkpoint")
+                say("server", f"{line}; training waits for it, and then ends with a checkpoint")
                 server = None
             else:
                 server.restart()
-                _say("server", f"{line.partition(':')[0]}; started again ({server.restarts} of {RESTARTS})")
+                say("server", f"{line.partition(':')[0]}; started again ({server.restarts} of {RESTARTS})")
+
+
+@contextlib.contextmanager
+def _handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -207,10 +237,6 @@ def _ended_by_signals(codes: Mapping[signal.Signals, int]) -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise _Ended(codes[signal.Signals(number)])
 
-    caught = [number for number in codes if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in caught}  # nohup stays nohup
-    try:
+    caught = [number for number in codes if signal.getsignal(number) != signal.SIG_IGN]  # nohup stays nohup
+    with _handling(dict.fromkeys(caught, leave)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,6 +5,8 @@ Does not start anything (launcher.py and server.py do), and does not span severa
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,26 +19,18 @@ from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.settings import accelerate, batch
 from grpo_math.settings.shipped import find
-from grpo_math.train.server import _say
 
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")  # tried in this order where plain data parallelism is short
-NEEDS_WHOLE = (
-    "eval_n",
-    "heldout_every",
-    "difficulty_band",
-    "curriculum",
-)  # settings/conflicts.py refuses them under ZeRO-3
+NEEDS_WHOLE = ("eval_n", "heldout_every", "difficulty_band", "curriculum")  # settings/conflicts.py: not under ZeRO-3
 
 
-def _starts_server(recipe: Mapping[str, Any]) -> bool:
+def starts_server(recipe: Mapping[str, Any]) -> bool:
     wanted = recipe.get("use_vllm") and recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) == "server"
     return bool(wanted) and not devices.elsewhere(recipe)
 
 
-# Who runs where
-
-
-def _gpus(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
+def gpus_of(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
+    """The first ``wanted`` GPUs of this machine, or all; none for a recipe of the CPU."""
     if recipe.get("use_cpu"):
         if wanted:
             raise ConfigError("gpus", wanted, "contradicts use_cpu=True", "leave one of them out")
@@ -50,7 +44,7 @@ def _gpus(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
     return gpus[:wanted]
 
 
-def _refuse_used(gpus: Sequence[Gpu]) -> None:
+def refuse_used(gpus: Sequence[Gpu]) -> None:
     for gpu in gpus:
         if gpu.used_by:
             raise UserError(
@@ -78,7 +72,7 @@ def _config(name: str) -> Config:
     return Config(path, says)
 
 
-def _arrange(
+def arrange(
     recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
     """The layout, and the accelerate config of its processes (None: a single one without); says both, with why."""
@@ -102,19 +96,19 @@ def _arrange(
         layout, config, problems = counted.layout, configs[name], counted.problems
     except UserError as error:
         if isinstance(error, NotPlanned):
-            _say("plan", str(error))
+            say("plan", str(error))
         elif serves:
             raise  # before a server is started for nothing; otherwise training says it
         layout, config, problems = _unplanned(recipe, len(gpus)), own, []
     if config is None and layout.policy > 1:
         config = _config("multi_gpu")
-    _say("layout", f"{_roles(layout, gpus)} ({layout.why})")
+    say("layout", f"{roles(layout, gpus)} ({layout.why})")
     if config is not None:
         because = "asked for" if own else ("the first that fits" if config.path.stem in ZERO else "it fits")
         because = "nothing is known to fit" if problems else because
-        _say("config", f"{config.path.stem}, {layout.policy} process{'es' if layout.policy > 1 else ''} ({because})")
+        say("config", f"{config.path.stem}, {layout.policy} process{'es' if layout.policy > 1 else ''} ({because})")
     for problem in problems:
-        _say("plan", f"may not fit: {problem}; grpo-math plan says what to change")
+        say("plan", f"may not fit: {problem}; grpo-math plan says what to change")
     return layout, config
 
 
@@ -137,7 +131,7 @@ def _installed(package: str) -> bool:
     return True
 
 
-def _roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
+def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
     said = []
     for role in layout.roles():
         numbers = [gpus[i].number for i in role["gpus"]]
@@ -145,5 +139,13 @@ def _roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
     return "; ".join(said)
 
 
-def _numbers(gpus: Sequence[Gpu]) -> str:
-    return ",".join(str(gpu.number) for gpu in gpus)
+def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """This process's variables, for one that is to see these GPUs alone; as they are where there are none."""
+    numbers = ",".join(str(gpu.number) for gpu in gpus)
+    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": numbers} if numbers else {})}
+
+
+def say(what: str, text: str, clear: bool = False) -> None:
+    """One line on stderr; with ``clear`` over a line of progress."""
+    start = "\r\033[K" if clear and sys.stderr.isatty() else ""
+    print(f"{start}{what:<8} {text}", file=sys.stderr, flush=True)

@@ -11,25 +11,24 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
+from grpo_math.generation.models import model_path
 from grpo_math.planner import devices
-from grpo_math.planner.devices import Layout
+from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS
 from grpo_math.run.ports import free_port, is_free
 from grpo_math.train.keeper import Kept
+from grpo_math.train.layout import environment, say
 
 PORT = 8000
 STARTUP = 1800.0  # seconds for a server to load its model, where vllm_server_timeout does not say
 RESTARTS = 3
 LOG_LINES = 15
-
-
-# The server
 
 
 class Start(NamedTuple):
@@ -70,7 +69,7 @@ class Supervised:
     def wait(self, seconds: float) -> None:
         """Until it answers, with a line of progress. Raises a `UserError` where it never does, or is of another
         version than training works with."""
-        _say("server", f"{self.url}" + (f", log {self.log}" if self.log else ""))
+        say("server", f"{self.url}" + (f", log {self.log}" if self.log else ""))
         client = server.Server(self.url)
         try:
             client.wait(seconds, lambda: self.running, self._progress if self.log else None)
@@ -81,7 +80,7 @@ class Supervised:
                 raise
         if not self.running:  # also where something else answers at its address
             raise UserError(self.ended())
-        _say("server", f"vLLM {version} is ready", clear=True)
+        say("server", f"vLLM {version} is ready", clear=True)
 
     def ended(self) -> str:
         """One line about a server that has gone, after the last lines of its log."""
@@ -95,7 +94,7 @@ class Supervised:
             line = (self._last(1) or [""])[0].strip()[:80]
             print(f"\r\033[Kserver   starting, {seconds:.0f} s  {line}", end="", file=sys.stderr, flush=True)
         elif int(seconds) % 30 == 0 and seconds >= 1:
-            _say("server", f"starting, {seconds:.0f} s")
+            say("server", f"starting, {seconds:.0f} s")
 
     def _last(self, n: int) -> list[str]:
         if self.log is None:
@@ -111,17 +110,21 @@ class Supervised:
             print(f"  | {line}", file=sys.stderr)
 
 
-def _server(recipe: Mapping[str, Any], layout: Layout, gpus: str, port: int, host: str = "127.0.0.1") -> Start:
-    """The command of a recipe's server. ``gpus``: the value of CUDA_VISIBLE_DEVICES, "" on a CPU."""
+def start_of(
+    recipe: Mapping[str, Any],
+    layout: Layout,
+    gpus: Sequence[Gpu],
+    port: int,
+    host: str = "127.0.0.1",
+    more: Sequence[str] = (),
+) -> Start:
+    """How a recipe's server is started on these GPUs, none on a CPU. ``more``: further options of ``vllm serve``."""
     settings = {**DEFAULTS, **recipe}
+    adapter = devices.sends_adapter(settings)
+    if host not in server.LOCAL and not adapter:  # no key helps: TRL's sync sends none
+        warning = f"--host {host} lets whoever reaches it change the weights: only serve to a closed network"
+        print(f"warning: {warning}", file=sys.stderr)
     executable = _executable()
-    name = settings["model_name_or_path"]
-    if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
-    if name == "embedded":
-        from grpo_math.generation.models import model_path
-
-        name = model_path(name)
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
     if settings["load_in_4bit"]:  # as the trainer has it
@@ -131,20 +134,21 @@ def _server(recipe: Mapping[str, Any], layout: Layout, gpus: str, port: int, hos
     elif not settings["vllm_max_model_length"]:
         extra += ["--max-model-len", "auto"]  # what fits beside the weights
     command = server.command(
-        name,
+        model_path(settings["model_name_or_path"]),
         port=port,
         host=host,
         dtype="auto" if gpus and dtype == "float32" else dtype,  # float32 is for the optimizer; the plan counts 16 bit
         max_model_length=settings["vllm_max_model_length"],
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
-        lora_rank=settings["lora_r"] if devices.sends_adapter(settings) else 0,
+        lora_rank=settings["lora_r"] if adapter else 0,
+        needs_key=adapter,
         seed=int(recipe.get("seed") or 0),
-        extra=extra,
+        extra=[*extra, *more],
         executable=executable,
     )
     reached = "127.0.0.1" if host == "0.0.0.0" else host
-    return Start(command, {**_environment(gpus), **server.environment()}, f"http://{reached}:{port}")
+    return Start(command, {**environment(gpus), **server.environment()}, f"http://{reached}:{port}")
 
 
 def _executable() -> str:
@@ -173,27 +177,18 @@ def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
     where the address is handed over anyway.
     """
     if stated := recipe.get("vllm_server_port"):
-        return _own_port("vllm_server_port", stated)
+        return own_port("vllm_server_port", stated)
     return preferred if preferred and is_free(preferred) else free_port()
 
 
-def _own_port(name: str, port: int) -> int:
+def own_port(name: str, port: int) -> int:
     if not is_free(port):
         raise ConfigError(name, port, "is in use by another program", "choose another, or leave it out for a free one")
     return port
 
 
-def _group_port(recipe: Mapping[str, Any]) -> list[str]:
+def group_port(recipe: Mapping[str, Any]) -> list[str]:
     """TRL's weight transfer meets at a second port, 51216 unless it is taken."""
     if recipe.get("vllm_group_port") or devices.sends_adapter({**DEFAULTS, **recipe}) or is_free(51216):
         return []
     return ["--vllm_group_port", str(free_port())]
-
-
-def _environment(gpus: str) -> dict[str, str]:
-    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})}
-
-
-def _say(what: str, text: str, clear: bool = False) -> None:
-    start = "\r\033[K" if clear and sys.stderr.isatty() else ""
-    print(f"{start}{what:<8} {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# For the sbatch scripts to source, with the recipe: where a job's run lies, and how a job that was preempted goes on.
-# Sets `run` (the settings that name the run), `port` (its own, so that two jobs can share a node) and
-# `has_server` (whether the recipe wants a vLLM server).
+# For the sbatch scripts to source, with the recipe and its settings: where a job's run lies, and how a job that was
+# preempted goes on. Sets `run` (the settings that name the run), `port` (its own, so that two jobs can share a node)
+# and `sent` (what goes to the vLLM server of the recipe: adapter or weights; none where it has no server).
 
 run_dir=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID
 # shellcheck disable=SC2034
@@ -9,7 +9,7 @@ run=(--output_dir "$run_dir") # the same command goes on with what is there
 # shellcheck disable=SC2034
 port=$((20000 + SLURM_JOB_ID % 10000))
 # shellcheck disable=SC2034
-has_server=$(sed -n 's/^vllm_mode: *server.*/yes/p' "$1")
+sent=$(grpo-math serve --check --config "$@")
 
 # SLURM sends USR1 ten minutes before the job's time is up (#SBATCH --signal), and TERM before it preempts the job. It
 # is passed on as USR1, since srun answers TERM by killing its tasks. Training finishes its step, saves, and ends with

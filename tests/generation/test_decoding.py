@@ -323,3 +323,17 @@ def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(mo
     plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
     assert ours == plain
     assert len({completion.tokens for completion in ours}) > 2
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_an_evaluation_computes_equal_prompts_once_whatever_the_attention(implementation, tiny, tokenizer, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(tiny("llama"), attn_implementation=implementation).eval()
+    prompts = [prompt for prompt in PROMPTS for _ in range(4)]
+    with counted(model) as shapes:
+        ours = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
+    assert shapes[0][0] == len(PROMPTS)
+    monkeypatch.setattr(completions, "forgets", lambda config: "everything")
+    with counted(model) as shapes:
+        plain = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
+    assert shapes[0][0] == len(prompts)
+    assert [completion.text for completion in ours] == [completion.text for completion in plain]

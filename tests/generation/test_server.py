@@ -162,15 +162,6 @@ def test_an_unknown_adapter_is_unloaded_already(small):
     Server(small.url).unload_adapter("never there")
 
 
-def test_a_prefix_cache_that_is_in_use_is_an_error(small):
-    small.trouble = [(200, '{"success": true}'), (200, ""), (200, '{"success": false}')]
-    server = Server(small.url)
-    server.reset_prefix_cache()
-    server.reset_prefix_cache()  # vLLM before 0.26 answers nothing
-    with pytest.raises(ServerError, match="requests are still running"):
-        server.reset_prefix_cache()
-
-
 def test_completions_come_in_the_order_of_prompts_with_their_log_probs(small):
     def choice(index, ids, logprobs):
         return {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}

@@ -190,7 +190,7 @@ def syncs(kind, model, tokenizer, url, tmp_path):
     prompts = [tokenizer(text)["input_ids"] for text in ("The capital of France is", "Water boils at a temperature of")]
     generation.sync_weights()
     first = generation.generate([prompts[0]] * 2 + [prompts[1]] * 2, None, 2)
-    assert generation.canaries == 1
+    assert generation.canary.agreed == 1
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # as far as Adam goes in a step at a learning rate of 1e-5
@@ -205,7 +205,7 @@ def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_
 ):
     urls = f"{process.server.url},{process.server.url.replace('127.0.0.1', 'localhost')}"
     generation, (prompt_ids, token_ids, logprobs, ids) = syncs(AdapterGeneration, policy, tokenizer, urls, tmp_path)
-    assert generation.canaries == 2
+    assert generation.canary.agreed == 2
     assert [name for name in process.server.models() if name.startswith(generation.run)] == [generation.name]
     assert [[[token] for token in row] for row in token_ids] == ids
     for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):

@@ -80,7 +80,7 @@ def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(smal
     trainer.train()
     assert trainer.state.global_step == 4
     assert len(seen) == 6
-    assert trainer.vllm_generation.canaries == 2
+    assert trainer.vllm_generation.canary.agreed == 2
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 3, 4]
     assert len(small.adapters) == 1  # that of the last sync: the older ones were unloaded
     folders = list(trainer.vllm_generation.root.iterdir())
@@ -230,7 +230,7 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(tiny, tokenizer, tmp_pat
 
 
 def test_the_sync_needs_no_vllm_package():
-    text = (Path(__file__).parents[2] / "grpo_math" / "vllm_sync.py").read_text()
+    text = (Path(__file__).parents[2] / "grpo_math" / "generation" / "sync.py").read_text()
     indented = [line for line in text.splitlines() if line.lstrip().startswith(("from vllm", "import vllm"))]
     assert indented
     assert all(line.startswith("    ") for line in indented)  # where vLLM is in the process: colocated

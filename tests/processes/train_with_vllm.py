@@ -96,7 +96,7 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
             "processes": accelerator.num_processes,
             "base": [before, base_hash(policy)],
             "answers": answers,
-            "canaries": generation.canaries,
+            "canaries": generation.canary.agreed,
             "folders": [str(path) for path in generation.root.iterdir()],
             "root": str(generation.root),
             "history": [line for line in trainer.state.log_history if "loss" in line],

@@ -438,6 +438,57 @@ def test_serve_takes_every_gpu_until_it_is_ended(machine):
     assert machine.left() == []
 
 
+def test_serve_hands_vllm_what_follows_the_dashes_and_serves_what_quotes_and_yes_mean(machine):
+    machine.says(dies=True)
+    recipe = {"model_name_or_path": "some/model", "use_peft": "yes", "lora_r": 9, "vllm_tensor_parallel_size": 2}
+    code, _, err = machine.run("--use_cpu", "--", "--max-num-seqs", "64", command="serve", recipe=recipe)
+    assert code == 2
+    assert "the vLLM server ended with exit code 1" in err
+    argv = machine.server()["argv"]
+    assert argv[:4] == ["serve", "some/model", "--host", "127.0.0.1"]
+    assert argv[-2:] == ["--max-num-seqs", "64"]
+    assert option(argv, "--max-lora-rank") == "16"
+    assert option(argv, "--tensor-parallel-size") == "2"
+
+
+@pytest.mark.parametrize("use_peft", [True, "True", "yes"])
+def test_serve_to_other_machines_needs_a_key_where_adapters_are_loaded(use_peft, machine):
+    line = machine.refused("--host", "0.0.0.0", command="serve", recipe={"use_peft": use_peft})
+    assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set VLLM_API_KEY" in line
+    for word in ("--host", "--hos=0.0.0.0", "--port"):
+        line = machine.refused("--", word, "0.0.0.0", command="serve", recipe={"use_peft": use_peft})
+        assert line == f"error: {word} after -- would pass by what is checked: write it before the --"
+    assert not machine.starts.exists()
+
+
+def test_serve_of_whole_weights_to_other_machines_warns_since_no_key_would_help(machine):
+    machine.says(dies=True)
+    _, _, err = machine.run("--host", "0.0.0.0", command="serve", recipe={"use_peft": False})
+    assert "warning: --host 0.0.0.0 lets whoever reaches it change the weights: only serve to a closed network" in err
+    assert option(machine.server()["argv"], "--host") == "0.0.0.0"
+    machine.environment["VLLM_API_KEY"] = "secret"
+    machine.run("--host", "10.0.0.1", command="serve", recipe={"vllm_sync": "adapter"})
+    assert option(machine.server()["argv"], "--host") == "10.0.0.1"
+    assert "secret" not in machine.starts.read_text()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "answer"),
+    [
+        ({}, "adapter"),
+        ({"use_peft": "no"}, "weights"),
+        ({"vllm_sync": "merged"}, "weights"),
+        ({"use_vllm": False}, "none"),
+        ({"vllm_mode": "colocate"}, "none"),
+        ({"vllm_server_base_url": "http://node7:8000"}, "none"),
+    ],
+)
+def test_serve_check_says_what_is_sent_to_the_server_and_starts_none(recipe, answer, machine):
+    assert machine.run("--check", command="serve", recipe=recipe)[:2] == (0, f"{answer}\n")
+    assert json.loads(machine.run("--check", "--json", command="serve", recipe=recipe)[1]) == {"server": answer}
+    assert not machine.starts.exists()
+
+
 # Training itself, without stand-ins
 
 

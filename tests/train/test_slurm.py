@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 from launching import ROOT, variables
-from safetensors.torch import load_file
 
 SRUN = """#!/usr/bin/env bash
 # As many tasks as --ntasks says, one a node, with the variables that SLURM gives each.
@@ -41,6 +40,8 @@ echo $$ >"$CALLS.server"
 exec sleep 600
 """
 
+UNTIL_SERVED = 'until [ -e "$CALLS.server" ]; do sleep 0.1; done\n'  # training that waits for the server
+
 
 def job_number():
     """A number whose job finds its ports free."""
@@ -57,7 +58,10 @@ def cluster(tmp_path):
     commands = tmp_path / "commands"
     commands.mkdir()
     python = f'#!/usr/bin/env bash\nexec {sys.executable} "$@"\n'
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "vllm": SERVER, "python": python}.items():
+    program = f'#!/usr/bin/env bash\nexec {sys.executable} -m grpo_math.cli "$@"\n'
+    (tmp_path / "served").mkdir()  # in a folder of its own: the launcher asks a python beside it for the version
+    stand_ins = {"srun": SRUN, "scontrol": SCONTROL, "../served/vllm": SERVER, "python": python, "grpo-math": program}
+    for name, text in stand_ins.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
     (tmp_path / "weights").mkdir()
@@ -67,7 +71,7 @@ def cluster(tmp_path):
     return variables(
         PATH=f"{commands}{os.pathsep}{os.environ['PATH']}",
         PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]),
-        GRPO_MATH_VLLM="vllm",
+        GRPO_MATH_VLLM=str(tmp_path / "served/vllm"),
         CALLS=str(tmp_path / "calls"),
         WEIGHTS_FOLDER=str(tmp_path / "weights"),
         SLURM_SUBMIT_DIR=str(tmp_path),
@@ -139,21 +143,31 @@ def test_two_ranks_train_to_the_same_weights(script, config, distributed_type, v
     run = tmp_path / f"runs/test-{cluster['SLURM_JOB_ID']}"
     assert yaml.safe_load((run / "config.yaml").read_text())["learning_rate"] == 0.02
     assert sum("loss" in json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()) == 2
+    from safetensors.torch import load_file
+
     weights = load_file(run / "adapter/adapter_model.safetensors")
     assert any(value.any() for name, value in weights.items() if "lora_B" in name)
 
 
-def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nuse_peft: true\nvllm_mode: server\n")
-    (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\nsleep 2\n')
+# As YAML lets one write it.
+SERVED = 'model_name_or_path: "someone/model"\nuse_peft: {}\nuse_vllm: yes\nvllm_mode: "server"\n'
+
+
+@pytest.mark.parametrize("use_peft", ["true", "True", "yes", '"true"'])
+def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(use_peft, cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED.format(use_peft))
+    (tmp_path / "commands/python").write_text(f'#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n{UNTIL_SERVED}')
     job, log = submit("multi_node", {**cluster, "SLURM_NNODES": "3", "SLURM_JOB_NODELIST": "a,b,c"}, "recipe.yaml", "x")
     assert job.wait(60) == 0, log.read_text()
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
     until(lambda: not Path(f"/proc/{server}").exists())
     said = calls(cluster)
     port = 20000 + int(cluster["SLURM_JOB_ID"])
-    assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c ./launch/serve_vllm.sh") for line in said)
-    assert any(line.startswith("vllm serve someone/model ") and f"--port {port + 1}" in line for line in said)
+    assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c grpo-math serve ") for line in said)
+    (serve,) = (line for line in said if line.startswith("vllm "))
+    assert serve.startswith("vllm serve someone/model --host 0.0.0.0 ")
+    assert f"--port {port + 1}" in serve
+    assert "--enable-lora" in serve
     assert "key 32" in said
     train = sorted(line for line in said if line.startswith("python -m grpo_math.train.ranks --config_file x"))
     assert len(train) == 2
@@ -163,17 +177,48 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
         assert f"--vllm_server_base_url http://c:{port + 1}" in line
 
 
+def test_a_server_of_whole_weights_is_named_as_one_that_no_key_guards(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED.format("true"))
+    (tmp_path / "commands/python").write_text(f"#!/usr/bin/env bash\n{UNTIL_SERVED}")
+    job, log = submit("multi_node", cluster, "recipe.yaml", "x", "--use_peft", "no")
+    assert job.wait(60) == 0, log.read_text()
+    assert "warning: --host 0.0.0.0 lets whoever reaches it change the weights" in log.read_text()
+    assert any("--weight-transfer-config" in line for line in calls(cluster))
+    assert "key 0" in calls(cluster)
+
+
+@pytest.mark.parametrize(
+    "words", ["use_vllm: false", 'vllm_mode: "colocate"', "vllm_server_base_url: http://node9:8000"]
+)
+def test_a_recipe_that_starts_no_server_has_every_node_train(words, cluster, tmp_path):
+    name = words.partition(":")[0]
+    lines = [line for line in SERVED.format("true").splitlines() if not line.startswith(f"{name}:")]
+    (tmp_path / "recipe.yaml").write_text("\n".join([*lines, words]))
+    (tmp_path / "commands/python").write_text('#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n')
+    job, log = submit("multi_node", cluster, "recipe.yaml", "x")
+    assert job.wait(60) == 0, log.read_text()
+    assert sum(line.startswith("python") for line in calls(cluster)) == 2
+    assert not any(line.startswith("vllm") for line in calls(cluster))
+
+
+def test_a_recipe_that_is_none_ends_the_job_before_anything_starts(cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED.format("maybe"))
+    job, log = submit("multi_node", cluster, "recipe.yaml", "x")
+    assert job.wait(60) == 2
+    assert log.read_text() == "error: use_peft='maybe' is neither true nor false: use one of the two\n"
+    assert calls(cluster) == []
+
+
 def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text("model_name_or_path: someone/model\nvllm_mode: server\n")
-    for name in ("python", "vllm"):
-        (tmp_path / "commands" / name).write_text(
-            f'#!/usr/bin/env bash\necho "{name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\nsleep 1\n'
-        )
+    (tmp_path / "recipe.yaml").write_text(SERVED.format("false"))
+    for name, rest in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
+        said = f'echo "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n'
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{said}{rest}")
     job = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "VLLM_GPUS": "2"}
     job, log = submit("one_node", {**cluster, **job}, "recipe.yaml", "x")
     assert job.wait(60) == 0, log.read_text()
     train, serve = sorted(calls(cluster))
-    assert serve.startswith("vllm on 4,5: ")
+    assert serve.startswith("vllm on 4,5: serve someone/model --host 127.0.0.1 ")
     assert "--tensor-parallel-size 2" in serve
     assert train.startswith("python on 6,7: ")
     assert "--num_processes 2 " in train

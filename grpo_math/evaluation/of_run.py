@@ -1,0 +1,64 @@
+"""What `grpo-math evaluate --run` takes from a finished run: base and trained model, template and lengths.
+
+Does not evaluate them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_math.errors import ConfigError
+from grpo_math.run.resume import config_of
+
+FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # what transformers reads
+
+
+class OfRun(NamedTuple):
+    """``trained`` is a model and its adapter; base.json and trained.json go into ``folder``."""
+
+    base: str
+    trained: tuple[str, str | None]
+    template: str
+    max_new_tokens: int
+    folder: Path
+
+    def models(self) -> dict[str, tuple[str, str | None, str]]:
+        """Model, adapter and results file of each side."""
+        sides = {"base": (self.base, None), "trained": self.trained}
+        return {name: (*side, str(self.folder / f"{name}.json")) for name, side in sides.items()}
+
+
+def read(run_dir: str, output: str | None = None) -> OfRun:
+    """`ConfigError` for a folder that is no run's, or a run that has not finished."""
+    run, remedy = Path(run_dir), "give the run directory that training wrote"
+    config = config_of(run) or {}
+    name = config.get("model_name_or_path")
+    if not isinstance(name, str):
+        raise ConfigError("run", run_dir, "holds no config.yaml that names a model", remedy)
+    if output is not None and output.endswith(".json"):
+        raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
+    base = _of_revision(name, str(config.get("model_revision") or "main"))
+    if (run / "adapter" / "adapter_config.json").exists():
+        trained: tuple[str, str | None] = (base, str(run / "adapter"))
+    elif (run / "model" / "config.json").exists():
+        trained = (str(run / "model"), None)
+    else:
+        reason = "has neither adapter/ nor model/, as a run that has not finished"
+        raise ConfigError("run", run_dir, reason, "let it finish: the command that started it goes on with it")
+    folder = run / "evaluation" if output is None else Path(output)
+    longest = int(config.get("max_completion_length") or 512)
+    return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder)
+
+
+def _of_revision(name: str, revision: str) -> str:
+    """The model itself, or the folder of another revision than main, which only the Hub's models have."""
+    if revision == "main":
+        return name
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(name, revision=revision, allow_patterns=FILES)
+    except Exception as error:  # the Hub's client has several of its own
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ConfigError("model_revision", revision, f"of {name} cannot be had ({why})", "check the name") from None
