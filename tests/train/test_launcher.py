@@ -23,6 +23,7 @@ from waiting import alive, until
 from grpo_math.train import server
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
 # What it does besides is in the file named by STAND_IN: version, how it fails, and where to write its start down.
