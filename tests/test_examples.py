@@ -29,13 +29,12 @@ def test_the_recipe_trains_a_step_with_the_function_beside_it(tiny, tmp_path):
 
 @pytest.mark.parametrize(("answer", "reward"), [("7", 1.0), ("8", 0.0), ("", 0.0)])
 def test_the_reward_is_what_its_docstring_says(answer, reward, monkeypatch):
-    from grpo_math import grade
+    from grpo_math.grading import grade_batch
 
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from own_reward import concise
 
     completions = [f"#### {answer}", [{"role": "assistant", "content": f"#### {answer}"}]]
-    grades = [grade("7", f"#### {answer}")] * 2
+    grades = grade_batch(["7", "7"], [f"#### {answer}"] * 2)
     assert concise(completions=completions, grade=grades) == pytest.approx([reward] * 2, abs=0.03)
-    bad_gold = [grade("", "#### 7")]
-    assert concise(completions=["#### 7"], grade=bad_gold) == [None]
+    assert concise(completions=["#### 7"], grade=grade_batch([""], ["#### 7"])) == [None]
