@@ -33,7 +33,7 @@ def test_the_saved_runs_are_those_of_the_program():
 
 
 def test_what_the_checks_read_is_saved():
-    """A saved run has lost nothing that a check would have seen: every name in symptoms.py and series.py is kept."""
+    """A saved run has lost nothing that a check would have seen: all names in symptoms.py and series.py are kept."""
     source = "".join(
         (ROOT / "grpo_math/checks" / f"{name}.py").read_text(encoding="utf-8") for name in ("symptoms", "series")
     )
