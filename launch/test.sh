@@ -1,11 +1,9 @@
 #!/usr/bin/env bash
 # Makes an environment of its own and runs the tests.
-#   ./launch/test.sh [any argument of pytest]
+#   ./launch/test.sh [--fast] [any argument of pytest]
+# --fast: the light tests and a dozen core tests, in three minutes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
 make_environment .venv-test dev
-# One thread for each process: two OpenMP pools on few cores wait for each other most of the time.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# Two files of tests side by side: most of them wait for one process at a time. -n 0 runs them one by one.
-exec python -m pytest -n 2 --dist loadfile "$@"
+exec tests/run.sh "$@"

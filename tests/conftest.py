@@ -12,6 +12,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import signal
 from pathlib import Path
 
+import fast
 import pytest
 
 collect_ignore = ["processes"]  # programs that tests start
@@ -21,6 +22,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only what tests/fast.py selects: an answer in three minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        config.pluginmanager.register(fast)
 
 
 @pytest.fixture(scope="session")

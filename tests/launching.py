@@ -53,10 +53,10 @@ def for_cpu(shipped: Path, folder: Path) -> Path:
     return path
 
 
-def run(command: list[str], timeout: float = 900, **environment: str) -> str:
-    """Wait for it, in the repository's root; its standard output. A failure shows what it said last."""
+def run(command: list[str], timeout: float = 900, cwd: Path = ROOT, **environment: str) -> str:
+    """Wait for it; its standard output. A failure shows what it said last."""
     done = subprocess.run(
-        command, env=variables(**environment), cwd=ROOT, capture_output=True, text=True, timeout=timeout
+        command, env=variables(**environment), cwd=cwd, capture_output=True, text=True, timeout=timeout
     )
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     return done.stdout

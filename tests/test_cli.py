@@ -174,3 +174,10 @@ def test_a_resume_without_a_checkpoint_is_refused(tmp_path, capsys):
     arguments = ["train", "--config", str(recipe("demo_cpu.yaml")), "--output_dir", str(tmp_path)]
     assert main([*arguments, "--resume_from_checkpoint", "true"]) == 2
     assert "finds no checkpoint" in capsys.readouterr().err
+
+
+def test_the_demo_trains_a_step_and_reports(tiny, tmp_path, capsys):
+    less = ["--model_name_or_path", tiny(), "--max_steps", "1", "--eval_n", "4", "--heldout_every", "0"]
+    assert main(["demo", *less, "--output_dir", str(tmp_path / "run")]) == 0
+    assert "95% paired interval" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {"adapter", "after.json", "report.html"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,3 +166,9 @@ def test_a_function_fits_on_a_screen(path):
     for node in functions(ast.parse(path.read_text(encoding="utf-8"))):
         length = (node.end_lineno or 0) - node.lineno + 1
         assert length <= 60 or "Long because" in (ast.get_docstring(node) or ""), f"{node.name}: {length} lines"
+
+
+def test_no_test_module_imports_another():
+    """What two of them need lies in a module of its own, directly under tests/."""
+    for path in (PACKAGE.parent / "tests").rglob("test_*.py"):
+        assert not re.search(r"^ *(from|import) .*\btest_\w+", path.read_text(encoding="utf-8"), re.MULTILINE), path

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def installed(tmp_path_factory):
     wheel = next(folder.glob("grpo_math-*.whl"))
     venv.create(folder / "env", with_pip=True)
     python = folder / "env/bin/python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel)]
+    pip = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel)]
     subprocess.run(pip, check=True)
     # The dependencies are those of the environment that runs the tests: their gigabyte is not installed twice.
     site = next((folder / "env/lib").glob("python*/site-packages"))

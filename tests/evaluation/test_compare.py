@@ -17,7 +17,6 @@ from grpo_math.evaluation.compare import (
     comparison,
     read_results,
 )
-from grpo_math.evaluation.results import evaluate
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report.terminal import terminal_changes, terminal_table, text_of
 from grpo_math.run.metrics import CATEGORIES
@@ -175,6 +174,8 @@ def test_the_command_prints_table_and_examples_or_all_of_it_as_json(tmp_path, ca
 
 def test_the_table_of_categories_on_real_outputs(smollm, tmp_path):
     """The layout of the CS336-style recipe, before and after: here two draws of the real model."""
+    from grpo_math.evaluation.results import evaluate
+
     rows = load_problems("generated", "heldout", limit=16)
     settings = {"temperature": 1.0, "max_new_tokens": 14, "progress": False}
     for name, seed in (("before", 0), ("after", 1)):

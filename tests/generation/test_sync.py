@@ -21,66 +21,14 @@ from accelerate import Accelerator
 from launching import ROOT, accelerate, variables
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
+from vllm_process import VLLM, Process, of_session
 
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps, save_adapter, scaled
-from grpo_math.generation.server import Server, command, environment
 from grpo_math.generation.sync import AdapterGeneration
-from grpo_math.run.ports import free_port
 
 PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
-VLLM = os.environ.get("GRPO_MATH_VLLM")
 pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
-
-
-class Process:
-    """A vLLM server of SmolLM2 in a session of its own, which is killed whole."""
-
-    extra: tuple[str, ...] = ("--enforce-eager", "--max-num-seqs", "16")
-
-    def __init__(self, model: str, folder: Path) -> None:
-        self.model, self.folder, self.port = model, folder, free_port()
-        self.server = Server(f"http://127.0.0.1:{self.port}")
-        self.start()
-        self.server.wait(300, alive=self.alive)
-
-    def start(self) -> None:
-        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": self.extra}
-        line = command(self.model, port=self.port, executable=str(VLLM), **options)
-        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-        variables = {**os.environ, **environment(), **cpu}
-        variables.pop("PYTHONPATH", None)
-        with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(
-                line, env=variables, stdout=log, stderr=log, start_new_session=True, cwd=self.folder
-            )
-
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def stop(self) -> None:
-        """Ends all of it, and sees that it did: vLLM's engine is a process of its own."""
-        for sent in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + 20
-            while of_session(self.process.pid) and time.monotonic() < deadline:
-                for pid in of_session(self.process.pid):
-                    os.kill(pid, sent)
-                self.process.poll()
-                time.sleep(0.2)
-        assert not of_session(self.process.pid)
-
-
-def of_session(session: int) -> list[int]:
-    """The processes of a session that are not zombies."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
-        except OSError:  # it ended
-            continue
-        if int(of) == session and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,8 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from run.test_signals import ends, settings, start, two
+from small_runs import ends, history, settings, start, two
 from small_vllm import SETTINGS, SmallVLLM
-from train.test_program import history
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError

@@ -534,7 +534,7 @@ def test_a_vllm_server_loads_it_from_the_hub_and_gives_the_evaluations_answers(
     hub, push, smollm, tmp_path, monkeypatch
 ):
     monkeypatch.undo()  # vLLM is waited for: no time to skip; what the push needs is in its own environment
-    from generation.test_sync import Process
+    from vllm_process import Process
 
     run = tmp_path / "served"
     write_run(run, smollm, use_peft=True, std=0.08)

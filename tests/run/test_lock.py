@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from launching import ROOT, accelerate, variables
-from train.test_faults import PATH, RUN, launch
+from small_runs import PATH, RUN, launch
 
 from grpo_math.errors import ConfigError
 from grpo_math.report import report

@@ -10,10 +10,9 @@ import time
 
 import pytest
 from launching import ROOT, variables
-from run.test_signals import STEPS, rank, settings, start, steps_done, two, until
 from safetensors.torch import load_file
-from train.test_keeper import alive
-from train.test_program import history
+from small_runs import STEPS, history, rank, settings, start, steps_done, two, until
+from waiting import alive
 
 from grpo_math.run.ports import free_port
 from grpo_math.run.signals import GONE

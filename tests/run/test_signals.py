@@ -6,22 +6,19 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import ROOT, accelerate, variables
-from train.test_keeper import alive
-from train.test_program import TINY, history
+from launching import ROOT
+from small_runs import STEPS, ends, history, rank, settings, start, steps_done, two, until
 from transformers import TrainerControl
+from waiting import alive
 
 from grpo_math.run.log import StopOnSignal
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING, Stop, Stopped
-
-STEPS = 60
 
 # Runs a module in which a function says that it was called, and takes half a second more.
 WAITING = """
@@ -45,38 +42,6 @@ def waits(function: str, mark: Path, command: str = "grpo_math.train") -> list[s
     return [sys.executable, "-c", WAITING, function, str(mark), *command.split()]
 
 
-def settings(tiny, run_dir, *more) -> list[str]:
-    own = ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--use_peft=true", "--report_to=none"]
-    return [*own, *TINY, "--lora_dropout=0", f"--max_steps={STEPS}", *map(str, more)]
-
-
-def start(command: list[str], log: Path, **environment: str) -> subprocess.Popen:
-    with log.open("w") as file:
-        return subprocess.Popen(command, cwd=ROOT, env=variables(**environment), stdout=file, stderr=subprocess.STDOUT)
-
-
-def until(true, process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 400
-    while not true():
-        assert process.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
-
-
-def steps_done(run_dir: Path, n: int) -> bool:
-    return (run_dir / "history.jsonl").exists() and len(history(run_dir)) >= n
-
-
-def ends(process: subprocess.Popen, log: Path, code: int) -> str:
-    try:
-        assert process.wait(120) == code, log.read_text()[-4000:]
-    finally:
-        process.kill()
-    said = log.read_text()
-    assert "Traceback" not in said
-    return said
-
-
 def saved_after(run_dir: Path, said: str, what: str = "Stopped") -> int:
     """The step after which a run has stopped; held to its checkpoint, its history and its line."""
     step = history(run_dir)[-1]["step"]
@@ -86,24 +51,6 @@ def saved_after(run_dir: Path, said: str, what: str = "Stopped") -> int:
     assert [line["step"] for line in history(run_dir)] == list(range(1, step + 1))
     assert not (run_dir / "adapter").exists()
     return step
-
-
-def two(folder: Path, program: str, config: str = "multi_gpu") -> list[str]:
-    """The launch of two processes by ``program``, which takes what `accelerate launch` takes."""
-    command = accelerate(config, folder, "--num_processes", "2")
-    command[command.index("accelerate.commands.launch")] = program
-    return [*command, "-m", "grpo_math.train"]
-
-
-def rank(run_dir: Path, number: int) -> int:
-    """The process of a rank: not that of its launcher, and none that it forked."""
-    found = {}
-    for pid in alive("grpo_math.train"):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        status = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if str(run_dir) in words and words[words.index("-m") + 1] == "grpo_math.train":
-            found |= {pid: None} if b"RANK=%d" % number in status else {}
-    return min(found)
 
 
 # The signals alone

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import ROOT, accelerate, variables
-from train.test_faults import PATH, RUN
+from small_runs import PATH, RUN
 
 from grpo_math.run.watchdog import PHASES, Watchdog
 from grpo_math.settings.recipe import read

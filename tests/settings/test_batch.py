@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from trl import GRPOConfig
 
 from grpo_math.errors import ConfigError
 from grpo_math.settings.batch import Batch, nearest, plan, solve
@@ -81,8 +80,11 @@ def test_what_does_not_fit_is_refused_with_the_nearest_choice(given, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_what_is_let_through_and_what_is_refused_is_what_trl_lets_through_and_refuses(tmp_path):
     """TRL's fields alone, over a grid, on one process: the same verdict, and the same sizes."""
+    from trl import GRPOConfig
+
     for rows, steps, rollout, per_rollout in itertools.product((3, 4, 8), (1, 2), (None, 8, 24, 32), (None, 2, 3)):
         fields = {
             "per_device_train_batch_size": rows,

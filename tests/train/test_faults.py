@@ -15,15 +15,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from launching import ROOT, TINY, accelerate, variables
+from launching import ROOT, accelerate, variables
+from small_runs import PATH, RUN, history, launch
 
 from grpo_math.run import metrics
 from grpo_math.run.log import History
 from grpo_math.train.program import main
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests/processes")))
-RUN = [*TINY, "--report_to=none", "--max_steps=4"]
 MEASURED = {name for name, metric in metrics.METRICS.items() if metric.unit in ("seconds", "bytes", "tokens/s")}
 
 
@@ -47,10 +46,6 @@ def train(tiny, tmp_path, monkeypatch, capfd):
         return code, folder, capfd.readouterr().err.splitlines()
 
     return run
-
-
-def history(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def trained(folder: Path) -> tuple[bytes, list[dict]]:
@@ -235,11 +230,6 @@ def in_namespace(program: str, *arguments: object) -> list[str]:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("mount namespaces are not permitted here")
     return ["unshare", "-rm", "sh", "-c", program, *map(str, arguments)]
-
-
-def launch(model: str, folder: Path, reward: str, *arguments: object) -> list[str]:
-    command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", model, "--output_dir", folder]
-    return [str(word) for word in (*command, "--rewards", f"faulty:{reward}", *RUN, *arguments)]
 
 
 def test_a_disk_that_is_really_full_leaves_the_checkpoint_before(tiny, tmp_path):

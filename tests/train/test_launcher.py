@@ -17,11 +17,13 @@ from typing import Any
 
 import pytest
 import yaml
-from train.test_keeper import alive, until
+from small_runs import TINY, history
+from waiting import alive, until
 
 from grpo_math.train import server
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
 # What it does besides is in the file named by STAND_IN: version, how it fails, and where to write its start down.
@@ -494,8 +496,6 @@ def test_serve_check_says_what_is_sent_to_the_server_and_starts_none(recipe, ans
 
 def test_ctrl_c_on_two_real_processes_saves_after_the_same_step_and_the_run_goes_on(tmp_path, tiny):
     """Only one of the two gets the signal, as when it comes between two steps."""
-    from train.test_program import TINY, history
-
     run_dir, recipe = tmp_path / "run", tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump({"model_name_or_path": tiny(), "output_dir": str(run_dir), "use_peft": True}))
     command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *TINY]
@@ -525,8 +525,6 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     pytest.importorskip("grpo_math.generation.sync")
     if not os.environ.get("GRPO_MATH_VLLM"):
         pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
-    from train.test_program import TINY, history
-
     own = {"model_name_or_path": smollm, "dtype": "bfloat16", "vllm_max_model_length": 512, "max_steps": 2}
     recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
     fields = {**RECIPE, **own, "lora_dropout": 0.0, "output_dir": str(run_dir)}

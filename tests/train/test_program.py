@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-import launching
 import pytest
 import yaml
+from small_runs import TINY, history
 
 from grpo_math.evaluation.compare import SAME
 from grpo_math.grading import Verdict
@@ -21,7 +21,6 @@ from grpo_math.settings import recipe
 from grpo_math.train.program import main
 
 ROOT = Path(__file__).parents[2]
-TINY = [*launching.TINY, "--eval_split=heldout", "--save_strategy=no"]
 
 
 def launch(*arguments: str, check: bool = True, **kwargs) -> subprocess.CompletedProcess[str]:
@@ -30,10 +29,6 @@ def launch(*arguments: str, check: bool = True, **kwargs) -> subprocess.Complete
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)
     assert not check or done.returncode == 0, done.stderr
     return done
-
-
-def history(run_dir: Path) -> list[dict]:
-    return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
 
 
 def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):

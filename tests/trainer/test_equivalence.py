@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from datasets import Dataset
+from small_trainers import PROMPTS, SMALL, letters, make, padded_batch, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.generation.decoding import lean_generation
@@ -16,69 +16,6 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
-PROMPTS = [
-    "What is 3 + 4?",
-    "Hello",
-    "A longer prompt, with more words in it than the others have, so that those are padded",
-    "x",
-]
-
-
-def letters(completions, **columns):
-    """A reward that varies within a group and needs no gold answer."""
-    return [float(sum(map(ord, text)) % 7) for text in completions]
-
-
-def config(kind, folder, **settings):
-    base = {
-        "use_cpu": True,
-        "bf16": False,
-        "max_steps": 5,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 12,
-        "learning_rate": 0.05,
-        "optim": "sgd",  # a step as long as the gradient: Adam would turn rounding at a zero gradient into a full step
-        "max_grad_norm": 0.0,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-    }
-    return kind(str(folder), **{**base, **settings})
-
-
-def make(trainer_class, config_class, model, tokenizer, folder, rewards=letters, **settings):
-    peft_config = settings.pop("peft_config", None)
-    return trainer_class(
-        model=model,
-        reward_funcs=rewards,
-        args=config(config_class, folder, **settings),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS * 4]),
-        processing_class=tokenizer,
-        peft_config=peft_config,
-    )
-
-
-def padded_batch(prompt_lengths, group, lengths, seed=0):
-    """Rows of left-padded prompts and right-padded completions: ``group`` completions of each prompt."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = len(prompt_lengths) * group
-    width, longest = max(prompt_lengths), max(1, *lengths)
-    ids = torch.full((rows, width + longest), 2)
-    mask = torch.zeros_like(ids)
-    for p, length in enumerate(prompt_lengths):
-        prompt = torch.randint(5, 40000, (length,), generator=generator)
-        for row in range(p * group, (p + 1) * group):
-            n = lengths[row % len(lengths)]
-            ids[row, width - length : width] = prompt
-            ids[row, width : width + n] = torch.randint(5, 40000, (n,), generator=generator)
-            mask[row, width - length : width + n] = 1
-    return ids, mask, longest
-
-
-def relative(a, b):
-    return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
 
 
 SHAPES = {
@@ -181,7 +118,6 @@ def test_a_lean_generation_gives_the_same_greedy_tokens_and_runs_each_prompt_onc
     assert "generate" not in model.__dict__
 
 
-SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 RUNS = {
     "defaults": {},
     "kl": {"beta": 0.1},
@@ -218,28 +154,6 @@ def sparse(completions, **columns):
     """Half of the groups get equal rewards: they move no weight, and packing skips them."""
     groups = [completions[i : i + 4] for i in range(0, len(completions), 4)]
     return [float(len(t) % 3) if "".join(g) > "K" else 1.0 for g in groups for t in g]
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-
-
-@pytest.fixture(scope="module")
-def trl_weights(tiny, tokenizer, tmp_path_factory):
-    """(rewards, settings) -> the weights before and after TRL's own run of them; each is run once."""
-    done = {}
-
-    def run(rewards, settings):
-        key = (rewards.__name__, *sorted(settings.items()))
-        if key not in done:
-            folder = tmp_path_factory.mktemp("trl")
-            trainer = make(GRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, folder, rewards, **settings)
-            before = weights(trainer.model)
-            trainer.train()
-            done[key] = before, weights(trainer.model)
-        return done[key]
-
-    return run
 
 
 @pytest.mark.parametrize("run", RUNS)

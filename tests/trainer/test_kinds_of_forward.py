@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import LoraConfig
-from trainer.test_equivalence import SMALL, make, padded_batch, relative, weights
+from small_trainers import SMALL, make, padded_batch, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.trainer.config import MathGRPOConfig

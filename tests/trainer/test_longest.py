@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from trainer.test_equivalence import SMALL, letters, make, weights
+from small_trainers import SMALL, letters, make, weights
 
 from grpo_math.errors import ConfigError, OutOfMemory
 from grpo_math.trainer.config import MathGRPOConfig

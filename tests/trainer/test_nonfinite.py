@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainer.test_equivalence import letters, make, weights
+from small_trainers import letters, make, weights
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import metrics

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainer import test_equivalence
-from trainer.test_equivalence import SMALL, letters, make, relative, weights
+from small_trainers import SMALL, letters, make, relative, weights
 
 from grpo_math.errors import UserError
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
-
-trl_weights = test_equivalence.trl_weights
 
 
 def trainer_of(tiny, tokenizer, tmp_path, **settings):

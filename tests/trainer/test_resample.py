@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from trainer.test_equivalence import config, weights
+from small_trainers import config, weights
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from trainer.test_equivalence import PROMPTS, SMALL, config, letters, make, relative, weights
+from small_trainers import PROMPTS, SMALL, config, letters, make, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.errors import ConfigError

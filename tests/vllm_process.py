@@ -1,0 +1,64 @@
+"""A real vLLM server for tests, whose `vllm` GRPO_MATH_VLLM names (launch/vllm_environment.sh makes one)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from grpo_math.generation.server import Server, command, environment
+from grpo_math.run.ports import free_port
+
+VLLM = os.environ.get("GRPO_MATH_VLLM")
+
+
+class Process:
+    """A vLLM server of SmolLM2 in a session of its own, which is killed whole."""
+
+    extra: tuple[str, ...] = ("--enforce-eager", "--max-num-seqs", "16")
+
+    def __init__(self, model: str, folder: Path) -> None:
+        self.model, self.folder, self.port = model, folder, free_port()
+        self.server = Server(f"http://127.0.0.1:{self.port}")
+        self.start()
+        self.server.wait(300, alive=self.alive)
+
+    def start(self) -> None:
+        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": self.extra}
+        line = command(self.model, port=self.port, executable=str(VLLM), **options)
+        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        variables = {**os.environ, **environment(), **cpu}
+        variables.pop("PYTHONPATH", None)
+        with open(self.folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(
+                line, env=variables, stdout=log, stderr=log, start_new_session=True, cwd=self.folder
+            )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """Ends all of it, and sees that it did: vLLM's engine is a process of its own."""
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + 20
+            while of_session(self.process.pid) and time.monotonic() < deadline:
+                for pid in of_session(self.process.pid):
+                    os.kill(pid, sent)
+                self.process.poll()
+                time.sleep(0.2)
+        assert not of_session(self.process.pid)
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session that are not zombies."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it ended
+            continue
+        if int(of) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
