@@ -74,7 +74,7 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    after = [*found[1:], None]
+    after = [*found[1:], *([None] if found else [])]
     return [
         Block(
             page,
