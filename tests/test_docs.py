@@ -1,11 +1,11 @@
-"""The README says what is there: the tree, every command, every field, every reward, every file it links."""
+"""README.md and docs/ say what is there: the tree, every command, field and reward, and every file that they link."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,70 @@ import yaml
 from grpo_math.checks import table
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
-from grpo_math.settings.arguments import TrainArguments
-from grpo_math.trainer.config import TRL_EQUAL
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {"README.md": README} | {
+    f"docs/{page.name}": page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))
+}
+ALL = "\n".join(PAGES.values())
+
+
+def program(path: str):
+    spec = importlib.util.spec_from_file_location("program", ROOT / path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+settings = program("docs/make_settings.py")
+
+
+def test_the_readme_is_read_to_the_end():
+    assert len(README.splitlines()) <= 250
+
+
+def test_the_page_of_settings_is_what_its_program_writes():
+    assert PAGES["docs/settings.md"] == settings.page(), "run python docs/make_settings.py"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub makes of the headings.
+
+    >>> anchors("# On 8 GB, by plan\\n")
+    {'on-8-gb-by-plan'}
+    """
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+LINKS = [(page, link) for page, text in PAGES.items() for link in re.findall(r"\]\(([^)\s]+)\)", text)]
+
+
+@pytest.mark.parametrize(("page", "link"), [one for one in LINKS if not re.match(r"https?://", one[1])])
+def test_a_relative_link_leads_somewhere(page, link):
+    file, _, anchor = link.partition("#")
+    target = ((ROOT / page).parent / file).resolve() if file else ROOT / page
+    assert target.exists(), f"{page} links {link}"
+    if anchor:
+        assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page} links {link}"
+
+
+def test_the_readme_links_every_page():
+    assert {link for page, link in LINKS if page == "README.md"} >= {page for page in PAGES if page != "README.md"}
+
+
+def test_every_path_that_is_named_is_there():
+    """A file or folder of ours in backticks; `NAME` in capitals is the reader's own."""
+    for page, text in PAGES.items():
+        for path in re.findall(r"`((?:grpo_math|tests|launch|examples|docs)/[\w./-]+)`", text):
+            assert (ROOT / path).exists(), f"{page} names {path}"
+        rooms = "|".join(path.parent.name for path in (ROOT / "grpo_math").glob("*/__init__.py"))
+        for path in re.findall(rf"`((?:{rooms})/\w+\.py)`", text):
+            assert (ROOT / "grpo_math" / path).exists(), f"{page} names {path}"
 
 
 def test_the_tree_names_every_module_and_no_other():
@@ -35,30 +94,30 @@ def test_the_tree_names_every_module_and_no_other():
     "command", ["demo", "train", "serve", "doctor", "evaluate", "grade", "report", "push", "plan", "bench"]
 )
 def test_every_command_is_shown(command):
-    assert f"grpo-math {command}" in README
+    assert f"grpo-math {command}" in ALL
 
 
-@pytest.mark.parametrize("name", [*TRL_EQUAL, *(f.name for f in fields(TrainArguments))])
+@pytest.mark.parametrize("name", settings.own_fields())
 def test_every_field_is_described(name):
-    assert f"`{name}`" in README
+    assert f"`{name}`" in PAGES["docs/settings.md"]
 
 
 @pytest.mark.parametrize("name", [*REWARDS, *TEMPLATES])
 def test_every_reward_and_template_is_named(name):
-    assert f"`{name}`" in README
+    assert f"`{name}`" in ALL
 
 
 def test_the_troubleshooting_tables_are_what_the_command_prints():
     for part in (table.before(), table.during()):
-        assert f"\n\n{table.markdown(part)}\n\n" in README, "run grpo-math doctor --table"
+        assert f"\n\n{table.markdown(part)}\n\n" in PAGES["docs/troubleshooting.md"], "run grpo-math doctor --table"
 
 
 def test_what_doctor_is_said_to_say_it_says():
-    """tests/test_doctor.py holds that it gives these lines for these settings."""
+    """tests/checks/test_doctor.py holds that it gives these lines for these settings."""
     cases = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text(encoding="utf-8"))
     lines = [re.fullmatch(r"\w+: (.*)\. Remedy: (.*) \((\w+)\)", case["says"]) for case in cases]
-    rows = re.search(r"\| doctor says \|.*\n\| ---.*\n((?:\|.*\n)+)", README)
-    assert rows, "the README has no such table"
+    rows = re.search(r"\| doctor says \|.*\n\| ---.*\n((?:\|.*\n)+)", PAGES["docs/troubleshooting.md"])
+    assert rows, "the page has no such table"
     for row in rows[1].splitlines():
         assert any(row == f"| `{line[1]}` | {line[2]} | `{line[3]}` |" for line in lines if line), row
 
@@ -66,17 +125,17 @@ def test_what_doctor_is_said_to_say_it_says():
 def test_the_table_of_what_fits_8_gb_is_what_the_plan_says():
     program = ROOT / "tests" / "benchmarks" / "plan_8gb.py"
     printed = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert printed.stdout.strip() in README
+    assert printed.stdout.strip() in PAGES["docs/planning.md"]
 
 
 def test_the_table_of_layouts_is_what_the_command_prints():
     from grpo_math.planner import table as layouts
 
-    assert f"\n\n{layouts()}\n\n" in README, "run grpo-math plan --table"
+    assert f"\n\n{layouts()}\n\n" in PAGES["docs/planning.md"], "run grpo-math plan --table"
 
 
 def test_every_script_that_is_named_can_be_run():
-    for script in re.findall(r"\./(launch/\w+\.sh)", README):
+    for script in re.findall(r"\./(launch/\w+\.sh)", ALL):
         path = ROOT / script
         assert path.stat().st_mode & 0o111, script
 

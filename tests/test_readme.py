@@ -1,8 +1,11 @@
-"""The README's commands, as a new user types them: each block that a CPU can run is run, from the top, in one folder;
-the others are held to files, commands and options that exist.
+"""The commands of README.md and docs/, as a new user types them: each block that a CPU can run is run, the others are
+held to files, commands and options that exist.
+
+README.md is run from the top, in one folder. Each page of docs/ is run from the top in a copy of that folder as
+README.md left it, so that a page may use what README.md made and nothing of another page.
 
 The rules, which the README states: a block that begins with `# needs: ...` is not run. The commands of `SHORTER` get
-those options appended, which win over what stands in the README. A ```python block that begins with `# NAME.py` is that
+those options appended, which win over what stands on the page. A ```python block that begins with `# NAME.py` is that
 file; any other is run. A ```text block is what the ```bash block before it prints: each line has to come, unless a
 command of that block was made shorter.
 """
@@ -29,11 +32,12 @@ from grpo_math.settings import recipe
 from grpo_math.train import launcher
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = {"a package index", "a GPU", "the Hub", "SLURM", "vLLM", "an hour"}
 # The words of a command -> what is appended. The first pattern that matches counts.
 LESS = "--max_steps 1 --heldout_every 0 --model_name_or_path TINY"
 SHORTER = [
+    (r"evaluate --run", "--n 4"),
     (r"(demo|train) .*--eval_n 0", LESS),
     (r"(demo|train)\b", f"{LESS} --eval_n 4"),
     (r"doctor .*--deep", "--model_name_or_path TINY"),
@@ -56,6 +60,7 @@ if __name__ == "__main__":
 
 
 class Block(NamedTuple):
+    page: Path
     line: int
     language: str
     text: str
@@ -66,12 +71,14 @@ class Block(NamedTuple):
         return not self.text.startswith("# needs: ")
 
 
-def blocks() -> list[Block]:
-    found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
-    after = [*found[1:], None]
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    after = [*found[1:], *([None] if found else [])]
     return [
         Block(
-            README.count("\n", 0, block.start()) + 1,
+            page,
+            text.count("\n", 0, block.start()) + 1,
             block[1],
             block[2],
             follows[2] if follows and follows[1] == "text" and block[1] == "bash" else None,
@@ -81,12 +88,13 @@ def blocks() -> list[Block]:
     ]
 
 
-RUN = [block for block in blocks() if block.runs]
-NOT_RUN = [block for block in blocks() if not block.runs]
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+RUN = [block for block in BLOCKS if block.runs]
+NOT_RUN = [block for block in BLOCKS if not block.runs]
 
 
 def line(block: Block) -> str:
-    return f"line {block.line}"
+    return f"{block.page.name} line {block.line}"
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +110,23 @@ def clone(tmp_path_factory, tiny):
     return folder
 
 
+@pytest.fixture(scope="module")
+def folder_of(clone, tmp_path_factory):
+    """A page -> the folder in which it is run; README.md is the first of `RUN`."""
+    folders = {PAGES[0]: clone}
+
+    def folder(page):
+        if page not in folders:
+            folders[page] = tmp_path_factory.mktemp(page.stem) / "clone"
+            shutil.copytree(clone, folders[page])
+        return folders[page]
+
+    return folder
+
+
 @pytest.mark.parametrize("block", RUN, ids=line)
-def test_a_block_runs(block, clone):
+def test_a_block_runs(block, folder_of):
+    clone = folder_of(block.page)
     name = re.match(r"# (\w+\.py)\n", block.text)
     if block.language == "python" and name:
         (clone / name[1]).write_text(block.text)
@@ -124,7 +147,7 @@ def test_a_block_that_is_not_run_says_why_and_names_what_exists(block):
     reasons = block.text.splitlines()[0].removeprefix("# needs: ").split(", ")
     assert set(reasons) <= NEEDS
     if block.language == "python":
-        compile(block.text, "README.md", "exec")
+        compile(block.text, block.page.name, "exec")
         return
     for words in commands(block.text):
         check(words)
@@ -140,7 +163,7 @@ def test_a_block_that_is_not_run_says_why_and_names_what_exists(block):
         "accelerate launch --config_file accelerate_configs/cpu.yaml --processes 2 -m grpo_math.train --config R.yaml",
         "accelerate launch --config_file accelerate_configs/zero2.yaml -m grpo_math.nothing --config R.yaml",
         "./launch/train.sh RECIPE.yaml accelerate_configs/zero2.yaml --num_processes 2 -- --sede 1",
-        "./launch/serve_vllm.sh RECIPE.yaml --max-model-length 1",
+        "grpo-math serve --config RECIPE.yaml --modle M",
         "./launch/none.sh",
         "sbatch launch/slurm/none.sbatch",
         'pip install -e ".[all]"',
@@ -191,10 +214,6 @@ def check(words: list[str]) -> None:
         between, after = (rest[2 : rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else ([], rest[2:])
         check_launch(between)
         check_recipe(["--config", rest[0], *after])
-    elif program == "./launch/evaluate.sh":
-        check_own(["evaluate", "--data", rest[1], *rest[2:]])
-    elif program == "./launch/serve_vllm.sh":
-        check_vllm(rest[1:])
     elif Path(program).name == "vllm":
         check_vllm(rest[2:])
     elif program == "sbatch":
@@ -206,8 +225,8 @@ def check(words: list[str]) -> None:
             assert set(extras.split(",")) <= set(project["optional-dependencies"])
     else:
         known = ("./launch/quickstart.sh", "./launch/test.sh", "./launch/vllm_environment.sh")
-        known += (".", "python3", "hf", "curl", "wandb")
-        assert program in known, f"the README has a command that this test cannot judge: {' '.join(words)}"
+        known += (".", "python3", "hf", "curl", "pytest")
+        assert program in known, f"a page has a command that this test cannot judge: {' '.join(words)}"
     if program.startswith("./"):
         assert (ROOT / program).stat().st_mode & 0o111
 
@@ -222,8 +241,9 @@ def files(words: list[str]) -> None:
 def check_own(words: list[str]) -> None:
     command, *rest = words
     if command in ("train", "serve"):
+        rest = rest[: rest.index("--")] if "--" in rest else rest
         _, rest = launcher._options(rest, "--gpus", "--accelerate_config", "--host", "--port")
-        check_recipe(rest)
+        check_recipe([word for word in rest if word != "--check"])
     elif command == "doctor":
         parsed, rest = _parser().parse_known_args(words)
         check_recipe(["--config", parsed.config, *rest])

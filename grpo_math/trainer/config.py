@@ -42,94 +42,94 @@ class MathGRPOConfig(GRPOConfig):
     )
     advantage_eps: float = field(
         default=1e-6,
-        metadata={"help": "Added to the standard deviation that divides an advantage. TRL's own value is 1e-4."},
+        metadata={"help": "Added to the standard deviation that an advantage is divided by. TRL's own value is 1e-4."},
     )
     reference_refresh_steps: int = field(
         default=0,
         metadata={
-            "help": "Make the reference of the KL term the current policy every so many optimizer steps, with full "
-            "fine-tuning and with LoRA alike; 0: never."
+            "help": "Every this many optimizer steps, the reference of the KL term becomes the current policy, with "
+            "full fine-tuning and with LoRA; 0: never."
         },
     )
     kl_estimator: str = field(
         default="k3",
         metadata={
-            "help": "How the KL to the reference is estimated, whose weight is beta: k3 (TRL's), k1, or k2. Their "
-            "gradients differ, and change with use_bias_correction_kl: see grpo_math/trainer/losses.py."
+            "help": "How the KL to the reference is estimated (its weight is beta): k3 (TRL's), k1 or k2. Their "
+            "gradients differ, and depend on use_bias_correction_kl: see docs/algorithms.md."
         },
     )
     resample_groups: int = field(
         default=0,
         metadata={
-            "help": "Dynamic sampling: at most so many extra rounds in which groups that are all right or all wrong by "
-            "verdict give way to fresh prompts; 0: none."
+            "help": "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all right "
+            "or all wrong by verdict are replaced by fresh prompts; 0: none."
         },
     )
     pack_updates: bool = field(
         default=True,
         metadata={
             "help": "Compute the prompt of a group once, in generation and in the update, compute no padding, and "
-            "skip completions whose advantage is zero. The gradient is the same; false is TRL's own way."
+            "skip completions whose advantage is zero. The gradient is the same; false computes as TRL does."
         },
     )
     update_token_budget: int = field(
         default=0,
         metadata={
-            "help": "Most tokens in one forward and backward pass of a packed update; a longer completion stays whole. "
-            "0: as many as TRL's padded micro-batch would have."
+            "help": "The most tokens in one forward and backward pass of a packed update; a longer completion stays "
+            "whole. 0: as many as TRL's padded micro-batch would have."
         },
     )
     max_seq_length_train: int = field(
         default=0,
         metadata={
-            "help": "Most tokens of prompt and completion that are trained on; what is sampled and graded stays whole. "
-            "0: all."
+            "help": "The most tokens of prompt and completion that are trained on. Sampling and grading still see "
+            "the whole completion, and the share of longer ones is logged. 0: no limit."
         },
     )
     long_sequences: str = field(
         default="truncate",
         metadata={
-            "help": "What becomes of a completion over max_seq_length_train: truncate trains on its first tokens, mask "
-            "leaves it out of the loss."
+            "help": "What to do with a completion over max_seq_length_train. truncate: train on its first tokens. "
+            "mask: leave it out of the loss."
         },
     )
     activation_offloading: bool = field(
         default=False,
         metadata={
-            "help": "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the GPU "
-            "computes: TRL's own offloading, as in its SFTTrainer."
+            "help": "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the "
+            "GPU computes. This is TRL's own offloading, as in its SFTTrainer."
         },
     )
     longest_first: bool | None = field(
         default=None,
         metadata={
-            "help": "Compute the largest micro-batch that can come once before the first step, and throw it away: what "
-            "does not fit says so at once. Default: on a GPU."
+            "help": "Before the first step, compute the largest micro-batch that can occur and discard the result, "
+            "so that running out of memory shows at once. Default: true on a GPU, false on a CPU."
         },
     )
     max_nonfinite_steps: int = field(
         default=10,
         metadata={
-            "help": "A step whose gradient is not finite moves no weight; so many in a row end the run, with a "
-            "checkpoint."
+            "help": "A step whose gradient is not finite changes no weight. This many of them in a row end the run, "
+            "with a checkpoint."
         },
     )
     allow_float16: bool = field(
         default=False,
         metadata={
-            "help": "Take fp16: true for what it is. It has given NaN with accumulation on GPUs without bfloat16 (T4, "
-            "V100), and is refused otherwise."
+            "help": "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is "
+            "refused unless this is true."
         },
     )
     grade_timeout: float = field(
         default=5.0,
-        metadata={"help": "Seconds for grading one answer; after that its verdict is timeout, not wrong."},
+        metadata={"help": "Seconds for grading one answer. After that its verdict is timeout, not wrong."},
     )
     vllm_sync: str = field(
         default="adapter",
         metadata={
-            "help": "What goes to vLLM when a PEFT adapter is trained: adapter (it alone; the base is never touched), "
-            "or merged (every weight with the adapter merged in, TRL's way). Full fine-tuning always sends the weights."
+            "help": "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every "
+            "weight, with the adapter merged in, as TRL does. Full fine-tuning always sends the weights."
         },
     )
 
