@@ -44,7 +44,8 @@ wins over the recipe. A recipe takes the fields below, and every field of
   clipping, KL, sampling, vLLM;
 - transformers' [`TrainingArguments`](https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments):
   learning rate, schedule, optimizer, saving, logging, precision;
-- TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py): the model, LoRA, quantisation.
+- TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py): the model, LoRA,
+  quantisation.
 
 A misspelt field, a value of the wrong kind, and a combination that cannot work or would leave a field without effect
 are refused before weights are loaded, in one line that says what to change. `grpo-math doctor --config RECIPE.yaml`

@@ -175,6 +175,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
     _quiet()
     from grpo_math.evaluation import compare, of_run
+    from grpo_math.report import terminal
 
     run = of_run.read(args.run, args.output) if args.run else None
     from grpo_math.evaluation.results import evaluate, text_of
@@ -208,7 +209,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         return _answer(args, shown[""], "\n".join(lines))
     before, after = every["base"], every["trained"]
     compared = compare.comparison(before, after)
-    lines.append(compare.text_of(before, after, compared))
+    lines.append(terminal.text_of(before, after, compared))
     return _answer(args, {**shown, "comparison": compared}, "\n".join(lines))
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trainer import test_equivalence
-from trainer.test_equivalence import SMALL, letters, make, relative, weights
+from small_trainers import SMALL, letters, make, relative, weights
 
 from grpo_math.errors import ConfigError
 from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
-
-trl_weights = test_equivalence.trl_weights
 
 MODULE = """
 import torch

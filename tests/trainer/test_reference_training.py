@@ -26,6 +26,7 @@ from trl.trainer import grpo_trainer
 from grpo_math.errors import ConfigError
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.losses import CLIPPED
+from grpo_math.trainer.refusals import refuse
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = [
@@ -60,7 +61,7 @@ def allowed(setting: dict) -> bool:
         default = field.default if field.default is not MISSING else None
         setattr(config, field.name, setting.get(field.name, default))
     try:
-        config._check()
+        refuse(config)
     except ConfigError:
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.test_equivalence import letters, make
+from small_trainers import letters, make
 
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.state import go_on, state_of
