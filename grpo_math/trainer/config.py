@@ -155,7 +155,7 @@ TRL_EQUAL: dict[str, Any] = {
 def settings_of(args: GRPOConfig) -> MathGRPOConfig:
     """The arguments as `MathGRPOConfig`: a plain `GRPOConfig` is copied, with our fields at their TRL-equal values.
 
-    >>> settings_of(GRPOConfig("runs/x")).advantage_eps
+    >>> settings_of(GRPOConfig("runs/x", use_cpu=True, bf16=False)).advantage_eps
     0.0001
     """
     if isinstance(args, MathGRPOConfig):
