@@ -12,18 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "settings.md"
-SOURCES = (
-    ("grpo_math/settings/arguments.py", "TrainArguments"),
-    ("grpo_math/trainer/config.py", "MathGRPOConfig"),
-)
+SOURCES = (("grpo_math/settings/arguments.py", "TrainArguments"), ("grpo_math/trainer/config.py", "MathGRPOConfig"))
 GROUPS = {
     "Data": ["dataset", "dataset_split", "dataset_limit", "skip_bad_rows", "template"],
     "Rewards and grading": ["rewards", "grade_timeout"],
     "Batch": ["prompts_per_step", "resample_groups"],
     "Difficulty": ["difficulty_band", "curriculum", "difficulty_samples", "difficulty_file"],
-    "Advantage and loss": [
-        *("baseline", "advantage_eps", "surrogate", "kl_estimator", "reference_refresh_steps"),
-    ],
+    "Advantage and loss": [*("baseline", "advantage_eps", "surrogate", "kl_estimator", "reference_refresh_steps")],
     "Speed and memory": [
         *("pack_updates", "update_token_budget", "max_seq_length_train", "long_sequences"),
         *("activation_offloading", "longest_first", "allow_float16"),

@@ -7,8 +7,6 @@ The public names below are loaded on first use: importing grpo_math imports neit
 'correct'
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

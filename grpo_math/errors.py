@@ -6,8 +6,6 @@ the built-in exception that a Python caller would expect.
 Does not hold internal errors: a bug in this package shows its traceback.
 """
 
-from __future__ import annotations
-
 import copyreg
 from typing import Any
 

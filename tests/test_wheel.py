@@ -52,10 +52,7 @@ def test_it_is_the_wheel_and_not_the_checkout_that_answers(installed, tmp_path):
 
 
 def test_grade_works_there_and_so_do_its_workers(installed, tmp_path):
-    rows = [
-        {"gold": "72", "prediction": "#### 72"},
-        {"gold": "x^2+2x+1", "prediction": r"\boxed{(x+1)^2}"},
-    ]
+    rows = [{"gold": "72", "prediction": "#### 72"}, {"gold": "x^2+2x+1", "prediction": r"\boxed{(x+1)^2}"}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = run(installed, "grade", "rows.jsonl", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

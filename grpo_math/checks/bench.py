@@ -13,8 +13,6 @@ nothing, and the command's exit code is 1. The learning rate is 0, so that every
 Does not measure generation, grading, or several processes.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

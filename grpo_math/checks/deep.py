@@ -6,8 +6,6 @@ reference as an update scores them.
 Does not take a step, and writes nothing.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Iterator

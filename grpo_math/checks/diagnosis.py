@@ -6,8 +6,6 @@ Does not read files, nor look for a symptom (symptoms.py does), and does not say
 finding shows none of these symptoms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -142,10 +140,7 @@ CHECKS: dict[str, Check] = {
         "lower it",
     ),
     "learning_rate_too_low": Check(
-        "warning",
-        "the learning rate is too low",
-        "there are gradients, and the policy stays where it was",
-        "raise it",
+        "warning", "the learning rate is too low", "there are gradients, and the policy stays where it was", "raise it"
     ),
     "loss_near_zero": Check(
         "info",

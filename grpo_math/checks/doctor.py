@@ -6,8 +6,6 @@ the model, on a few problems. A later stage is left out where an earlier one has
 Does not train, and writes nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ history.
 Does not import torch, and does not change a run.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 LEVELS = ("error", "warning", "info")  # learns nothing or gets worse; learns less than it could; normal, explained

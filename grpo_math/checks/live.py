@@ -3,8 +3,6 @@
 Does not look for anything itself: diagnosis.py does.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -3,8 +3,6 @@
 Does not import torch: GPUs are asked for through nvidia-smi.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -12,8 +12,6 @@ says what it sees, or raises the `UserError` that training would end with.
 Does not import torch, and does not look at a model's weights: doctor.py does, with --deep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator
 
 from grpo_math.checks import machine, prompts, rewards, services

@@ -3,8 +3,6 @@
 Does not load the tokenizer, which is given, and reads no weights.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Does not look at the machine, the data or the network.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -3,8 +3,6 @@
 Both are tried on made-up completions in the template's format. Does not ask a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

@@ -3,8 +3,6 @@
 Each question waits a few seconds at most. Does not print a key; the Hub's goes to the Hub alone.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -5,8 +5,6 @@ One function a symptom: a `Run` -> what was seen, or None. Bounds that series.py
 Does not name cause and remedy: the texts of diagnosis.py do.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import fmean, median
 from typing import Any, NamedTuple

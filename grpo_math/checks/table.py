@@ -6,8 +6,6 @@ cause and its remedy.
 Does not look at a run: preflight.py and diagnosis.py do.
 """
 
-from __future__ import annotations
-
 from grpo_math.checks import diagnosis, preflight
 
 Table = list[dict[str, str]]  # rows, each from a column's name to its cell

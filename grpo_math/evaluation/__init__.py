@@ -1,7 +1,5 @@
 """A model on problems -> results, intervals, comparisons; loaded on first use."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

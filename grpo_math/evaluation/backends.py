@@ -7,8 +7,6 @@ top_k. vLLM rounds in another way than transformers, so that near ties may fall 
 Does not batch or grade, and does not start a server.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

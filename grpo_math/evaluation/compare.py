@@ -7,8 +7,6 @@ are refused, since their difference would say nothing about the training.
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

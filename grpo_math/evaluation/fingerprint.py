@@ -3,8 +3,6 @@
 Does not compare anything: journal.py and compare.py do. The grader has a version instead (grading/version.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

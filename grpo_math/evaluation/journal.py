@@ -6,8 +6,6 @@ out, and written again. A file that was measured in another way is refused, so t
 Does not lock: one process writes. Does not know what a line means.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

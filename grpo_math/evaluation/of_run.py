@@ -3,8 +3,6 @@
 Does not evaluate them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

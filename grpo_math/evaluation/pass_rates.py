@@ -9,8 +9,6 @@ goes on; it serves every data set whose problems are in it. problems/difficulty.
 Does not use vLLM, and does not look again: the rates are those of the model before training.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ so that what was cut goes on. The results carry hashes of prompt and problems (f
 Does not compare two results: compare.py does.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

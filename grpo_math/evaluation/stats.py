@@ -6,8 +6,6 @@ function is exact or seeded: the same arguments give the same figures on every p
 Does not grade and does not read files; it takes counts, flags and scores.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect

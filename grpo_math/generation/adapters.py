@@ -6,8 +6,6 @@ adapter may hold it refuses late, ignores, or scales wrongly.
 Does not talk to vLLM: sync.py does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy

@@ -7,8 +7,6 @@ same way.
 Does not talk to vLLM: sync.py hands in how it is asked, and how an adapter is sent to it.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import random

@@ -7,8 +7,6 @@ Does not grade them, knows no vLLM (evaluation/backends.py does), and does not g
 `decoding.lean_generation`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from hashlib import sha256

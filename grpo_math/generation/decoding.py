@@ -9,8 +9,6 @@ by row, so that a seed gives the same tokens (to the rounding of the logits: a s
 other way, which in bfloat16 turns a token here and there). Whatever these loops do not know is left to transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy

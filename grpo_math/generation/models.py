@@ -7,8 +7,6 @@ once, and keeps them in a cache folder; no Hub is asked.
 Does not run remote code: ``trust_remote_code`` is always False.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

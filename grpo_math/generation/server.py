@@ -11,8 +11,6 @@ needs too, answer anyone who reaches the port. Only serve to a network that is c
 Does not start or stop a process, and does not import vLLM, torch or TRL.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

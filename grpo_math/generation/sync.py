@@ -18,8 +18,6 @@ path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is k
 (TRL's own path does), and takes no images.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

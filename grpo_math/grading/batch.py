@@ -3,8 +3,6 @@
 Does not compare: compare.py does in this process, and the pool's workers do where it cannot tell.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ r"""One spelling for characters and LaTeX commands that mean the same, and nothi
 Does not parse, and does not strip units.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from functools import lru_cache

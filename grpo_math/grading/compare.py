@@ -9,8 +9,6 @@ every way in which the texts can be read: with a unit or without, with a label s
 Does not import sympy, and its time is linear in the texts but for the bounded arithmetic of exact.py.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import lru_cache

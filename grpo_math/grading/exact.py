@@ -8,8 +8,6 @@ Does not take long: the size of every number and the work of the whole tree are 
 None; `certainly_huge` then tells whether its size alone decides.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

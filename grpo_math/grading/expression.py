@@ -16,8 +16,6 @@ A tree is a tuple whose first item names its kind:
 Does not know sums, integrals, or limits: those are `Unreadable` here and go to Math-Verify.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from typing import Any

@@ -10,8 +10,6 @@ answer. Every search runs from the end and in linear time, since completions can
 Does not compare, and does not clean a value beyond the punctuation around it.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

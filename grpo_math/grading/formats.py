@@ -3,8 +3,6 @@
 Does not find the answer in a completion (extract.py) nor build prompts (problems/prompts.py).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

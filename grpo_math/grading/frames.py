@@ -3,8 +3,6 @@
 Does not read or write: pool.py and worker.py hold the two ends.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

@@ -11,8 +11,6 @@ with a chance of error that no model output will meet.
 Does not bound its own time or memory: the worker process does.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import mpmath

@@ -7,8 +7,6 @@ first need, end when the parent does (their stdin closes), and a forked child st
 Does not look into an answer: what the frames hold is the worker's business.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import os

@@ -13,8 +13,6 @@ True
 Does not read texts, and does not know units.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction

@@ -6,8 +6,6 @@ integrals, sets in builder notation) or cannot be evaluated.
 Does not guard itself: the process that runs it has a memory limit, and is killed when its time is over.
 """
 
-from __future__ import annotations
-
 import logging
 
 import math_verify.grader

@@ -6,8 +6,6 @@ r"""The unit at the end of an answer: which one it is, in one spelling, and the 
 Does not convert: 5 cm and 50 mm stay two answers.
 """
 
-from __future__ import annotations
-
 import re
 
 NAMES = {

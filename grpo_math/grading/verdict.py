@@ -6,8 +6,6 @@
 Does not grade, and gives no verdict a number: rewards/ does.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 

@@ -7,8 +7,6 @@ Before there were versions, results held a hash of the grader's source, 12 hexad
 Does not grade.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

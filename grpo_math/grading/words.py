@@ -6,8 +6,6 @@ r"""Answers that are no expression: times of day, choice letters, plain words.
 Does not read mathematics: None means that the texts are for expression.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

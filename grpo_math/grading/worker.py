@@ -8,8 +8,6 @@ even a hung worker whose parent was killed is gone soon after.
 Does not keep time for the caller: the parent's clock (pool.py) decides a timeout.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

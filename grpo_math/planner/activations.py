@@ -6,8 +6,6 @@ allocates on a CPU, to 5%. Workspaces are allowances.
 Does not know how large a micro-batch is: memory.py does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple

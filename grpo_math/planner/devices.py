@@ -4,8 +4,6 @@ Does not start anything, and does not change what the recipe says: `arrange` ser
 would suit these GPUs.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Mapping

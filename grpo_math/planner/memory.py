@@ -8,8 +8,6 @@ allocates on a CPU; on a GPU nothing here has been measured.
 Does not know fragmentation: plan.py keeps a margin for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -6,8 +6,6 @@ base models are shipped (shapes.json), so that they need no network.
 Does not read weights, and imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

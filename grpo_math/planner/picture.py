@@ -3,8 +3,6 @@
 Does not count anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

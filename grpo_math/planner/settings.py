@@ -3,8 +3,6 @@
 Does not look at fields that do not touch memory (training checks them), and decides nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A cell is the fastest layout of `devices.recommend` that fits, without DeepSpeed
 not. Does not depend on the machine that makes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

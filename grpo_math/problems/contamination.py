@@ -13,8 +13,6 @@ with the share of the problem's n-grams that one training problem has.
 Does not find a problem that was put in other words, and looks at problems, not at solutions.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

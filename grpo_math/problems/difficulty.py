@@ -8,8 +8,6 @@ A problem that is always or never solved gives a group without signal. `in_band`
 Does not measure the rates: evaluation/pass_rates.py does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -17,8 +17,6 @@ Problem(id='sums/plus/4,13', problem='What is 4 + 13?', answer='17', level=1)
 Does not make negative numbers, fractions or decimals: every answer is an integer >= 0.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache

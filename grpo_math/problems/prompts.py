@@ -11,8 +11,6 @@ Its name is also the name of the answer format, and grading/formats.py holds wha
 Does not tokenize, and does not apply a chat template: TRL does both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from grpo_math.errors import one_of

@@ -6,8 +6,6 @@ letter for letter, so that a push that is tried again has nothing new to upload.
 Does not write to the network, and does not show what the model wrote.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ after `WAITS` seconds, then ends in a `PushError`; what the user has to mend is 
 The only module that writes to the network. Does not train, evaluate, or delete anything on the Hub.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

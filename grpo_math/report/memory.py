@@ -3,8 +3,6 @@
 Does not ask the Hub for shapes: where config.yaml does not say enough for a plan, it says what is missing.
 """
 
-from __future__ import annotations
-
 import math
 from html import escape
 from typing import Any

@@ -7,8 +7,6 @@ page's content security policy runs no script but its own and loads nothing.
 Does not decide what a run did right or wrong: checks/diagnosis.py does.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

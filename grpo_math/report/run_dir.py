@@ -6,8 +6,6 @@ note and not an error.
 Does not interpret what it reads.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Does not compare: evaluation/compare.py does.
 """
 
-from __future__ import annotations
-
 import shutil
 import textwrap
 from collections.abc import Iterable

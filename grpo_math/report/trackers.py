@@ -8,8 +8,6 @@ alone takes care.
 Does not log a step: TRL does, and run/log.py what TRL does not know.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

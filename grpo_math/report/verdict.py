@@ -3,8 +3,6 @@
 Does not evaluate anything.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from grpo_math.evaluation.compare import changed, compare, read_results

@@ -10,8 +10,6 @@ its name, and the JSON holds no ``<``, ``>`` or ``&``.
 Does not read files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

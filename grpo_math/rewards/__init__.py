@@ -15,8 +15,6 @@ holds it with the defaults, and your own module can hold another (``my_rewards:o
 Does not weigh or sum: that is TRL's ``reward_weights``.
 """
 
-from __future__ import annotations
-
 from grpo_math.errors import one_of
 from grpo_math.rewards.columns import Reward, text_of
 from grpo_math.rewards.guard import Mishaps, checked, name_of

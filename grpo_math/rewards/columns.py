@@ -3,8 +3,6 @@
 Does not turn any of it into a number (rules.py does).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Does not decide how a run ends: the trainer does, on every rank alike.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import numbers

@@ -3,8 +3,6 @@
 Does not guess: a judge that cannot be asked or understood gives None, which TRL leaves out of the group's mean.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -5,8 +5,6 @@ Each takes TRL's columns as keyword lists and gives one number a completion, or 
 Does not grade (grading/ does), and does not catch what a function raises (guard.py does).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

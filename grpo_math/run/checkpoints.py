@@ -6,8 +6,6 @@ bears such a name was whole on the disk.
 Does not save or load weights (transformers does), nor decide whether a run goes on (resume.py does).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

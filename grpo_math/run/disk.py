@@ -5,8 +5,6 @@ Python, torch and safetensors each say it in their own way; this knows them.
 Does not clean up what was half written, and tries nothing again.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -3,8 +3,6 @@
 Does not name what could not be written once a run is under way (disk.py does).
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@
 Does not read files, and does not judge what a line says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ The lock is the kernel's (flock on RUN/.lock), so a run that was killed leaves n
 Does not lock what only reads: an evaluation, a report.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

@@ -6,8 +6,6 @@ a run that dies loses no step that it reported.
 Does not read a run directory: report/ does.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

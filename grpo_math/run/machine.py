@@ -3,8 +3,6 @@
 Does not import torch until the GPUs are asked for.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import metadata

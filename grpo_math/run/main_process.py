@@ -3,8 +3,6 @@
 Does not start processes (train/launcher.py) nor notice one that is gone (peers.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -10,8 +10,6 @@ of its own under settings that are not in this table (an entropy bonus, tools, a
 Does not compute anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

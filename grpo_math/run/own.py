@@ -3,8 +3,6 @@
 Does not know what the function is for: the field that names it does.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

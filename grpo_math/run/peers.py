@@ -8,8 +8,6 @@ said why, and has left its exit code in a note (memfd_create(2)), with which the
 Does not watch ranks on other machines, nor where Linux is not: a lost rank shows there as what the collective raises.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -3,8 +3,6 @@
 Does not reserve it: another program may take it before it is used.
 """
 
-from __future__ import annotations
-
 import socket
 
 

@@ -3,8 +3,6 @@
 Does not guess from values: a token that stands under another name, and in no variable of the environment, is not seen.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

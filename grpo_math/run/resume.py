@@ -3,8 +3,6 @@
 Does not know whether the code of a reward function, or what a Hub id resolves to, has changed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256

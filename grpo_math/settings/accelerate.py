@@ -8,8 +8,6 @@ grpo_math.errors.ConfigError: num_processes=0 in zero.yaml is out of range: give
 Does not import accelerate: what it knows is read out of its source.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

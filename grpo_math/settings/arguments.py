@@ -3,8 +3,6 @@
 Does not import torch, nor hold what the trainer itself reads (trainer/config.py) or the ranges of numbers (recipe.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from grpo_math.errors import ConfigError, one_of

@@ -8,8 +8,6 @@ come out even is refused with the nearest choice that does, before TRL refuses i
 Does not know how many rows fit into memory: the caller gives a limit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Does not know ranges or choices of a single setting (recipe.py), nor what trainer/config.py refuses by itself.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from pathlib import Path

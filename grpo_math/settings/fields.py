@@ -5,8 +5,6 @@ A name, a default or a choice so stands in one place (`SOURCES`).
 Does not read a recipe (recipe.py does).
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util

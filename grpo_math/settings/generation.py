@@ -4,8 +4,6 @@ transformers passes over what sampling does not read, and finds other mistakes w
 small layer is asked for two tokens with the same settings. What vLLM would be asked is not looked at, but for names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

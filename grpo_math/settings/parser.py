@@ -3,8 +3,6 @@
 Does not read the recipe (recipe.py does), nor check what two settings mean together (conflicts.py).
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

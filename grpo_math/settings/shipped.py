@@ -3,8 +3,6 @@
 Does not read what it finds.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]

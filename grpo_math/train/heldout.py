@@ -3,8 +3,6 @@
 Does not generate or grade: evaluation/ does.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from accelerate.utils import gather_object

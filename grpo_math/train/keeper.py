@@ -9,8 +9,6 @@ nothing escapes it. Whatever remains of the tree once the command has ended is e
 Does not help where the keeper itself is killed by SIGKILL, or where a process cannot be killed (a hung GPU driver).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -10,8 +10,6 @@ Does not span several machines: launch/slurm/ does. Does not check what two sett
 does.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

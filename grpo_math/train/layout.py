@@ -3,8 +3,6 @@
 Does not start anything (launcher.py and server.py do), and does not span several machines.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

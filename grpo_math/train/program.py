@@ -7,8 +7,6 @@ after.json (where ``eval_n`` asks for them), adapter/ or model/, report.html and
 Does not override anything of TRL: trainer/trainer.py does.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -9,8 +9,6 @@ kill them after 30 seconds, and SIGUSR1 would end the agent alone.
 Does not choose anything: launcher.py does.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

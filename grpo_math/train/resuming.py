@@ -3,8 +3,6 @@
 Does not load it: transformers does, and trainer/state.py.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

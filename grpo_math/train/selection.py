@@ -3,8 +3,6 @@
 Does not measure pass rates: evaluation/pass_rates.py does.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trl import ModelConfig

@@ -3,8 +3,6 @@
 Does not sync weights to it (generation/sync.py does).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

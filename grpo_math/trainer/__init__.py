@@ -1,14 +1,9 @@
 """Rewards -> advantages -> loss -> gradient: `MathGRPOTrainer` and its parts, loaded on first use."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 
-_HOME = {
-    "MathGRPOConfig": "config",
-    "MathGRPOTrainer": "trainer",
-}
+_HOME = {"MathGRPOConfig": "config", "MathGRPOTrainer": "trainer"}
 __all__ = ["MathGRPOConfig", "MathGRPOTrainer"]
 
 

@@ -13,8 +13,6 @@ advantage is 0: it moves no weight.
 Does not gather over ranks: the caller passes whole groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

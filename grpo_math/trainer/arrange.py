@@ -7,8 +7,6 @@ freely, since their gradients are added up: `losses.weight_of_part` keeps each a
 Does not move a row to another optimizer step, and does not cut a completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 

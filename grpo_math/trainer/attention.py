@@ -11,8 +11,6 @@ Does not serve sliding windows, soft-capped scores, or layers that are not atten
 the trainer then scores the plain way.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

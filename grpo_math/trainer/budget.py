@@ -3,8 +3,6 @@
 Does not cut rows (`parts.py` does), and knows no model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

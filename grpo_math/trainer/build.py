@@ -3,8 +3,6 @@
 Does not check settings (settings/conflicts.py does), nor choose the problems (train/selection.py does).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -23,11 +21,7 @@ class _Trainer(MathGRPOTrainer):
 
 
 def trainer_of(
-    config: MathGRPOConfig,
-    model_args: ModelConfig,
-    rows: list[dict[str, Any]],
-    tokenizer: Any,
-    rewards: list[Reward],
+    config: MathGRPOConfig, model_args: ModelConfig, rows: list[dict[str, Any]], tokenizer: Any, rewards: list[Reward]
 ) -> MathGRPOTrainer:
     """The trainer of a recipe, with its weights loaded."""
     path = model_path(model_args.model_name_or_path)

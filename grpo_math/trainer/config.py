@@ -12,8 +12,6 @@ A field, ours or TRL's, that the loss would not read because of another one is r
 Does not repeat a field of TRL.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -122,8 +120,7 @@ class MathGRPOConfig(GRPOConfig):
         },
     )
     grade_timeout: float = field(
-        default=5.0,
-        metadata={"help": "Seconds for grading one answer. After that its verdict is timeout, not wrong."},
+        default=5.0, metadata={"help": "Seconds for grading one answer. After that its verdict is timeout, not wrong."}
     )
     vllm_sync: str = field(
         default="adapter",

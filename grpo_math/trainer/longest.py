@@ -6,8 +6,6 @@ the start, computed forward and backward and thrown away, say it at once.
 Does not count memory: planner/ does.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

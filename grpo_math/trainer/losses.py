@@ -39,8 +39,6 @@ Does not compute the loss: TRL does, with every one of its options; only the KL 
 your own, are added to it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 Does not run anything: the trainer says which phase is under way.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

@@ -8,8 +8,6 @@ all ranks, so that they decide alike.
 Does not look for the cause.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -12,8 +12,6 @@ last token of a completion predicts nothing and is left out. Tokens: (len(prompt
 Does not run the model, and does not know what the numbers mean that it carries back.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ out among ranks (`arrange.py`); the weights (`losses.weight_of_part`) keep the s
 Does not move a row to another optimizer step, and knows no loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest

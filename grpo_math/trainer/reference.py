@@ -10,8 +10,6 @@ Works with one process, DDP and every stage of DeepSpeed ZeRO. Does not score an
 (TRL's ``sync_ref_model`` does).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy

@@ -3,8 +3,6 @@
 Does not check what TRL and transformers refuse by themselves, with the field's name and before weights load.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

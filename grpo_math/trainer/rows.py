@@ -5,8 +5,6 @@ on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded
 ``num_items_in_batch``, a number. Pure torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

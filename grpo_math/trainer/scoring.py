@@ -5,8 +5,6 @@ Rows go in padded and come out padded (`packing.py`); in between, each prompt is
 Does not hold a token budget of its own: `budget.TokenBudget` is shared with the update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ float32.
 Does not save or load weights: transformers does, and reference.py for the reference of the KL term.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from copy import deepcopy

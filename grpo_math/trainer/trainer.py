@@ -39,8 +39,6 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 Does not copy TRL's loss.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from pathlib import Path

@@ -3,8 +3,6 @@
 Does not decide what an answer is worth: grading/ and rewards/ do.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

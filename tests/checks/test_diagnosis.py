@@ -163,10 +163,7 @@ SHOWN = {
         (changed(kl=lambda s: 0.05 * 1.08 ** (s - 1) - 0.05), {}),
         (changed(kl=lambda s: 40.0 if s > 70 and s % 3 == 0 else 1.5), {}),
     ),
-    "kl_not_zero_at_start": (
-        (changed(kl=0.05), {}),
-        (changed(kl=lambda s: 0.001 if s == 1 else 0.05), {}),
-    ),
+    "kl_not_zero_at_start": ((changed(kl=0.05), {}), (changed(kl=lambda s: 0.001 if s == 1 else 0.05), {})),
     "entropy_collapse": (
         (without_heldout(flat(entropy=lambda s: 1.0 * 0.93**s)), {}),
         (changed(entropy=lambda s: 1.0 * 0.93**s), {}),
@@ -175,10 +172,7 @@ SHOWN = {
         (changed(truncated=noisy(0.26, 0.03)), {}),
         (changed(truncated=lambda s: 0.6 if s % 3 == 0 else 0.17), {}),
     ),
-    "eos_mismatch": (
-        (changed(truncated=1.0), {}),
-        (changed(truncated=lambda s: 0.98 if s == 7 else 1.0), {}),
-    ),
+    "eos_mismatch": ((changed(truncated=1.0), {}), (changed(truncated=lambda s: 0.98 if s == 7 else 1.0), {})),
     "groups_too_easy": (
         (changed(degenerate=0.9, all_right=0.8, all_wrong=0.1), {}),
         (changed(degenerate=lambda s: 0.7 + 0.2 * (s % 3 == 0), all_right=0.7, all_wrong=0.05), {}),
@@ -191,10 +185,7 @@ SHOWN = {
         (changed(clip_region=lambda s: 0.6 * (s % 2)), {"num_iterations": 2}),
         (changed(clip_region=lambda s: 0.38 * (s % 2)), {"num_iterations": 2}),
     ),
-    "adapter_not_moving": (
-        (changed(grad_norm=0.0), {}),
-        (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {}),
-    ),
+    "adapter_not_moving": ((changed(grad_norm=0.0), {}), (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {})),
     "grader_timeouts": (
         (changed(timeout=lambda s: 0.05 * (s % 4 == 0)), {}),
         (changed(timeout=lambda s: 0.036 * (s % 4 == 0)), {}),
@@ -203,10 +194,7 @@ SHOWN = {
         (changed(sampler_difference=noisy(0.2, 0.03)), {}),
         (changed(sampler_difference=lambda s: 0.5 if s % 3 == 0 else 0.09), {}),
     ),
-    "heldout_worse": (
-        (evaluated(0.5, 0.35), {}),
-        (evaluated(0.5, 0.43), {}),
-    ),
+    "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
     "learning_rate_too_high": (
         (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),
         (changed(grad_norm=lambda s: 30.0 if s % 3 == 0 else 0.9), {}),
@@ -215,10 +203,7 @@ SHOWN = {
         (without_heldout(flat(kl=lambda s: 1e-7 * s)), {}),
         (without_heldout(flat(kl=lambda s: 1e-4 * s)), {}),
     ),
-    "loss_near_zero": (
-        (changed(loss=noisy(0.0, 0.001)), {}),
-        (changed(loss=noisy(0.0, 0.001)), {"beta": 0.04}),
-    ),
+    "loss_near_zero": ((changed(loss=noisy(0.0, 0.001)), {}), (changed(loss=noisy(0.0, 0.001)), {"beta": 0.04})),
 }
 
 

@@ -194,14 +194,7 @@ def test_vllm_here_gets_one_seed_a_prompt_and_the_adapter_beside_the_weights(
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(backends, "find_spec", lambda name: vllm)
     results = evaluate(
-        smollm,
-        rows,
-        adapter=adapter,
-        samples=2,
-        temperature=1.0,
-        max_new_tokens=12,
-        backend="vllm",
-        progress=False,
+        smollm, rows, adapter=adapter, samples=2, temperature=1.0, max_new_tokens=12, backend="vllm", progress=False
     )
     assert made[0] == {"model": smollm, "enable_lora": True, "max_lora_rank": 16}
     assert len(set(made[1]["seeds"])) == 3

@@ -8,15 +8,7 @@ import re
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.evaluation.compare import (
-    SAME,
-    Change,
-    ResultsError,
-    changed,
-    compare,
-    comparison,
-    read_results,
-)
+from grpo_math.evaluation.compare import SAME, Change, ResultsError, changed, compare, comparison, read_results
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report.terminal import terminal_changes, terminal_table, text_of
 from grpo_math.run.metrics import CATEGORIES

@@ -414,10 +414,7 @@ def test_the_lines_of_one_step_are_one_row(run):
     (run / "history.jsonl").write_text(
         '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
     )
-    assert read_run(run).history == [
-        {"step": 1, "reward": 0.5, "heldout/accuracy": 0.25},
-        {"step": 2, "reward": 1.0},
-    ]
+    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy": 0.25}, {"step": 2, "reward": 1.0}]
 
 
 def test_a_resumed_run_counts_its_newest_attempt(run):

@@ -74,12 +74,7 @@ def test_scoring_in_chunks_and_with_checkpointing_gives_the_same(tiny, tokenizer
     gradients = []
     for checkpointing, chunk in ((False, None), (True, None), (False, 5)):
         trainer = make(
-            MathGRPOTrainer,
-            MathGRPOConfig,
-            tiny("llama"),
-            tokenizer,
-            tmp_path,
-            gradient_checkpointing=checkpointing,
+            MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, gradient_checkpointing=checkpointing
         )
         if checkpointing:
             trainer.model.gradient_checkpointing_enable()

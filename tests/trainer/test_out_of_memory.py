@@ -42,13 +42,7 @@ def runs_out_backward(model, limit):
 @pytest.mark.parametrize("where", [runs_out_forward, runs_out_backward])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
 def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
-    where,
-    loss_type,
-    trl_weights,
-    tiny,
-    tokenizer,
-    tmp_path,
-    caplog,
+    where, loss_type, trl_weights, tiny, tokenizer, tmp_path, caplog
 ):
     settings = {"loss_type": loss_type}
     trainer = trainer_of(tiny, tokenizer, tmp_path, **settings)
