@@ -57,7 +57,6 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.sync import ServerAway, adapter_sync
-from grpo_math.grading import Verdict
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
@@ -67,11 +66,11 @@ from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.meter import StepMeter, over_tokens, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.parts import Cutter, added_up
+from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.refusals import is_own
-from grpo_math.trainer.resample import Resampler, Scored
-from grpo_math.trainer.rows import Rows, limited, of_all_ranks, scored, select
+from grpo_math.trainer.resample import Resampler
+from grpo_math.trainer.rows import Rows, limited, scored
 
 logger = get_logger(__name__)
 
@@ -118,7 +117,7 @@ class MathGRPOTrainer(GRPOTrainer):
         packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
-        self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, every_step=self.is_deepspeed_enabled)
+        self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         alone = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(settings.update_token_budget, cuts=packs and not whole, alone=alone)
         self._redo = Redo(accelerator, self.budget, self.cutter)
@@ -185,7 +184,7 @@ class MathGRPOTrainer(GRPOTrainer):
             if self._mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:
-                    output = self._resample(output, inputs)
+                    output = self._resampler(self, output, inputs, super()._generate_and_score_completions)
                 if self.settings.max_seq_length_train:
                     output = self._limit(output)
             self._set_advantages(output)
@@ -214,36 +213,6 @@ class MathGRPOTrainer(GRPOTrainer):
             every = self.accelerator.gather(output["advantages"])
         self._log(spread(rewards, every))
 
-    def _resample(self, output: Rows, inputs: list[dict[str, Any]]) -> Rows:
-        """Groups that are all right or all wrong give way to groups of fresh prompts that are neither.
-
-        What is logged of rewards, verdicts and lengths stays that of the first draw: what replaces it was chosen.
-        """
-        generate, accelerator, n = super()._generate_and_score_completions, self.accelerator, len(inputs)
-        ranks, rank = accelerator.num_processes, accelerator.process_index
-
-        def score(rows: list[dict[str, Any]]) -> Scored:
-            share = len(rows) // ranks
-            with self.meter.only_seconds():
-                return self._scored(generate(rows[rank * share : (rank + 1) * share]))
-
-        prompts, first = gather_object([row["prompt"] for row in inputs]), self._scored(output)
-        kept, counts = cast(Resampler, self._resampler)(first, prompts, self._group, ranks, score)
-        self._log(counts)
-        verdicts.set_columns(self._logs, kept.columns)
-        self._rewards_per_func = kept.rows.pop("rewards_per_func")
-        kept.rows["num_items_in_batch"] = scored(kept.rows).sum()
-        return select(kept.rows, range(rank * n, (rank + 1) * n))
-
-    def _scored(self, output: Rows) -> Scored:
-        """The completions of all ranks that were sampled last, with what is kept of them elsewhere."""
-        if self._grades is None:
-            what = "a row's `answer` is not a string, so that its completions have no verdict"
-            raise UserError(f"resample_groups: {what}")
-        of_all = gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in self._grades])
-        rows = {**of_all_ranks(output, self.accelerator), "rewards_per_func": self._rewards_per_func}
-        return Scored(rows, of_all, [list(column)[-len(of_all) :] for column in verdicts.columns(self._logs)])
-
     def _limit(self, rows: Rows) -> Rows:
         rows, longer = limited(rows, self.settings.max_seq_length_train, self.settings.long_sequences)
         rows["num_items_in_batch"] = self.accelerator.gather(scored(rows).sum()).sum()
@@ -257,8 +226,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._longest_is_due:
             self._longest_is_due = False
             longest.try_longest(self, model)
-        step, waiting = super().training_step, lambda: self._buffered_inputs or ()
-        return self._redo.step(model, lambda: step(model, inputs, num_items_in_batch), self._compute_loss, waiting)
+        step = super().training_step
+        return self._redo.step(self, model, lambda: step(model, inputs, num_items_in_batch))
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -267,8 +236,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if skipped:
             for parameter in model.parameters():
                 parameter.grad = None
-        if self._nonfinite.too_many:
-            error = self._nonfinite.error(self.state.global_step)
+        if error := self._nonfinite.error(self.state.global_step):
             state.save_last_step(self)
             raise error
         return norm
@@ -291,11 +259,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if "parts" not in inputs:
             return self._loss_of(model, inputs)
         self._redo.running = inputs
-        if not inputs["parts"]:
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        # As in transformers' own training step: the loss is already divided by the accumulation steps.
-        options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
-        return added_up(inputs["parts"], lambda rows: self._loss_of(model, rows), model, self.accelerator, options)
+        return self.cutter.added_up(inputs["parts"], lambda rows: self._loss_of(model, rows), model)
 
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss of one micro-batch, with the surrogate and the KL estimator that were asked for."""

@@ -49,14 +49,3 @@ def keep_ungradable(run_dir: Path, step: int, rows: Sequence[dict[str, Any]]) ->
     """Add what `grading.offending` found to the run's ``ungradable.jsonl``."""
     with open(run_dir / "ungradable.jsonl", "a", encoding="utf-8") as file:
         file.writelines(json.dumps({metrics.STEP: step, **row}) + "\n" for row in rows)
-
-
-def columns(logs: Any) -> list[Any]:
-    """The columns of TRL's table of completions, each with an entry for every row of a rollout."""
-    return [logs["prompt"], logs["completion"], logs["advantages"], *logs["rewards"].values(), *logs["extra"].values()]
-
-
-def set_columns(logs: Any, every: Sequence[Sequence[Any]]) -> None:
-    for column, values in zip(columns(logs), every, strict=True):
-        column.clear()
-        column.extend(values)
