@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.grading import Grade, grade_batch
 from grpo_math.grading.extract import extract_gold
 
 Completion = str | list[dict[str, Any]]
 Reward = Callable[..., list[float | None]]
 
 DEFAULT_FORMAT = "xml"  # the format that format rewards look for where a row names none
-DEFAULT_MAX_LENGTH = 1024  # tokens, where neither a setting nor the trainer names a limit
+DEFAULT_LIMIT = 1024  # tokens of a completion, where neither a setting nor the trainer names a limit
 
 
 def text_of(completion: Completion) -> str:
@@ -32,11 +32,6 @@ def text_of(completion: Completion) -> str:
                 return content
             return "".join(part.get("text", "") for part in content)
     return ""
-
-
-def is_right(g: Grade) -> bool:
-    """Is the answer right, in whatever form?"""
-    return g.verdict is Verdict.CORRECT
 
 
 def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
@@ -79,6 +74,21 @@ def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> li
     if formats is None or isinstance(formats, str):
         return [formats] * len(completions)
     return list(formats)
+
+
+def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> list[tuple[str, str]]:
+    """The text of each completion, and the format that it is held to.
+
+    >>> in_formats(["#### 7"], {"answer_format": ["gsm8k"]}), in_formats(["#### 7"], {})
+    ([('#### 7', 'gsm8k')], [('#### 7', 'xml')])
+    """
+    formats = formats_of(completions, columns)
+    return [(text_of(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)]
+
+
+def limit_of(columns: dict[str, Any]) -> int:
+    """The most tokens of a completion."""
+    return setting_of(columns, "max_completion_length") or DEFAULT_LIMIT
 
 
 def setting_of(columns: dict[str, Any], name: str) -> Any:
