@@ -3,7 +3,7 @@
 The way of the data, each stop with the override that it begins in and the file that does the work:
 
     rollout          prompts -> completions              _generate_single_turn             generation/
-    -> verdicts      each completion graded once         _grade                            grading/, verdicts.py
+    -> verdicts      each completion graded once         _grade                            grading/
     -> rewards       (B, F), then weighted (P, G)        _calculate_rewards                rewards/
                      dull groups give way to fresh ones  _resample                         resample.py
     -> advantages    (P, G)                              _generate_and_score_completions   advantages.py
@@ -39,6 +39,7 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 Does not copy TRL's loss.
 """
 
+import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -57,14 +58,15 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.sync import ServerAway, adapter_sync
-from grpo_math.rewards import REWARDS
+from grpo_math.grading import grade_batch, offending
+from grpo_math.rewards import REWARDS, text_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
-from grpo_math.trainer import longest, losses, scoring, state, verdicts
+from grpo_math.trainer import longest, losses, scoring, state
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
-from grpo_math.trainer.meter import StepMeter, over_tokens, spread
+from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
@@ -126,7 +128,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if settings.activation_offloading:
             self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
         if (limit := settings.max_seq_length_train) and self._is_vlm:
-            raise ConfigError("max_seq_length_train", limit, "knows no images", "leave it at 0")
+            raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
         self._longest_is_due = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
 
     # Generation
@@ -159,10 +161,13 @@ class MathGRPOTrainer(GRPOTrainer):
         """The grades of this rank's completions; None where the rows have no gold answer."""
         if not all(isinstance(row.get("answer"), str) for row in inputs):
             return None
-        grades, ungradable = verdicts.graded(inputs, completions, self.settings.grade_timeout)
-        rows = gather_object(ungradable)
-        if rows and self.accelerator.is_main_process:
-            verdicts.keep_ungradable(Path(str(self.args.output_dir)), self.state.global_step, rows)
+        golds, texts = [row["answer"] for row in inputs], [text_of(completion) for completion in completions]
+        formats = [row.get("answer_format") for row in inputs]
+        grades = grade_batch(golds, texts, answer_format=formats, timeout=self.settings.grade_timeout)
+        ungradable = gather_object(offending(grades, golds, texts))
+        if ungradable and self.accelerator.is_main_process:
+            with open(Path(str(self.args.output_dir), "ungradable.jsonl"), "a", encoding="utf-8") as file:
+                file.writelines(json.dumps({metrics.STEP: self.state.global_step, **row}) + "\n" for row in ungradable)
         return grades
 
     def _end_alike(self) -> None:
@@ -180,7 +185,7 @@ class MathGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
             if self._grades is not None:
                 of_all = gather_object([str(grade.verdict) for grade in self._grades])
-                self._log(verdicts.shares(of_all, self._group))
+                self._log(shares(of_all, self._group))
             if self._mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:
