@@ -2,8 +2,8 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is a choice of `BASELINES`, or a function of your own, which gives the advantages themselves
-(`by_function`); the scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``.
+The baseline :math:`b` is a choice of `BASELINES`, or a function of your own, which gives the advantages themselves,
+:math:`A = f(r)` (docs/algorithms.md); the scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``.
 Which pair is which paper's: docs/algorithms.md.
 
 A reward that is NaN (a completion that could not be graded) is left out of every mean and deviation, and its own
@@ -82,19 +82,6 @@ def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
     return (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
 
 
-def by_function(rewards: Tensor, name: str) -> Tensor:
-    r"""The advantages that a function of your own makes, :math:`A = f(r)`; ``name`` is ``module:function``.
-
-    It is given the rewards (P, G) of whole groups of all ranks, in float64, NaN where a completion could not be graded,
-    and returns the advantages (P, G). Nothing is subtracted from them, and nothing divides them. MaxRL's is, for one::
-
-        def max_rl(rewards):  # (r - mean) / mean
-            mean = rewards.nanmean(dim=1, keepdim=True)
-            return (rewards - mean) / mean.clamp(min=1e-6)
-    """
-    return tensor_from("baseline", name, rewards, rewards.clone())
-
-
 def try_function(name: str, group: int) -> None:
     """A `ConfigError` unless the function makes advantages of two groups, in one of which a reward is missing."""
     rewards = torch.zeros(2, group, dtype=torch.float64)
@@ -123,7 +110,8 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     """
     exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
     if ":" in baseline:
-        return by_function(exact, baseline).masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
+        own = tensor_from("baseline", baseline, exact, exact.clone())
+        return own.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
     one_of("baseline", baseline, tuple(BASELINES))
     one_of("scale_rewards", scale, tuple(SCALES))
     found = exact - BASELINES[baseline](exact)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo_math.trainer.arrange import arrange, over_steps
 from grpo_math.trainer.losses import weight_of_part
-from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, padded_tokens, scored, shortest
+from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, scored, shortest
 
 Part = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 
@@ -79,7 +79,7 @@ class Cutter:
 
     def _plan(self, rows: Rows, n_rows: int, budget: int, ranks: int = 1) -> list[list[list[int]]]:
         """The micro-batches of each rank, as numbers of ``rows``; ``n_rows`` is how many TRL's micro-batch has."""
-        budget = budget or n_rows * padded_tokens(rows) // len(rows["advantages"])
+        budget = budget or n_rows * (rows["prompt_ids"].size(1) + rows["completion_ids"].size(1))
         prompts, prompt_tokens, tokens = lay_out(rows)
         if self.only_signal:
             signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()

@@ -87,8 +87,8 @@ class Reserve:
             row = self._next()
             if row["prompt"] in avoid and passed < len(self.rows):
                 passed += 1
-                continue
-            taken.append(row)
+            else:
+                taken.append(row)
         return taken
 
     def _next(self) -> dict[str, Any]:

@@ -289,8 +289,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 values = values * inputs["importance_sampling_ratio"]
             loss = loss + self._aggregated(values, mask, inputs)
         if our_kl:
-            level = self.importance_sampling_level if cast(Any, self.args).use_bias_correction_kl else None
-            kl = losses.kl_term(logps, held, mask, settings.kl_estimator, level)
+            kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
+            if cast(Any, self.args).use_bias_correction_kl:
+                sampler = held.get("old_per_token_logps", now)
+                kl = kl * losses.importance_ratio(logps, sampler, mask, self.importance_sampling_level)
             means[metrics.KL] = kl.detach()
             loss = loss + beta * self._aggregated(kl, mask, inputs)
         self._log(over_tokens(means, mask, self.accelerator))
