@@ -17,8 +17,8 @@ DEFAULT_FORMAT = "xml"  # the format that format rewards look for where a row na
 DEFAULT_LIMIT = 1024  # tokens of a completion, where neither a setting nor the trainer names a limit
 
 
-def text_of(completion: Completion) -> str:
-    """The text of a completion: itself, or what the last assistant message says.
+def text_of(completion: Completion, role: str = "assistant") -> str:
+    """The text of a completion: itself, or what the last message of this role says.
 
     >>> text_of([{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "#### 7"}])
     '#### 7'
@@ -26,11 +26,9 @@ def text_of(completion: Completion) -> str:
     if isinstance(completion, str):
         return completion
     for message in reversed(completion):
-        if message.get("role", "assistant") == "assistant":
+        if message.get("role", role) == role:
             content = message.get("content") or ""
-            if isinstance(content, str):
-                return content
-            return "".join(part.get("text", "") for part in content)
+            return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     return ""
 
 
@@ -39,12 +37,9 @@ def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, A
     given = columns.get("grade")
     if given is not None:
         return list(given)
-    return grade_batch(
-        golds_of(name, columns),
-        [text_of(completion) for completion in completions],
-        answer_format=formats_of(completions, columns),
-        timeout=setting_of(columns, "grade_timeout") or 5.0,
-    )
+    texts = [text_of(completion) for completion in completions]
+    formats, timeout = formats_of(completions, columns), setting_of(columns, "grade_timeout") or 5.0
+    return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
 
 
 def golds_of(name: str, columns: dict[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ class Attempt:
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.values: Any = None
         self.error: Exception | None = None
-        self._logged: list[Callable[[], None]] = []
+        self.logged: list[Callable[[], None]] = []
         self.arguments = {name: [*value] if isinstance(value, list) else value for name, value in arguments.items()}
         for name in ("log_extra", "log_metric"):
             if name in arguments:
@@ -87,12 +87,7 @@ class Attempt:
         return self.error is not None
 
     def _hold(self, log: Callable[..., None], *said: Any, **named: Any) -> None:
-        self._logged.append(functools.partial(log, *said, **named))
-
-    def log(self) -> None:
-        """Hand on all that the function has logged."""
-        for call in self._logged:
-            call()
+        self.logged.append(functools.partial(log, *said, **named))
 
 
 class Guard:
@@ -122,7 +117,8 @@ class Guard:
                 twice = f" twice in a row at {_place(attempt.error)}" if self.mishaps is not None else ""
                 said = f"reward function {self.name} raised {said_by(attempt.error)}{twice}"
                 raise RewardError(f"{said}: training stops, since a zero here would be invented") from attempt.error
-            attempt.log()
+            for log in attempt.logged:
+                log()
             return self.verify(attempt.values, count)
         except UserError as error:
             if self.mishaps is None:

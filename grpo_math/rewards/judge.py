@@ -15,7 +15,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.rewards.columns import Completion, Reward, gold_text, golds_of, grades_of
+from grpo_math.rewards.columns import Completion, Reward, gold_text, golds_of, grades_of, text_of
 from grpo_math.run.redact import NoRedirects, is_address
 
 JUDGE_PROMPT = (
@@ -54,7 +54,7 @@ def make_llm_judge(
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
         golds, grades = golds_of("llm_judge", columns), grades_of("llm_judge", completions, columns)
         questions = {
-            row: JUDGE_PROMPT.format(problem=_problem(prompt), gold=gold_text(gold), answer=g.answer)
+            row: JUDGE_PROMPT.format(problem=text_of(prompt, "user"), gold=gold_text(gold), answer=g.answer)
             for row, (prompt, gold, g) in enumerate(zip(prompts, golds, grades, strict=True))
             if g.answer and g.verdict is not Verdict.BAD_GOLD
         }
@@ -85,9 +85,3 @@ def _ask(url: str, model: str, key: str | None, timeout: float, retries: int, qu
         if words and words[0].strip("\"',!") in ("yes", "no"):
             return float(words[0].strip("\"',!") == "yes")
     return None
-
-
-def _problem(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return next((str(m.get("content", "")) for m in reversed(prompt) if m.get("role") == "user"), "")

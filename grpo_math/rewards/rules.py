@@ -112,7 +112,6 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
             for g, (text, f), n in zip(grades, texts, lengths_of(completions, columns), strict=True)
         ]
 
-    shaped.__doc__ = make_shaped.__doc__
     return shaped
 
 

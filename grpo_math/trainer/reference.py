@@ -100,11 +100,9 @@ class Reference(TrainerCallback):
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """(name in the reference, the policy's parameter, the reference's) of all that the two do not share."""
         if self.model is None:
-            yield from _adapter_pairs(self.policy)
-            return
+            return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())
-        for name, source in self.policy.named_parameters():
-            yield name, source, targets[name]
+        return ((name, source, targets[name]) for name, source in self.policy.named_parameters())
 
 
 def follow(trainer: Any, every: int) -> Reference:

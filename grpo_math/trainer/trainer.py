@@ -20,13 +20,12 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
 - a reward function that raises is called once more; one that fails ends the run on every rank (`rewards/guard.py`);
 - advantages are those of `advantages.py`: TRL's with ``baseline=group_mean, advantage_eps=1e-4``, or the user's own;
-- ``surrogate=reinforce`` drops the old log-probs, and ``kl_estimator=k1`` or ``k2`` takes the place of TRL's k3
-  (`losses.py`), and a surrogate of the user's own that of the clipped ratio; ``policy_loss``, which TRL logs beside an
-  entropy bonus, is then without that term, and ``clip_ratio/*`` is 0;
+- ``surrogate=reinforce`` drops the old log-probs; k1 or k2 takes the place of TRL's k3, and a surrogate of the user's
+  own that of the clipped ratio (`losses.py`); TRL's ``policy_loss`` is then without that term, ``clip_ratio/*`` is 0;
 - with ``pack_updates``, prompts are prefilled once a group; the rows of an optimizer step are put together by prompt,
-  filled up to ``update_token_budget`` and shared out among ranks (`arrange.py`); they are scored packed; and
-  completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
-  TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
+  shared out among ranks (`arrange.py`) and scored packed; completions whose advantage is zero leave the update where no
+  other term moves a weight by them. Gradients are TRL's, to rounding; entropy and clip fractions are logged as means
+  over the completions that were trained on;
 - ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
 - ``reference_refresh_steps`` makes the reference the policy (`reference.py`);
 - checkpoints are written aside and renamed, and a run goes on from one as if it had not stopped (`state.py`);
