@@ -86,8 +86,8 @@ def try_surrogate(name: str) -> None:
         raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
     rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
     if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
-        reason = "gives a completion another loss beside others than alone"
-        raise ConfigError("surrogate", name, reason, "reduce within a row only: update batches are put together anew")
+        reason = "gives a completion a different loss in a batch than alone"
+        raise ConfigError("surrogate", name, reason, "reduce within a row only: batches are regrouped")
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:

@@ -5,8 +5,8 @@ The way of the data, each stop with the override that it begins in and the file 
     rollout          prompts -> completions              _generate_single_turn             generation/
     -> verdicts      each completion graded once         _grade                            grading/
     -> rewards       (B, F), then weighted (P, G)        _calculate_rewards                rewards/
-                     dull groups give way to fresh ones  _resample                         resample.py
-    -> advantages    (P, G)                              _generate_and_score_completions   advantages.py
+                     dull groups give way to fresh ones  _generate_and_score_completions   resample.py
+    -> advantages    (P, G)                              _set_advantages                   advantages.py
     -> arrange       a step's rows, by prompt            _prepare_inputs                   arrange.py
     -> parts         rows, and what their loss weighs    _compute_loss                     parts.py, budget.py
     -> log-probs     (B, T), from packed rows            _get_per_token_logps_...          scoring.py, packing.py
