@@ -37,7 +37,8 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("train.heldout", "train.program", "train.resuming", "train.selection"),
     *("trainer.advantages", "trainer.attention", "trainer.budget", "trainer.build", "trainer.config"),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
-    *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.scoring", "trainer.trainer"),
+    *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.scoring", "trainer.state"),
+    "trainer.trainer",
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.bench", "checks.deep", "generation.sync", "generation.canary", "report.verdict"),

@@ -150,7 +150,7 @@ def test_a_redirect_takes_no_key_to_another_address(status, server):
 
 @pytest.mark.parametrize("url", ["http://ada:secret@127.0.0.1", "file:///etc/passwd", "nonsense"])
 def test_the_judges_address_is_http_and_holds_no_password(url):
-    with pytest.raises(ConfigError, match="OPENAI_BASE_URL='\\*\\*\\*' is no address"):
+    with pytest.raises(ConfigError, match="OPENAI_BASE_URL='\\*\\*\\*' is not an address"):
         ask_judge(url)
 
 

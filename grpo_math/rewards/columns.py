@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade, Verdict, grade_batch
+from grpo_math.grading import Grade, grade_batch
 from grpo_math.grading.extract import extract_gold
 
 Completion = str | list[dict[str, Any]]
 Reward = Callable[..., list[float | None]]
 
 DEFAULT_FORMAT = "xml"  # the format that format rewards look for where a row names none
-DEFAULT_MAX_LENGTH = 1024  # tokens, where neither a setting nor the trainer names a limit
+DEFAULT_LIMIT = 1024  # tokens of a completion, where neither a setting nor the trainer names a limit
 
 
-def text_of(completion: Completion) -> str:
-    """The text of a completion: itself, or what the last assistant message says.
+def text_of(completion: Completion, role: str = "assistant") -> str:
+    """The text of a completion: itself, or what the last message of this role says.
 
     >>> text_of([{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "#### 7"}])
     '#### 7'
@@ -26,17 +26,10 @@ def text_of(completion: Completion) -> str:
     if isinstance(completion, str):
         return completion
     for message in reversed(completion):
-        if message.get("role", "assistant") == "assistant":
+        if message.get("role", role) == role:
             content = message.get("content") or ""
-            if isinstance(content, str):
-                return content
-            return "".join(part.get("text", "") for part in content)
+            return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     return ""
-
-
-def is_right(g: Grade) -> bool:
-    """Is the answer right, in whatever form?"""
-    return g.verdict is Verdict.CORRECT
 
 
 def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
@@ -44,12 +37,9 @@ def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, A
     given = columns.get("grade")
     if given is not None:
         return list(given)
-    return grade_batch(
-        golds_of(name, columns),
-        [text_of(completion) for completion in completions],
-        answer_format=formats_of(completions, columns),
-        timeout=setting_of(columns, "grade_timeout") or 5.0,
-    )
+    texts = [text_of(completion) for completion in completions]
+    formats, timeout = formats_of(completions, columns), setting_of(columns, "grade_timeout") or 5.0
+    return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
 
 
 def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
@@ -79,6 +69,21 @@ def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> li
     if formats is None or isinstance(formats, str):
         return [formats] * len(completions)
     return list(formats)
+
+
+def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> list[tuple[str, str]]:
+    """The text of each completion, and the format that it is held to.
+
+    >>> in_formats(["#### 7"], {"answer_format": ["gsm8k"]}), in_formats(["#### 7"], {})
+    ([('#### 7', 'gsm8k')], [('#### 7', 'xml')])
+    """
+    formats = formats_of(completions, columns)
+    return [(text_of(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)]
+
+
+def limit_of(columns: dict[str, Any]) -> int:
+    """The most tokens of a completion."""
+    return setting_of(columns, "max_completion_length") or DEFAULT_LIMIT
 
 
 def setting_of(columns: dict[str, Any], name: str) -> Any:

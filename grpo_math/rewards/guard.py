@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import Completion, Reward
-from grpo_math.run.redact import one_line
+from grpo_math.run.own import said_by
 
 
 def name_of(reward: Any) -> str:
@@ -33,18 +33,6 @@ class Mishaps:
 
     retries: int = 0
     error: UserError | None = None
-
-    def again(self, name: str, error: Exception) -> None:
-        from tqdm import tqdm
-
-        self.retries += 1
-        said = f"reward function {name} raised {_raised(error)} at {_place(error)}: it is called once more"
-        tqdm.write(f"warning: {said}", file=sys.stderr)
-
-    def ended(self, error: UserError, count: int) -> list[float | None]:
-        """Numbers that nobody reads, so that this rank meets the others in the gather of rewards before all end."""
-        self.error = self.error or error
-        return [0.0] * count
 
 
 def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
@@ -85,7 +73,7 @@ class Attempt:
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.values: Any = None
         self.error: Exception | None = None
-        self._logged: list[Callable[[], None]] = []
+        self.logged: list[Callable[[], None]] = []
         self.arguments = {name: [*value] if isinstance(value, list) else value for name, value in arguments.items()}
         for name in ("log_extra", "log_metric"):
             if name in arguments:
@@ -99,12 +87,7 @@ class Attempt:
         return self.error is not None
 
     def _hold(self, log: Callable[..., None], *said: Any, **named: Any) -> None:
-        self._logged.append(functools.partial(log, *said, **named))
-
-    def log(self) -> None:
-        """Hand on all that the function has logged."""
-        for call in self._logged:
-            call()
+        self.logged.append(functools.partial(log, *said, **named))
 
 
 class Guard:
@@ -118,7 +101,11 @@ class Guard:
         first = Attempt(arguments)
         yield first
         if first.error is not None and self.mishaps is not None and not isinstance(first.error, UserError):
-            self.mishaps.again(self.name, first.error)
+            from tqdm import tqdm
+
+            self.mishaps.retries += 1
+            said = f"reward function {self.name} raised {said_by(first.error)} at {_place(first.error)}"
+            tqdm.write(f"warning: {said}: it is called once more", file=sys.stderr)
             yield Attempt(arguments)
 
     def rewards(self, attempt: Attempt, count: int) -> list[float | None]:
@@ -128,14 +115,16 @@ class Guard:
                 raise attempt.error
             if attempt.error is not None:
                 twice = f" twice in a row at {_place(attempt.error)}" if self.mishaps is not None else ""
-                said = f"reward function {self.name} raised {_raised(attempt.error)}{twice}"
+                said = f"reward function {self.name} raised {said_by(attempt.error)}{twice}"
                 raise RewardError(f"{said}: training stops, since a zero here would be invented") from attempt.error
-            attempt.log()
+            for log in attempt.logged:
+                log()
             return self.verify(attempt.values, count)
         except UserError as error:
             if self.mishaps is None:
                 raise
-            return self.mishaps.ended(error, count)
+            self.mishaps.error = self.mishaps.error or error
+            return [0.0] * count  # that nobody reads: this rank meets the others in the gather before all end
 
     def verify(self, values: Any, count: int) -> list[float | None]:
         """The values as one finite number or None for each completion; `RewardError` for anything else."""
@@ -155,18 +144,14 @@ class Guard:
             return None
         if hasattr(item, "item") and not isinstance(item, numbers.Number):
             item = item.item()
-        if not isinstance(item, numbers.Real):
-            raise self._returned(f"a {type(item).__name__} for row {row}", "return a finite number or None")
-        if not abs(float(item)) < 1e30:  # also NaN; squares of larger ones are not finite in float32 sums
-            raise self._returned(f"{item} for row {row}", "return a finite number or None")
-        return float(item)
+        is_real = isinstance(item, numbers.Real)
+        if is_real and abs(float(item)) < 1e30:  # not NaN; squares of larger ones are not finite in float32 sums
+            return float(item)
+        what = item if is_real else f"a {type(item).__name__}"
+        raise self._returned(f"{what} for row {row}", "return a finite number or None")
 
     def _returned(self, what: str, remedy: str) -> RewardError:
         return RewardError(f"reward function {self.name} returned {what}: {remedy}")
-
-
-def _raised(error: Exception) -> str:
-    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _place(error: Exception) -> str:

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.rewards.columns import Completion, Reward, gold_text, golds_of, grades_of
+from grpo_math.rewards.columns import Completion, Reward, gold_text, golds_of, grades_of, text_of
 from grpo_math.run.redact import NoRedirects, is_address
 
 JUDGE_PROMPT = (
@@ -48,29 +47,24 @@ def make_llm_judge(
         if not url:
             raise ConfigError("OPENAI_BASE_URL", url, "is not set", "set it to the judge's endpoint, ending in /v1")
         if not is_address(url):
-            reason = "is no address, or holds a user or password"
-            raise ConfigError(
-                "OPENAI_BASE_URL", "***", reason, "give http://HOST:PORT/v1; a key goes into OPENAI_API_KEY"
-            )
+            reason = "is not an address, or holds a user or password"
+            remedy = "give http://HOST:PORT/v1; a key goes into OPENAI_API_KEY"
+            raise ConfigError("OPENAI_BASE_URL", "***", reason, remedy)
         if not name:
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
-        golds = golds_of("llm_judge", columns)
-        grades = grades_of("llm_judge", completions, columns)
-        questions = [
-            JUDGE_PROMPT.format(problem=_problem(prompt), gold=gold_text(gold), answer=g.answer)
+        golds, grades = golds_of("llm_judge", columns), grades_of("llm_judge", completions, columns)
+        questions = {
+            row: JUDGE_PROMPT.format(problem=text_of(prompt, "user"), gold=gold_text(gold), answer=g.answer)
+            for row, (prompt, gold, g) in enumerate(zip(prompts, golds, grades, strict=True))
             if g.answer and g.verdict is not Verdict.BAD_GOLD
-            else None
-            for prompt, gold, g in zip(prompts, golds, grades, strict=True)
-        ]
+        }
         key = (api_key or os.environ.get("OPENAI_API_KEY", "")).strip()
         ask = functools.partial(_ask, url, name, key, timeout, retries)
-        distinct = sorted({q for q in questions if q is not None})
+        distinct = sorted(set(questions.values()))
         with ThreadPoolExecutor(max_workers=concurrency) as threads:
             said = dict(zip(distinct, threads.map(ask, distinct), strict=True))
-        return [
-            said[q] if q is not None else None if g.verdict.ungradable else 0.0
-            for q, g in zip(questions, grades, strict=True)
-        ]
+        unasked = [None if g.verdict.ungradable else 0.0 for g in grades]
+        return [said[questions[row]] if row in questions else reward for row, reward in enumerate(unasked)]
 
     return llm_judge
 
@@ -91,9 +85,3 @@ def _ask(url: str, model: str, key: str | None, timeout: float, retries: int, qu
         if words and words[0].strip("\"',!") in ("yes", "no"):
             return float(words[0].strip("\"',!") == "yes")
     return None
-
-
-def _problem(prompt: Any) -> str:
-    if isinstance(prompt, str):
-        return prompt
-    return next((str(m.get("content", "")) for m in reversed(prompt) if m.get("role") == "user"), "")

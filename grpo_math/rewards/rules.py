@@ -9,26 +9,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading import Verdict
+from grpo_math.grading import Grade, Verdict
 from grpo_math.grading.compare import value
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.rewards.columns import (
-    DEFAULT_FORMAT,
-    DEFAULT_MAX_LENGTH,
     Completion,
     Reward,
     formats_of,
     gold_text,
     golds_of,
     grades_of,
-    is_right,
+    in_formats,
     lengths_of,
-    setting_of,
+    limit_of,
     text_of,
 )
 from grpo_math.rewards.guard import name_of
 
 # ---------------------------------------------------------------------------------------------- is the answer right?
+
+
+def is_right(g: Grade) -> float | None:
+    """1 for a right answer in whatever form, 0 for any other, None where it could not be graded."""
+    return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -37,7 +40,7 @@ def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **column
     >>> accuracy([""], ["anything"], answer=[""])
     [None]
     """
-    return [None if g.verdict.ungradable else float(is_right(g)) for g in grades_of("accuracy", completions, columns)]
+    return [is_right(g) for g in grades_of("accuracy", completions, columns)]
 
 
 def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -58,15 +61,10 @@ def _within_format(name: str, completions: Sequence[Completion], columns: dict[s
     """The rule that an answer only counts within the format; only a gold that cannot be graded excuses a broken one."""
     if any(f != name for f in formats_of(completions, columns)):  # the grades at hand were made for another format
         columns = {**columns, "answer_format": name, "grade": None}
-    rewards: list[float | None] = []
-    for completion, g in zip(completions, grades_of(name, completions, columns), strict=True):
-        if g.verdict is Verdict.BAD_GOLD:
-            rewards.append(None)
-        elif not in_format(text_of(completion), name):
-            rewards.append(0.0)
-        else:
-            rewards.append(None if g.verdict.ungradable else float(is_right(g)))
-    return rewards
+    return [
+        is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(text_of(completion), name) else 0.0
+        for completion, g in zip(completions, grades_of(name, completions, columns), strict=True)
+    ]
 
 
 def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -79,16 +77,10 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     """
     rewards: list[float | None] = []
     for g, gold in zip(grades_of("proximity", completions, columns), golds_of("proximity", columns), strict=True):
-        if g.verdict.ungradable:
-            rewards.append(None)
-        elif is_right(g):
-            rewards.append(1.0)
-        else:
-            p, q = value(g.answer or ""), value(gold_text(gold))
-            if p is None or q is None or p == q:
-                rewards.append(0.0)
-            else:
-                rewards.append(max(0.0, 0.5 * float(1 - abs(p - q) / max(abs(p), abs(q)))))
+        reward, p, q = is_right(g), value(g.answer or ""), value(gold_text(gold))
+        if reward == 0.0 and p is not None and q is not None and p != q:
+            reward = max(0.0, 0.5 * float(1 - abs(p - q) / max(abs(p), abs(q))))
+        rewards.append(reward)
     return rewards
 
 
@@ -111,20 +103,15 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
     """
 
     def shaped(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        limit = max_length or setting_of(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
-        grades = grades_of("shaped", completions, columns)
-        lengths = lengths_of(completions, columns)
-        formats = formats_of(completions, columns)
+        limit = max_length or limit_of(columns)
+        grades, texts = grades_of("shaped", completions, columns), in_formats(completions, columns)
         return [
             None
-            if g.verdict.ungradable
-            else correct * is_right(g)
-            + kept * in_format(text_of(c), f or DEFAULT_FORMAT)
-            + short * max(0.0, 1 - n / limit)
-            for g, c, f, n in zip(grades, completions, formats, lengths, strict=True)
+            if (right := is_right(g)) is None
+            else correct * right + kept * in_format(text, f) + short * max(0.0, 1 - n / limit)
+            for g, (text, f), n in zip(grades, texts, lengths_of(completions, columns), strict=True)
         ]
 
-    shaped.__doc__ = make_shaped.__doc__
     return shaped
 
 
@@ -137,19 +124,18 @@ def format_strict(prompts: Sequence[Any], completions: Sequence[Completion], **c
     >>> format_strict(["", ""], ["so\\n#### 7", "#### 7 or\\n#### 8"], answer_format=["gsm8k", "gsm8k"])
     [1.0, 0.0]
     """
-    formats = formats_of(completions, columns)
-    return [float(in_format(text_of(c), f or DEFAULT_FORMAT)) for c, f in zip(completions, formats, strict=True)]
+    return [float(in_format(text, f)) for text, f in in_formats(completions, columns)]
 
 
 def format_soft(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 where the tags of the format all stand there in their order, whatever stands around them.
+    """1 where the tags of the format all occur in their order, whatever is around them.
 
     >>> format_soft([""], ["Well: <reasoning>1</reasoning> ok <answer>7</answer>."], answer_format=["xml"])
     [1.0]
     """
     rewards: list[float | None] = []
-    for text, tags in _texts_and_tags(completions, columns):
-        for tag in tags:  # each behind the one before
+    for text, f in in_formats(completions, columns):
+        for tag in FORMATS[f].tags:  # each behind the one before
             _, found, text = text.partition(tag)
             if not found:
                 break
@@ -166,17 +152,12 @@ def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     [1.0, 0.49]
     """
     rewards: list[float | None] = []
-    for text, tags in _texts_and_tags(completions, columns):
+    for text, f in in_formats(completions, columns):
+        tags, closing = FORMATS[f].tags, FORMATS[f].tags[-1]
         credit = sum(text.count(tag) == 1 for tag in tags) / len(tags)
-        closing = tags[-1]
         trailing = len(text.rsplit(closing, 1)[1].strip()) if closing.startswith("</") and closing in text else 0
         rewards.append(max(0.0, credit - 0.001 * trailing))
     return rewards
-
-
-def _texts_and_tags(completions: Sequence[Completion], columns: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
-    formats = formats_of(completions, columns)
-    return [(text_of(c), FORMATS[f or DEFAULT_FORMAT].tags) for c, f in zip(completions, formats, strict=True)]
 
 
 def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -222,12 +203,12 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     """
 
     def overlong(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        most = max_length or setting_of(columns, "max_completion_length") or DEFAULT_MAX_LENGTH
+        most = max_length or limit_of(columns)
         soft = max(1, most // 5) if cache is None else cache
         return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in lengths_of(completions, columns)]
 
     if cache is not None and cache <= 0:
-        raise ConfigError("cache", cache, "is no length", "give the number of tokens before the limit, 1 or more")
+        raise ConfigError("cache", cache, "is not a length", "give the number of tokens before the limit, 1 or more")
     return overlong
 
 
@@ -238,7 +219,7 @@ def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
     [-0.5, 0.0]
     """
     if ngram < 1:
-        raise ConfigError("ngram", ngram, "is no length", "give the number of words, 1 or more")
+        raise ConfigError("ngram", ngram, "is not a length", "give the number of words, 1 or more")
 
     def repetition(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
         rewards: list[float | None] = []

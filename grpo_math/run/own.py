@@ -30,7 +30,7 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        reason = f"names a module that cannot be imported ({_said(error)})"
+        reason = f"names a module that cannot be imported ({said_by(error)})"
         raise ConfigError(field, name, reason, "write module:function, module as in an import") from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -58,8 +58,8 @@ def tried(field: str, name: str, like: Any, *arguments: Any) -> Any:
         raise
     except Exception as error:
         remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(like.shape)}"
-        raise ConfigError(field, name, f"raised {_said(error)} on a small example", remedy) from error
+        raise ConfigError(field, name, f"raised {said_by(error)} on a small example", remedy) from error
 
 
-def _said(error: BaseException) -> str:
+def said_by(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"

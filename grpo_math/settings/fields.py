@@ -95,6 +95,8 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     default: Any = None
     value = line.value
     if isinstance(value, ast.Call):
+        if value.args:  # of our own: the default, then the help
+            default = _literal(value.args[0], name, enums)
         for keyword in value.keywords:
             if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
                 named = {ast.unparse(k): v for k, v in zip(keyword.value.keys, keyword.value.values, strict=True) if k}

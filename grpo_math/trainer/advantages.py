@@ -2,10 +2,9 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is a choice of `BASELINES`, or a function of your own, which gives the advantages themselves
-(`by_function`); the scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``.
-Named after their papers: (group_mean, group) is GRPO (arXiv 2402.03300), (group_mean, none) is Dr. GRPO (2503.20783),
-(leave_one_out, none) is RLOO (2402.14740), (none, none) is plain REINFORCE.
+The baseline :math:`b` is a choice of `BASELINES`, or a function of your own, which gives the advantages themselves,
+:math:`A = f(r)` (docs/algorithms.md); the scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``.
+Which pair is which paper's: docs/algorithms.md.
 
 A reward that is NaN (a completion that could not be graded) is left out of every mean and deviation, and its own
 advantage is 0: it moves no weight.
@@ -34,22 +33,13 @@ def group_mean(rewards: Tensor) -> Tensor:
 def leave_one_out(rewards: Tensor) -> Tensor:
     """The mean over the *other* graded completions of the group (RLOO, arXiv 2402.14740, eq. 6).
 
-    NaN where there is no other one: such a completion has nothing to be compared with.
+    NaN where there is no other: nothing can be compared with such a completion.
 
     >>> leave_one_out(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
     tensor([[0.0000, 0.3333, 0.3333, 0.3333]])
     """
     others = (~rewards.isnan()).sum(dim=1, keepdim=True) - 1
     return (rewards.nansum(dim=1, keepdim=True) - rewards) / others.clamp(min=0)
-
-
-def no_baseline(rewards: Tensor) -> Tensor:
-    """Zero: the advantage is the raw reward.
-
-    >>> no_baseline(torch.tensor([[1.0, 0.0]]))
-    tensor([[0., 0.]])
-    """
-    return torch.zeros_like(rewards)
 
 
 def group_std(rewards: Tensor) -> Tensor:
@@ -71,28 +61,16 @@ def batch_std(rewards: Tensor) -> Tensor:
     return _nanstd(rewards, dim=(0, 1)).expand_as(rewards)
 
 
-def no_scale(rewards: Tensor) -> Tensor:
-    """One: the advantage keeps the reward's unit; `advantages` adds no epsilon to it.
-
-    >>> no_scale(torch.tensor([[1.0, 0.0]]))
-    tensor([[1., 1.]])
-    """
-    return torch.ones_like(rewards)
-
-
 def _nanstd(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     deviation = rewards - rewards.nanmean(dim=dim, keepdim=True)
     n = (~rewards.isnan()).sum(dim=dim, keepdim=True)
     return (deviation.square().nansum(dim=dim, keepdim=True) / (n - 1).clamp(min=0)).sqrt()
 
 
-BASELINES: dict[str, Callable[[Tensor], Tensor]] = {
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "none": no_baseline,
-}
+Choice = Callable[[Tensor], Tensor]
+BASELINES: dict[str, Choice] = {"group_mean": group_mean, "leave_one_out": leave_one_out, "none": torch.zeros_like}
 # The names are those of TRL's `scale_rewards`.
-SCALES: dict[str, Callable[[Tensor], Tensor]] = {"group": group_std, "batch": batch_std, "none": no_scale}
+SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "none": torch.ones_like}
 
 
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
@@ -102,19 +80,6 @@ def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
     tensor([2.5000, 1.0000,    nan])
     """
     return (rewards * weights).nansum(dim=1).masked_fill(rewards.isnan().all(dim=1), torch.nan)
-
-
-def by_function(rewards: Tensor, name: str) -> Tensor:
-    r"""The advantages that a function of your own makes, :math:`A = f(r)`; ``name`` is ``module:function``.
-
-    It is given the rewards (P, G) of whole groups of all ranks, in float64, NaN where a completion could not be graded,
-    and returns the advantages (P, G). Nothing is subtracted from them, and nothing divides them. MaxRL's is, for one::
-
-        def max_rl(rewards):  # (r - mean) / mean
-            mean = rewards.nanmean(dim=1, keepdim=True)
-            return (rewards - mean) / mean.clamp(min=1e-6)
-    """
-    return tensor_from("baseline", name, rewards, rewards.clone())
 
 
 def try_function(name: str, group: int) -> None:
@@ -145,7 +110,8 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     """
     exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
     if ":" in baseline:
-        return by_function(exact, baseline).masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
+        own = tensor_from("baseline", baseline, exact, exact.clone())
+        return own.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
     one_of("baseline", baseline, tuple(BASELINES))
     one_of("scale_rewards", scale, tuple(SCALES))
     found = exact - BASELINES[baseline](exact)

@@ -84,9 +84,8 @@ def _fill(parts: list[list[int]], tokens: list[int], budget: int) -> list[list[i
     micro_batches: list[list[int]] = []
     room: list[int] = []
     for part, size in zip(parts, tokens, strict=True):
-        slot = next((i for i, free in enumerate(room) if size <= free), None)
-        if slot is None:
-            slot = len(room)
+        slot = next((i for i, free in enumerate(room) if size <= free), len(room))
+        if slot == len(room):
             micro_batches.append([])
             room.append(budget)
         micro_batches[slot] += part

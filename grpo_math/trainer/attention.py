@@ -72,7 +72,8 @@ def _segments(q: Tensor, k: Tensor, v: Tensor, group: GroupLayout, dropout: floa
         n, length = gather.shape
         keys = torch.cat([prompt_k.expand(n, *prompt_k.shape), own_k[gather]], dim=1)
         values = torch.cat([prompt_v.expand(n, *prompt_v.shape), own_v[gather]], dim=1)
-        mask = _visible(length, group.prompt, q.device)
+        # All of the prompt, and the segment up to oneself. Padding comes after every query.
+        mask = torch.ones(length, keys.size(1), dtype=torch.bool, device=q.device).tril(diagonal=group.prompt)
         outputs.append(_attend(q[gather], keys, values, mask, dropout, scaling).flatten(0, 1))
     return torch.cat(outputs)[back]
 
@@ -98,11 +99,6 @@ def masks_grouped_heads(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _visible(length: int, prompt: int, device: torch.device) -> Tensor:
-    """(length, prompt + length): all of the prompt, and the segment up to oneself. Padding comes after every query."""
-    return torch.ones(length, prompt + length, dtype=torch.bool, device=device).tril(diagonal=prompt)
-
-
 @lru_cache(maxsize=256)
 def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor], Tensor]:
     """Segments in batches of similar length, as indices (n, longest) into the group's segment tokens; then the index
@@ -119,9 +115,8 @@ def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tenso
     offset = 0
     for batch in batches:
         longest = lengths[batch[0]]
-        rows = []
+        rows = [[starts[i] + min(t, lengths[i] - 1) for t in range(longest)] for i in batch]
         for i in batch:
-            rows.append([starts[i] + min(t, lengths[i] - 1) for t in range(longest)])
             back[starts[i] : starts[i] + lengths[i]] = torch.arange(offset, offset + lengths[i])
             offset += longest
         gathers.append(torch.tensor(rows, device=device))

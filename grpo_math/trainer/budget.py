@@ -1,6 +1,6 @@
-"""The most tokens in one forward and backward pass: tried before the first step, halved when memory runs out.
+"""The most tokens in one forward and backward pass: halved when memory runs out, and the step is done once more.
 
-Does not cut rows (`parts.py` does), and knows no model.
+Does not cut rows (`parts.py` does).
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from accelerate.logging import get_logger
 from torch import Tensor
 
 from grpo_math.errors import OutOfMemory
-from grpo_math.trainer.arrange import fill, packed_tokens
+from grpo_math.trainer.arrange import packed_tokens
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.rows import lay_out
 
@@ -61,23 +61,6 @@ class TokenBudget:
         for step in own:
             step["parts"] = [small for part in step["parts"] for small in cutter.smaller(part, budget)]
 
-    def try_longest(
-        self, prompt: int, completion: int, group: int, there: int, budget: int, run: Callable[[list[int]], None]
-    ) -> None:
-        """``run`` the largest micro-batch that can come, given as lengths of completions, and halve until it fits.
-
-        ``there``: rows of a step; ``group``: those of a prompt; ``budget``: the tokens to begin with.
-        """
-        while True:
-            full, last = fill(budget, prompt, completion, group, there) if self.cuts else (there, 0)
-            lengths = [completion] * full + [last] * bool(last)
-            try:
-                return run(lengths)
-            except torch.OutOfMemoryError as error:
-                reason = str(error)  # halved outside of the handler, whose traceback holds the activations
-            tokens = sum(lengths) + -(-len(lengths) // group) * (prompt - 1)
-            budget = self.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
-
 
 class Redo:
     """An optimizer step is done once more, in smaller parts, where memory runs out in one of its training steps."""
@@ -87,28 +70,22 @@ class Redo:
         self.running: dict[str, Any] | None = None  # the parts of the training step that is under way
         self.done: list[dict[str, Any]] = []  # those of the optimizer step's training steps that are done
 
-    def step(
-        self,
-        model: Any,
-        train: Callable[[], Tensor],
-        loss_of: Callable[[Any, dict[str, Any]], Tensor],
-        waiting: Callable[[], Iterable[dict[str, Any]]],
-    ) -> Tensor:
-        """A training step: ``train()``, and again as often as it takes. ``waiting`` are the steps of later updates."""
+    def step(self, trainer: Any, model: Any, train: Callable[[], Tensor]) -> Tensor:
+        """A training step: ``train()``, and again as often as it takes."""
         reason: str | None = None
         self.running = None
         while True:
             try:
                 if reason is not None:
-                    self._start_again(model, loss_of)
+                    self._start_again(model, trainer._compute_loss)
                 loss = train()
                 break
             except torch.OutOfMemoryError as error:
                 if self.running is None:  # in generation
                     raise
                 reason = str(error)
-            # outside of the handler, whose traceback holds the activations
-            self.budget.cut([*self.done, *waiting()], self.cutter, reason)
+            # outside of the handler, whose traceback holds the activations; with the steps of later updates
+            self.budget.cut([*self.done, *(trainer._buffered_inputs or ())], self.cutter, reason)
         if self.running is not None:
             self.done.append(self.running)
         if self.accelerator.sync_gradients:

@@ -28,12 +28,8 @@ def trainer_of(
     if model_args.dtype == "auto":
         model_args.dtype = fast_dtype()
     own: Any = config.model_init_kwargs or {}
-    config.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "dtype": model_args.dtype,
-        "attn_implementation": model_args.attn_implementation,
-        **own,
-    }
+    given = {"revision": model_args.model_revision, "dtype": model_args.dtype}
+    config.model_init_kwargs = {**given, "attn_implementation": model_args.attn_implementation, **own}
     with weights_of(path, own):
         trainer = _Trainer(
             model=path,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from grpo_math.errors import ConfigError
+from grpo_math.trainer.arrange import fill
 from grpo_math.trainer.rows import Rows
 
 
@@ -55,7 +56,7 @@ def is_tried(asked: bool | None, accelerator: Any, fsdp: bool) -> bool:
 
 
 def try_longest(trainer: Any, model: Any) -> None:
-    """The largest micro-batch that can come, forward and backward, and all of it thrown away again.
+    """The largest micro-batch that can come, forward and backward, and all of it thrown away; halved until it fits.
 
     On the bare model, with gradients that are asked for and not accumulated: neither DDP nor DeepSpeed hears of it.
     """
@@ -71,15 +72,21 @@ def try_longest(trainer: Any, model: Any) -> None:
     device, model = trainer.accelerator.device, trainer.accelerator.unwrap_model(model)
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-    def run(lengths: list[int]) -> None:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), trainer.meter.only_seconds():
-            with trainer.compute_loss_context_manager():
-                made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
-                loss = trainer._loss_of(model, made_up)
-            torch.autograd.grad(loss, trained, allow_unused=True)
-
-    trainer.budget.try_longest(len(prompt), length, group, in_step, budget, run)
+    while True:
+        full, last = fill(budget, len(prompt), length, group, in_step) if cuts else (in_step, 0)
+        lengths = [length] * full + [last] * bool(last)
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []), trainer.meter.only_seconds():
+                with trainer.compute_loss_context_manager():
+                    made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
+                    loss = trainer._loss_of(model, made_up)
+                torch.autograd.grad(loss, trained, allow_unused=True)
+            return
+        except torch.OutOfMemoryError as error:
+            reason = str(error)  # halved outside of the handler, whose traceback holds the activations
+        loss = None  # whose graph holds them, too
+        tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
+        budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
 def longest_prompt(trainer: Any) -> list[int]:

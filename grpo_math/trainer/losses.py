@@ -66,10 +66,7 @@ def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
 def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     r"""The loss of tokens (B, T) by a function of your own, :math:`\ell = f(\log \pi_\theta, \log \pi_{old}, A, m)`.
 
-    ``name`` is ``module:function``. It is given four tensors (B, T): log-probs, those of the policy that sampled, the
-    advantage of each token's completion, and the mask of the tokens that count, and returns the loss (B, T), which is
-    reduced as ``loss_type`` says. Completions are put together as memory allows, so that the loss of one may not depend
-    on another. PPO's clipped ratio, the built-in one, would be::
+    ``name`` is ``module:function``; docs/algorithms.md says what it may do. PPO's clipped ratio, the built-in one, is::
 
         def clip(logps, old_logps, advantages, mask):
             ratio = (logps - old_logps).exp()
@@ -89,8 +86,8 @@ def try_surrogate(name: str) -> None:
         raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
     rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
     if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
-        reason = "gives a completion another loss beside others than alone"
-        raise ConfigError("surrogate", name, reason, "reduce within a row only: update batches are put together anew")
+        reason = "gives a completion a different loss in a batch than alone"
+        raise ConfigError("surrogate", name, reason, "reduce within a row only: batches are regrouped")
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
@@ -123,14 +120,6 @@ def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
     if estimator == "k2":
         return difference.square() / 2
     return torch.expm1(-difference) + difference
-
-
-def kl_term(logps: Tensor, inputs: dict[str, Any], mask: Tensor, estimator: str, level: str | None) -> Tensor:
-    """`kl_per_token` to the reference, times `importance_ratio` of this ``level``, or times nothing."""
-    kl = kl_per_token(logps, inputs["ref_per_token_logps"], estimator)
-    if level is None:
-        return kl
-    return kl * importance_ratio(logps, inputs.get("old_per_token_logps", logps.detach()), mask, level)
 
 
 def aggregate(

@@ -1,4 +1,4 @@
-"""What a step costs: seconds by phase, tokens a second, memory; in the lists that TRL logs the means of.
+"""What the log says of a step: seconds by phase, tokens a second, memory; verdicts, rewards, advantages.
 
 Does not run anything: the trainer says which phase is under way.
 """
@@ -6,13 +6,14 @@ Does not run anything: the trainer says which phase is under way.
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpo_math.grading import Verdict
 from grpo_math.run import metrics
 
 
@@ -73,6 +74,23 @@ class StepMeter:
             log[metrics.MEMORY_RESERVED] = [torch.cuda.max_memory_reserved()]
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
+
+
+def shares(verdicts: Sequence[str], size: int) -> dict[str, float]:
+    """Shares of the completions by verdict, and of the groups of ``size`` that are all right or all wrong.
+
+    >>> found = shares(["correct", "correct", "wrong", "timeout"], 2)
+    >>> found["grading/timeout"], found["accuracy"], found["degenerate/all_right"], found["degenerate/all_wrong"]
+    (0.25, 0.5, 0.5, 0.5)
+    """
+    right = [verdict == Verdict.CORRECT for verdict in verdicts]
+    groups = [right[start : start + size] for start in range(0, len(right), size)]
+    return {
+        **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
+        metrics.ACCURACY: sum(right) / len(right),
+        metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
+        metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
+    }
 
 
 def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:

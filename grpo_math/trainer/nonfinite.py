@@ -31,12 +31,10 @@ class NonFiniteSteps:
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         return skipped
 
-    @property
-    def too_many(self) -> bool:
-        return self.in_a_row >= self.limit
-
-    def error(self, step: int) -> UserError:
-        """What ends the run before optimizer step number ``step`` (from 0) is counted as done."""
+    def error(self, step: int) -> UserError | None:
+        """What ends the run, if anything does, before optimizer step number ``step`` (from 0) is counted as done."""
+        if self.in_a_row < self.limit:
+            return None
         first = step + 2 - self.in_a_row
         steps = f"step {first}" if self.in_a_row == 1 else f"steps {first} to {step + 1}, {self.in_a_row} in a row"
         return UserError(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpo_math.trainer.arrange import arrange, over_steps
 from grpo_math.trainer.losses import weight_of_part
-from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, padded_tokens, scored, shortest
+from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, scored, shortest
 
 Part = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 
@@ -28,14 +28,14 @@ class Cutter:
 
     ``whole``: not at all, since a term of the loss is a mean or a quantile over TRL's very micro-batch.
     ``only_signal``: completions whose advantage is zero leave, since no other term of the loss moves a weight.
-    ``every_step``: each training step needs a part: DeepSpeed's offloaded gradients need the first backward pass, too.
+    ``deepspeed``: each training step needs a part, since offloaded gradients need the first backward pass, too.
     """
 
     accelerator: Any
     loss_type: str
     whole: bool
     only_signal: bool
-    every_step: bool
+    deepspeed: bool
 
     def parts(self, micro_batches: list[Rows], budget: int) -> list[list[Part]]:
         """TRL's micro-batches of one optimizer step -> the parts to compute in each of its training steps.
@@ -64,7 +64,7 @@ class Cutter:
             steps.append([self._part(*part, n, n_rows) for part, n in zip(own, largest, strict=True)])
         if not any(steps):
             steps[-1] = [(shortest(micro_batches[-1]), 0.0)]
-        if self.every_step:
+        if self.deepspeed:
             steps = [parts or [(shortest(micro_batches[0]), 0.0)] for parts in steps]
         return steps
 
@@ -79,7 +79,7 @@ class Cutter:
 
     def _plan(self, rows: Rows, n_rows: int, budget: int, ranks: int = 1) -> list[list[list[int]]]:
         """The micro-batches of each rank, as numbers of ``rows``; ``n_rows`` is how many TRL's micro-batch has."""
-        budget = budget or n_rows * padded_tokens(rows) // len(rows["advantages"])
+        budget = budget or n_rows * (rows["prompt_ids"].size(1) + rows["completion_ids"].size(1))
         prompts, prompt_tokens, tokens = lay_out(rows)
         if self.only_signal:
             signal = rows["advantages"].reshape(len(tokens), -1).ne(0).any(dim=1).tolist()
@@ -94,21 +94,22 @@ class Cutter:
         part = filled(rows, index, size)
         return part, weight_of_part(self.loss_type, scored(part), n_rows, scored(rows).sum())
 
-
-def added_up(
-    parts: list[Part], loss_of: Callable[[Rows], Tensor], model: Any, accelerator: Any, options: dict[str, Any]
-) -> Tensor:
-    """The loss of a training step. The backward pass of its last part is left to the caller, and synchronises."""
-    state, done = accelerator.gradient_state, torch.zeros((), device=accelerator.device)
-    synchronises = state.sync_gradients
-    for rows, weight in parts[:-1]:
-        with accelerator.no_sync(model):
-            loss = loss_of(rows) * weight
-            state._set_sync_gradients(False)
-            try:
-                accelerator.backward(loss, **options)
-            finally:
-                state._set_sync_gradients(synchronises)
-        done += loss.detach()
-    rows, weight = parts[-1]
-    return loss_of(rows) * weight + done
+    def added_up(self, parts: list[Part], loss_of: Callable[[Rows], Tensor], model: Any) -> Tensor:
+        """The loss of a training step. The backward pass of its last part is left to the caller, and synchronises."""
+        state, done = self.accelerator.gradient_state, torch.zeros((), device=self.accelerator.device)
+        if not parts:
+            return done.requires_grad_()
+        # As in transformers' own training step: the loss is already divided by the accumulation steps.
+        options = {"scale_wrt_gas": False} if self.deepspeed else {}
+        synchronises = state.sync_gradients
+        for rows, weight in parts[:-1]:
+            with self.accelerator.no_sync(model):
+                loss = loss_of(rows) * weight
+                state._set_sync_gradients(False)
+                try:
+                    self.accelerator.backward(loss, **options)
+                finally:
+                    state._set_sync_gradients(synchronises)
+            done += loss.detach()
+        rows, weight = parts[-1]
+        return loss_of(rows) * weight + done

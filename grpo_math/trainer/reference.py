@@ -35,11 +35,8 @@ FILE = "reference/weights.safetensors"
 class Reference(TrainerCallback):
     """The reference of a policy, made equal to it after every ``every`` optimizer steps.
 
-    Args:
-        policy: the model that is trained, not wrapped by DDP or DeepSpeed.
-        model: the reference model beside it; None if ``policy`` is a `PeftModel`, which then gets the adapter ``ref``,
-            a copy of its own as it is now.
-        every: optimizer steps from one refresh to the next.
+    ``policy`` is not wrapped by DDP or DeepSpeed; ``model`` is the reference model beside it, or None if ``policy`` is
+    a `PeftModel`, which then gets the adapter ``ref``, a copy of its own as it is now.
 
     >>> policy, model = nn.Linear(2, 1), nn.Linear(2, 1)
     >>> Reference(policy, model, every=100).refresh()
@@ -82,12 +79,8 @@ class Reference(TrainerCallback):
     def load(self, folder: Path) -> None:
         """The reference from ``folder``, on every rank."""
         if not (folder / FILE).exists():
-            raise ConfigError(
-                "reference_refresh_steps",
-                self.every,
-                f"cannot go on from {folder}, a checkpoint of a run that never refreshed its reference",
-                "leave it at 0",
-            )
+            reason = f"cannot go on from {folder}, a checkpoint of a run that never refreshed its reference"
+            raise ConfigError("reference_refresh_steps", self.every, reason, "leave it at 0")
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():
                 with _whole([target], writes=True):
@@ -107,11 +100,9 @@ class Reference(TrainerCallback):
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """(name in the reference, the policy's parameter, the reference's) of all that the two do not share."""
         if self.model is None:
-            yield from _adapter_pairs(self.policy)
-            return
+            return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())
-        for name, source in self.policy.named_parameters():
-            yield name, source, targets[name]
+        return ((name, source, targets[name]) for name, source in self.policy.named_parameters())
 
 
 def follow(trainer: Any, every: int) -> Reference:
@@ -126,12 +117,8 @@ def follow(trainer: Any, every: int) -> Reference:
 def refuse_lost_reference(folder: Path) -> None:
     """A run that does not refresh its reference cannot go on where one that does has stopped."""
     if (folder / FILE).exists():
-        raise ConfigError(
-            "reference_refresh_steps",
-            0,
-            f"would lose the refreshed reference of {folder}",
-            "give the value that the run had",
-        )
+        reason = f"would lose the refreshed reference of {folder}"
+        raise ConfigError("reference_refresh_steps", 0, reason, "give the value that the run had")
 
 
 def add_reference_adapter(policy: Any, every: int) -> None:

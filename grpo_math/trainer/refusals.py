@@ -32,7 +32,7 @@ def ignored(c: Any) -> list[tuple[Any, str, str]]:
     sums = c.multi_objective_aggregation == "normalize_then_sum"
     its = "multi_objective_aggregation='normalize_then_sum'"
     kind, no_clip, no_kl = f"loss_type={c.loss_type!r}", f"loss_type={c.loss_type!r} does not clip", c.beta == 0.0
-    ratio = "epsilon epsilon_high delta off_policy_mask_threshold importance_sampling_level"
+    own, ratio = is_own(c.surrogate), "epsilon epsilon_high delta off_policy_mask_threshold importance_sampling_level"
     whole = "looks at whole micro-batches of per_device_train_batch_size"
     moved = [(name, getattr(c, name)) for name in ("entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")]
     moved = [(name, value) for name, value in moved if value != c.__dataclass_fields__[name].default]
@@ -52,11 +52,7 @@ def ignored(c: Any) -> list[tuple[Any, str, str]]:
         (not c.pack_updates, "update_token_budget", "pack_updates=False has no budget"),
         *((True, "update_token_budget", f"{name}={value} {whole}") for name, value in moved),
         (c.surrogate == "reinforce", ratio, "surrogate='reinforce' holds the ratio at 1"),
-        (
-            is_own(c.surrogate),
-            f"{ratio} top_entropy_quantile",
-            f"surrogate={c.surrogate!r} is the whole loss of a token",
-        ),
+        (own, f"{ratio} top_entropy_quantile", f"surrogate={c.surrogate!r} is the whole loss of a token"),
         (c.loss_type not in CLIPPED, "delta", no_clip),
         (c.loss_type in ("sapo", "vespo"), "epsilon epsilon_high", no_clip),
         (c.loss_type == "cispo" and c.epsilon_high is not None, "epsilon", upper),
@@ -105,13 +101,13 @@ def refuse(config: Any) -> None:
 
 def _refuse_values(c: Any) -> None:
     if not 0.0 <= c.top_entropy_quantile <= 1.0:
-        raise ConfigError("top_entropy_quantile", c.top_entropy_quantile, "is no share", "use a number from 0 to 1")
+        raise ConfigError("top_entropy_quantile", c.top_entropy_quantile, "is not a share", "use a number from 0 to 1")
     for name in ("advantage_eps", "grade_timeout"):
         value = getattr(c, name)
         if not (math.isfinite(value) and value > 0):
             default = c.__dataclass_fields__[name].default
             raise ConfigError(name, value, "is not a positive number", f"the default is {default:g}")
-    for name in ("update_token_budget", "resample_groups", "max_seq_length_train"):
+    for name in ("update_token_budget", "resample_groups", "max_seq_length_train", "reference_refresh_steps"):
         if getattr(c, name) < 0:
             raise ConfigError(name, getattr(c, name), "is negative", "give 0 or more")
     if c.max_nonfinite_steps < 1:
@@ -151,9 +147,7 @@ def _refuse_loss(c: Any) -> None:
 
 def _refuse_refresh(c: Any) -> None:
     sharded = c.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if c.reference_refresh_steps < 0:
-        reason, remedy = "is negative", "give 0 or more"
-    elif c.beta == 0:
+    if c.beta == 0:
         reason, remedy = "has no reference to refresh (beta=0)", "set beta above 0, or leave this at 0"
     elif c.sync_ref_model:
         reason, remedy = "and sync_ref_model=True would both move the reference", "leave one of the two out"
@@ -168,7 +162,7 @@ def _refuse_vllm(c: Any) -> None:
     urls, several = c.vllm_server_base_url, (c.vllm_server_base_url or "").split(",")
     if c.use_vllm and c.vllm_mode == "server":
         if not urls and not is_address(f"http://{c.vllm_server_host}"):
-            raise ConfigError("vllm_server_host", c.vllm_server_host, "is no host", "give a name or an IP address")
+            raise ConfigError("vllm_server_host", c.vllm_server_host, "is not a host", "give a name or an IP address")
         if len(several) > 1 and c.vllm_sync == "merged":
             reason = "names several servers, and vllm_sync='merged' sends weights to one"
             raise ConfigError("vllm_server_base_url", urls, reason, "name one server")
@@ -176,13 +170,13 @@ def _refuse_vllm(c: Any) -> None:
             raise ConfigError("vllm_server_base_url", urls, "names a server twice", "name each once")
     for url in several if urls else ():
         if not is_address(url.strip()):
-            reason = f"holds {url.strip()!r}, which is no address"
+            reason = f"holds {url.strip()!r}, which is not an address"
             raise ConfigError("vllm_server_base_url", urls, reason, "write it as http://127.0.0.1:8000")
     if regex := c.vllm_structured_outputs_regex:
         try:
             re.compile(regex)
         except re.error as error:
-            reason = f"is no regular expression ({error})"
+            reason = f"is not a regular expression ({error})"
             raise ConfigError("vllm_structured_outputs_regex", regex, reason, "correct the pattern") from None
 
 
@@ -191,8 +185,6 @@ def refuse_refresh_within_a_rollout(c: Any) -> None:
     rollout = (c.steps_per_generation or 1) * c.num_iterations
     updates = rollout // math.gcd(rollout, c.gradient_accumulation_steps)
     if c.reference_refresh_steps % updates:
-        reason = (
-            f"falls within a rollout, which serves {updates} optimizer steps (num_iterations={c.num_iterations},"
-            f" steps_per_generation={c.steps_per_generation})"
-        )
+        fields = f"num_iterations={c.num_iterations}, steps_per_generation={c.steps_per_generation}"
+        reason = f"falls within a rollout, which serves {updates} optimizer steps ({fields})"
         raise ConfigError("reference_refresh_steps", c.reference_refresh_steps, reason, f"use a multiple of {updates}")

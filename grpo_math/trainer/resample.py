@@ -3,7 +3,7 @@
 A group whose completions are all right or all wrong has no contrast in correctness. It is judged by verdict: a shaped
 sum of rewards can differ within such a group, and would make it look as if there were something to learn.
 
-Does not generate: the trainer hands in a function that does.
+Does not generate: the trainer hands in TRL's method that does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from accelerate.logging import get_logger
+from accelerate.utils import gather_object
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.grading import Verdict
 from grpo_math.run import metrics
-from grpo_math.trainer.rows import join, select
+from grpo_math.trainer.rows import Rows, join, of_all_ranks, scored, select
 
 logger = get_logger(__name__)
 
@@ -25,7 +27,7 @@ logger = get_logger(__name__)
 class Scored(NamedTuple):
     """Completions of all ranks, group by group: an entry of each for every completion."""
 
-    rows: dict[str, Any]  # with ``rewards_per_func`` (B, F) among TRL's tensors
+    rows: Rows  # with ``rewards_per_func`` (B, F) among TRL's tensors
     right: list[bool | None]  # None: could not be graded
     columns: list[list[Any]]  # of the table of completions
 
@@ -85,8 +87,8 @@ class Reserve:
             row = self._next()
             if row["prompt"] in avoid and passed < len(self.rows):
                 passed += 1
-                continue
-            taken.append(row)
+            else:
+                taken.append(row)
         return taken
 
     def _next(self) -> dict[str, Any]:
@@ -109,20 +111,16 @@ class Resampler:
         self.reserve, self.rounds, self.told = Reserve(problems, seed), rounds, False
 
     def __call__(
-        self,
-        first: Scored,
-        prompts: Sequence[Any],
-        group: int,
-        ranks: int,
-        score: Callable[[list[dict[str, Any]]], Scored],
-    ) -> tuple[Scored, dict[str, float]]:
-        """The completions to go on with, and numbers for the log.
+        self, trainer: Any, output: Rows, inputs: list[dict[str, Any]], generate: Callable[[Any], Rows]
+    ) -> Rows:
+        """This rank's rows to go on with. ``generate`` samples and grades a completion of each row that it is given.
 
-        ``prompts`` are those of ``first``; ``score`` samples and grades a completion of each of the rows that it is
-        given, as many on every rank.
+        What is logged of rewards, verdicts and lengths stays that of the first draw: what replaces it was chosen.
         """
-        kept, seen = first, list(prompts)
-        wanted = drawn = len(first.right) // group
+        group, n, ranks = trainer._group, len(inputs), trainer.accelerator.num_processes
+        rank, logs = trainer.accelerator.process_index, trainer._logs
+        seen, kept = gather_object([row["prompt"] for row in inputs]), _last_sampled(trainer, output)
+        wanted = drawn = len(kept.right) // group
         together = ranks // math.gcd(ranks, group)  # so many groups have as many rows on every rank
         for _ in range(self.rounds):
             dull = dull_groups(kept.right, group)
@@ -131,7 +129,10 @@ class Resampler:
             fresh = self.reserve.take(-(-len(dull) // together) * together, avoid=seen)
             seen += [row["prompt"] for row in fresh]
             drawn += len(fresh)
-            more = score([dict(row) for row in fresh for _ in range(group)])
+            rows = [dict(row) for row in fresh for _ in range(group)]
+            share = len(rows) // ranks
+            with trainer.meter.only_seconds():
+                more = _last_sampled(trainer, generate(rows[rank * share : (rank + 1) * share]))
             kept = kept.picked(more, replacing(kept.right, more.right, group))
         left = len(dull_groups(kept.right, group))
         if left and not self.told:
@@ -141,4 +142,25 @@ class Resampler:
                 f"prompts; the step goes on with them. Later steps say it in {metrics.PROMPTS_KEPT} alone."
             )
         counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: wanted - left}
-        return kept, {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - wanted}
+        trainer._log({**counts, metrics.PROMPTS_THROWN_AWAY: drawn - wanted})
+        for column, values in zip(_columns(logs), kept.columns, strict=True):
+            column.clear()
+            column.extend(values)
+        trainer._rewards_per_func = kept.rows.pop("rewards_per_func")
+        kept.rows["num_items_in_batch"] = scored(kept.rows).sum()
+        return select(kept.rows, range(rank * n, (rank + 1) * n))
+
+
+def _last_sampled(trainer: Any, output: Rows) -> Scored:
+    """The completions of all ranks that were sampled last, with what the trainer keeps of them beside ``output``."""
+    if trainer._grades is None:
+        what = "a row's `answer` is not a string, so that its completions have no verdict"
+        raise UserError(f"resample_groups: {what}")
+    right = gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in trainer._grades])
+    rows = {**of_all_ranks(output, trainer.accelerator), "rewards_per_func": trainer._rewards_per_func}
+    return Scored(rows, right, [list(column)[-len(right) :] for column in _columns(trainer._logs)])
+
+
+def _columns(logs: Any) -> list[Any]:
+    """The columns of TRL's table of completions, each with an entry for every row of a rollout."""
+    return [logs["prompt"], logs["completion"], logs["advantages"], *logs["rewards"].values(), *logs["extra"].values()]

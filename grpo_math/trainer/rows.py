@@ -113,11 +113,6 @@ def lay_out(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
     return layout(ids, mask, rows["completion_ids"].size(1))
 
 
-def padded_tokens(rows: Rows) -> int:
-    """Tokens of a forward pass over all rows as they are."""
-    return rows["prompt_ids"].numel() + rows["completion_ids"].numel()
-
-
 def scored(rows: Rows) -> Tensor:
     """The mask (B, T) of the tokens that the loss counts."""
     return rows["completion_mask"] * rows.get("tool_mask", 1)

@@ -26,15 +26,11 @@ Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, an
 
 def set_up(models: list[Any], images: bool, continuous_batching: bool) -> bool:
     """Switch the policy, and the reference where there is one, to the packed attention; False where one has none."""
+    adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     hindrances = {
         "an image processor": images,
-        "a prompt-learning adapter": any(
-            adapter.is_prompt_learning
-            for model in models
-            if is_peft_model(model)
-            for adapter in model.peft_config.values()
-        ),
-        "continuous batching to generate with, which knows no packed attention": continuous_batching,
+        "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
+        "continuous batching to generate with, which has no packed attention": continuous_batching,
     }
     models = [model.get_base_model() if is_peft_model(model) else model for model in models]
     for model in models:

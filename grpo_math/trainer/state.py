@@ -8,10 +8,14 @@ Does not save or load weights: transformers does, and reference.py for the refer
 """
 
 import json
+import random
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+import numpy
+import torch
 
 from grpo_math.run.checkpoints import STATE
 
@@ -54,8 +58,6 @@ def _plain(value: Any) -> Any:
 
 def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
     """What `state_of` gave, from a checkpoint; None if it has none of this rank."""
-    import torch
-
     held = checkpoint / STATE.format(rank)
     if not held.exists():
         return None
@@ -95,12 +97,7 @@ def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
 
 
 def moment(trainer: Any) -> dict[str, Any]:
-    """`state_of`, and what a checkpoint keeps elsewhere: for `put_back`, once a step that had begun has failed."""
-    import random
-
-    import numpy
-    import torch
-
+    """`state_of`, and what a checkpoint keeps elsewhere: for `save_last_step`, when the next step has failed."""
     return {
         **state_of(trainer),
         "tokens": trainer.state.num_input_tokens_seen,
@@ -111,26 +108,16 @@ def moment(trainer: Any) -> dict[str, Any]:
     }
 
 
-def put_back(trainer: Any, then: Mapping[str, Any]) -> None:
-    """All but the weights as they were at this `moment`."""
-    import random
-
-    import numpy
-    import torch
-
-    go_on(trainer, then)
-    trainer.state.num_input_tokens_seen = then["tokens"]
-    random.setstate(then["python"])
-    numpy.random.set_state(then["numpy"])
-    torch.set_rng_state(then["torch"])
-    if then["cuda"] is not None:
-        torch.cuda.set_rng_state(then["cuda"])
-
-
 def save_last_step(trainer: Any) -> None:
     """A checkpoint as it would have been before the step that is under way, which has drawn random numbers."""
-    if trainer._last_step is not None:  # else none was done since the run started, or went on from a checkpoint
-        put_back(trainer, trainer._last_step)
+    if then := trainer._last_step:  # else none was done since the run started, or went on from a checkpoint
+        go_on(trainer, then)
+        trainer.state.num_input_tokens_seen = then["tokens"]
+        random.setstate(then["python"])
+        numpy.random.set_state(then["numpy"])
+        torch.set_rng_state(then["torch"])
+        if then["cuda"] is not None:
+            torch.cuda.set_rng_state(then["cuda"])
         trainer._save_checkpoint(trainer.model, trial=None)
     trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
 

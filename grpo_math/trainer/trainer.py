@@ -3,10 +3,10 @@
 The way of the data, each stop with the override that it begins in and the file that does the work:
 
     rollout          prompts -> completions              _generate_single_turn             generation/
-    -> verdicts      each completion graded once         _grade                            grading/, verdicts.py
+    -> verdicts      each completion graded once         _grade                            grading/
     -> rewards       (B, F), then weighted (P, G)        _calculate_rewards                rewards/
-                     dull groups give way to fresh ones  _resample                         resample.py
-    -> advantages    (P, G)                              _generate_and_score_completions   advantages.py
+                     dull groups give way to fresh ones  _generate_and_score_completions   resample.py
+    -> advantages    (P, G)                              _set_advantages                   advantages.py
     -> arrange       a step's rows, by prompt            _prepare_inputs                   arrange.py
     -> parts         rows, and what their loss weighs    _compute_loss                     parts.py, budget.py
     -> log-probs     (B, T), from packed rows            _get_per_token_logps_...          scoring.py, packing.py
@@ -20,13 +20,12 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 - completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
 - a reward function that raises is called once more; one that fails ends the run on every rank (`rewards/guard.py`);
 - advantages are those of `advantages.py`: TRL's with ``baseline=group_mean, advantage_eps=1e-4``, or the user's own;
-- ``surrogate=reinforce`` drops the old log-probs, and ``kl_estimator=k1`` or ``k2`` takes the place of TRL's k3
-  (`losses.py`), and a surrogate of the user's own that of the clipped ratio; ``policy_loss``, which TRL logs beside an
-  entropy bonus, is then without that term, and ``clip_ratio/*`` is 0;
+- ``surrogate=reinforce`` drops the old log-probs; k1 or k2 takes the place of TRL's k3, and a surrogate of the user's
+  own that of the clipped ratio (`losses.py`); TRL's ``policy_loss`` is then without that term, ``clip_ratio/*`` is 0;
 - with ``pack_updates``, prompts are prefilled once a group; the rows of an optimizer step are put together by prompt,
-  filled up to ``update_token_budget`` and shared out among ranks (`arrange.py`); they are scored packed; and
-  completions whose advantage is zero leave the update where no other term would move a weight by them. Gradients are
-  TRL's, to rounding; the logged entropy and clip fractions are then means over the completions that were trained on;
+  shared out among ranks (`arrange.py`) and scored packed; completions whose advantage is zero leave the update where no
+  other term moves a weight by them. Gradients are TRL's, to rounding; entropy and clip fractions are logged as means
+  over the completions that were trained on;
 - ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
 - ``reference_refresh_steps`` makes the reference the policy (`reference.py`);
 - checkpoints are written aside and renamed, and a run goes on from one as if it had not stopped (`state.py`);
@@ -39,6 +38,7 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 Does not copy TRL's loss.
 """
 
+import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -57,21 +57,21 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.sync import ServerAway, adapter_sync
-from grpo_math.grading import Verdict
-from grpo_math.rewards import REWARDS
+from grpo_math.grading import grade_batch, offending
+from grpo_math.rewards import REWARDS, text_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
-from grpo_math.trainer import longest, losses, scoring, state, verdicts
+from grpo_math.trainer import longest, losses, scoring, state
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
-from grpo_math.trainer.meter import StepMeter, over_tokens, spread
+from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
-from grpo_math.trainer.parts import Cutter, added_up
+from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.refusals import is_own
-from grpo_math.trainer.resample import Resampler, Scored
-from grpo_math.trainer.rows import Rows, limited, of_all_ranks, scored, select
+from grpo_math.trainer.resample import Resampler
+from grpo_math.trainer.rows import Rows, limited, scored
 
 logger = get_logger(__name__)
 
@@ -118,7 +118,7 @@ class MathGRPOTrainer(GRPOTrainer):
         packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
-        self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, every_step=self.is_deepspeed_enabled)
+        self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         alone = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(settings.update_token_budget, cuts=packs and not whole, alone=alone)
         self._redo = Redo(accelerator, self.budget, self.cutter)
@@ -127,7 +127,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if settings.activation_offloading:
             self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
         if (limit := settings.max_seq_length_train) and self._is_vlm:
-            raise ConfigError("max_seq_length_train", limit, "knows no images", "leave it at 0")
+            raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
         self._longest_is_due = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
 
     # Generation
@@ -160,10 +160,13 @@ class MathGRPOTrainer(GRPOTrainer):
         """The grades of this rank's completions; None where the rows have no gold answer."""
         if not all(isinstance(row.get("answer"), str) for row in inputs):
             return None
-        grades, ungradable = verdicts.graded(inputs, completions, self.settings.grade_timeout)
-        rows = gather_object(ungradable)
-        if rows and self.accelerator.is_main_process:
-            verdicts.keep_ungradable(Path(str(self.args.output_dir)), self.state.global_step, rows)
+        golds, texts = [row["answer"] for row in inputs], [text_of(completion) for completion in completions]
+        formats = [row.get("answer_format") for row in inputs]
+        grades = grade_batch(golds, texts, answer_format=formats, timeout=self.settings.grade_timeout)
+        ungradable = gather_object(offending(grades, golds, texts))
+        if ungradable and self.accelerator.is_main_process:
+            with open(Path(str(self.args.output_dir), "ungradable.jsonl"), "a", encoding="utf-8") as file:
+                file.writelines(json.dumps({metrics.STEP: self.state.global_step, **row}) + "\n" for row in ungradable)
         return grades
 
     def _end_alike(self) -> None:
@@ -181,11 +184,11 @@ class MathGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
             if self._grades is not None:
                 of_all = gather_object([str(grade.verdict) for grade in self._grades])
-                self._log(verdicts.shares(of_all, self._group))
+                self._log(shares(of_all, self._group))
             if self._mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:
-                    output = self._resample(output, inputs)
+                    output = self._resampler(self, output, inputs, super()._generate_and_score_completions)
                 if self.settings.max_seq_length_train:
                     output = self._limit(output)
             self._set_advantages(output)
@@ -214,36 +217,6 @@ class MathGRPOTrainer(GRPOTrainer):
             every = self.accelerator.gather(output["advantages"])
         self._log(spread(rewards, every))
 
-    def _resample(self, output: Rows, inputs: list[dict[str, Any]]) -> Rows:
-        """Groups that are all right or all wrong give way to groups of fresh prompts that are neither.
-
-        What is logged of rewards, verdicts and lengths stays that of the first draw: what replaces it was chosen.
-        """
-        generate, accelerator, n = super()._generate_and_score_completions, self.accelerator, len(inputs)
-        ranks, rank = accelerator.num_processes, accelerator.process_index
-
-        def score(rows: list[dict[str, Any]]) -> Scored:
-            share = len(rows) // ranks
-            with self.meter.only_seconds():
-                return self._scored(generate(rows[rank * share : (rank + 1) * share]))
-
-        prompts, first = gather_object([row["prompt"] for row in inputs]), self._scored(output)
-        kept, counts = cast(Resampler, self._resampler)(first, prompts, self._group, ranks, score)
-        self._log(counts)
-        verdicts.set_columns(self._logs, kept.columns)
-        self._rewards_per_func = kept.rows.pop("rewards_per_func")
-        kept.rows["num_items_in_batch"] = scored(kept.rows).sum()
-        return select(kept.rows, range(rank * n, (rank + 1) * n))
-
-    def _scored(self, output: Rows) -> Scored:
-        """The completions of all ranks that were sampled last, with what is kept of them elsewhere."""
-        if self._grades is None:
-            what = "a row's `answer` is not a string, so that its completions have no verdict"
-            raise UserError(f"resample_groups: {what}")
-        of_all = gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in self._grades])
-        rows = {**of_all_ranks(output, self.accelerator), "rewards_per_func": self._rewards_per_func}
-        return Scored(rows, of_all, [list(column)[-len(of_all) :] for column in verdicts.columns(self._logs)])
-
     def _limit(self, rows: Rows) -> Rows:
         rows, longer = limited(rows, self.settings.max_seq_length_train, self.settings.long_sequences)
         rows["num_items_in_batch"] = self.accelerator.gather(scored(rows).sum()).sum()
@@ -257,8 +230,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._longest_is_due:
             self._longest_is_due = False
             longest.try_longest(self, model)
-        step, waiting = super().training_step, lambda: self._buffered_inputs or ()
-        return self._redo.step(model, lambda: step(model, inputs, num_items_in_batch), self._compute_loss, waiting)
+        step = super().training_step
+        return self._redo.step(self, model, lambda: step(model, inputs, num_items_in_batch))
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -267,8 +240,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if skipped:
             for parameter in model.parameters():
                 parameter.grad = None
-        if self._nonfinite.too_many:
-            error = self._nonfinite.error(self.state.global_step)
+        if error := self._nonfinite.error(self.state.global_step):
             state.save_last_step(self)
             raise error
         return norm
@@ -291,11 +263,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if "parts" not in inputs:
             return self._loss_of(model, inputs)
         self._redo.running = inputs
-        if not inputs["parts"]:
-            return torch.zeros((), device=self.accelerator.device, requires_grad=True)
-        # As in transformers' own training step: the loss is already divided by the accumulation steps.
-        options = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
-        return added_up(inputs["parts"], lambda rows: self._loss_of(model, rows), model, self.accelerator, options)
+        return self.cutter.added_up(inputs["parts"], lambda rows: self._loss_of(model, rows), model)
 
     def _loss_of(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """TRL's loss of one micro-batch, with the surrogate and the KL estimator that were asked for."""
@@ -320,8 +288,10 @@ class MathGRPOTrainer(GRPOTrainer):
                 values = values * inputs["importance_sampling_ratio"]
             loss = loss + self._aggregated(values, mask, inputs)
         if our_kl:
-            level = self.importance_sampling_level if cast(Any, self.args).use_bias_correction_kl else None
-            kl = losses.kl_term(logps, held, mask, settings.kl_estimator, level)
+            kl = losses.kl_per_token(logps, inputs["ref_per_token_logps"], settings.kl_estimator)
+            if cast(Any, self.args).use_bias_correction_kl:
+                sampler = held.get("old_per_token_logps", now)
+                kl = kl * losses.importance_ratio(logps, sampler, mask, self.importance_sampling_level)
             means[metrics.KL] = kl.detach()
             loss = loss + beta * self._aggregated(kl, mask, inputs)
         self._log(over_tokens(means, mask, self.accelerator))

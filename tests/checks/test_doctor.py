@@ -149,7 +149,7 @@ SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"vllm_structured_outputs_regex": "("}, "vllm_structured_outputs_regex='(' is no regular expression"),
+        ({"vllm_structured_outputs_regex": "("}, "vllm_structured_outputs_regex='(' is not a regular expression"),
         ({"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True would be ignored"),
         ({"cache_implementation": "static"}, "cache_implementation='static' would be ignored"),
         (

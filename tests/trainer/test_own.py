@@ -99,7 +99,7 @@ def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none(
         ({"baseline": "own_math:max_rl", "advantage_eps": 0.1}, r"advantage_eps=0.1 would be ignored"),
         ({"surrogate": "own_math:too_few"}, r"returned a Tensor: return a tensor of shape \(2, 3\)"),
         ({"surrogate": "own_math:constant"}, "returned a loss without a gradient"),
-        ({"surrogate": "own_math:over_the_batch"}, "gives a completion another loss beside others than alone"),
+        ({"surrogate": "own_math:over_the_batch"}, "gives a completion a different loss in a batch than alone"),
         ({"surrogate": "own_math:clip", "epsilon": 0.1}, "epsilon=0.1 would be ignored"),
         ({"surrogate": "own_math:clip", "top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 would be ignored"),
         ({"surrogate": "own_math:clip", "loss_type": "cispo"}, "loss_type='cispo' is a weight of the ratio"),
