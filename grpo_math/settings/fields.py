@@ -94,7 +94,9 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     choices = NAMES.get(name) or next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     default: Any = None
     value = line.value
-    if isinstance(value, ast.Call):
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "setting":
+        default = _literal(value.args[0], name, enums)
+    elif isinstance(value, ast.Call):
         for keyword in value.keywords:
             if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
                 named = {ast.unparse(k): v for k, v in zip(keyword.value.keys, keyword.value.values, strict=True) if k}
