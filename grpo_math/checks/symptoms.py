@@ -6,6 +6,7 @@ Does not name cause and remedy: the texts of diagnosis.py do.
 """
 
 import math
+from functools import partial
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -156,14 +157,6 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     return f"keep checkpoint-{saved}{why}"
 
 
-def reward_stuck_low(run: Run) -> Seen | None:
-    return _stuck(run, high=False)
-
-
-def reward_stuck_high(run: Run) -> Seen | None:
-    return _stuck(run, high=True)
-
-
 def _stuck(run: Run, high: bool) -> Seen | None:
     """In each of the newest lines the smallest reward is the largest one too."""
     low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
@@ -189,6 +182,9 @@ def _stuck(run: Run, high: bool) -> Seen | None:
     return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
 
 
+reward_stuck_low, reward_stuck_high = partial(_stuck, high=False), partial(_stuck, high=True)
+
+
 def _reward_names(run: Run) -> list[str]:
     return [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
 
@@ -209,11 +205,10 @@ def format_without_accuracy(run: Run) -> Seen | None:
         return None
     names = {*FORMAT_REWARDS, *filter(_rewards_format, _reward_names(run))}
     for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
-        change = run.change(key, LONG_TREND)
-        rise = 0.0 if change is None else change.rise
-        if key == metrics.verdict_key("no_answer"):
-            rise = -rise
-        if change and rise - SURE * change.error > FORMAT_RISE:
+        if (change := run.change(key, LONG_TREND)) is None:
+            continue
+        rise = -change.rise if key == metrics.verdict_key("no_answer") else change.rise
+        if rise - SURE * change.error > FORMAT_RISE:
             figures = {"format_rise": rise, "accuracy_rise": accuracy.rise}
             return Seen(f"{key} {change.words}; accuracy {accuracy.words}", figures, "rewards: [accuracy, gated]")
     return None
@@ -278,14 +273,6 @@ def eos_mismatch(run: Run) -> Seen | None:
     return Seen(words, figures, "eos_token_id: [...] in generation_config.json")
 
 
-def groups_too_easy(run: Run) -> Seen | None:
-    return _dull(run, metrics.ALL_RIGHT, metrics.ALL_WRONG)
-
-
-def groups_too_hard(run: Run) -> Seen | None:
-    return _dull(run, metrics.ALL_WRONG, metrics.ALL_RIGHT)
-
-
 def _dull(run: Run, kind: str, other: str) -> Seen | None:
     """The mean share of groups with equal rewards, and which kind of group has the larger one.
 
@@ -298,6 +285,10 @@ def _dull(run: Run, kind: str, other: str) -> Seen | None:
         return None
     words = f"{percent(share)} of the groups in {dull.span}, {percent(fmean(ours.values))} for this cause"
     return Seen(words, {"degenerate": share, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
+
+
+groups_too_easy = partial(_dull, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)
+groups_too_hard = partial(_dull, kind=metrics.ALL_WRONG, other=metrics.ALL_RIGHT)
 
 
 def clipping(run: Run) -> Seen | None:
