@@ -240,13 +240,8 @@ def _no_reward(completions: list[Any], **columns: Any) -> list[float]:
 def _load(name: str, dtype: torch.dtype) -> Any:
     set_seed(0)
     if name == QWEN2_SMALL:
-        sizes: dict[str, Any] = {
-            "vocab_size": 32768,
-            "hidden_size": 512,
-            "intermediate_size": 1408,
-            "num_hidden_layers": 8,
-        }
-        config = Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
+        sizes: Any = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 1408, "tie_word_embeddings": True}
+        config = Qwen2Config(**sizes, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2)
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
     try:
         return AutoModelForCausalLM.from_pretrained(model_path(name), dtype=dtype, trust_remote_code=False)
