@@ -76,8 +76,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
     ``failed``: an error is known already.
     """
-    said: set[str] = set()
-    model_failed = False
+    said, model_failed = set[str](), False
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
         if name not in only or (failed and name in COUNTED) or (model_failed and name in OF_MODEL):
             continue
@@ -115,7 +114,7 @@ def finding_of(error: UserError, check: str) -> Finding:
     if isinstance(error, ConfigError):
         return Finding("error", check, f"{error.field}={error.value!r} {error.reason}", error.remedy, {})
     message, _, remedy = " ".join(str(error).split()).rpartition(": ")
-    return Finding("error", check, message or remedy, remedy if message else "mend it", {})
+    return Finding("error", check, message or remedy, remedy if message else "correct it", {})
 
 
 def refusal(finding: Finding) -> UserError:

@@ -28,11 +28,11 @@ def chat_template(setup: Setup) -> Iterator[Said]:
     extra = s["chat_template_kwargs"] or {}
     for name in extra:
         if not _is_chat(setup):
-            reason = f"would be ignored: template={s['template']!r} is no chat"
+            reason = f"would be ignored: template={s['template']!r} is not a chat"
         elif name in inspect.signature(tokenizer.apply_chat_template).parameters:
             reason = "is TRL's own to set"
         elif name not in str(tokenizer.chat_template):
-            reason = "is no variable of this model's chat template"
+            reason = "is not a variable of this model's chat template"
         else:
             continue
         raise ConfigError("chat_template_kwargs", name, reason, "leave it out")
@@ -43,7 +43,7 @@ def chat_template(setup: Setup) -> Iterator[Said]:
             turn_end(tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
-            remedy = "mend it, or use r1_zero"
+            remedy = "correct the template, or use r1_zero"
             raise ConfigError("model_name_or_path", s["model_name_or_path"], reason, remedy) from None
     yield from ()
 
@@ -92,15 +92,14 @@ def turn_end(tokenizer: Any) -> int | None:
 
 def _configured_eos(setup: Setup) -> set[int]:
     """eos_token_id of generation_config.json, or without one of config.json; empty where neither can be had."""
-    folder = Path(str(setup.tokenizer.name_or_path))
-    found: Any = None
     for file in ("generation_config.json", "config.json"):
         try:
-            found = json.loads((folder / file).read_text(encoding="utf-8")).get("eos_token_id")
+            text = (Path(str(setup.tokenizer.name_or_path)) / file).read_text(encoding="utf-8")
+            found = json.loads(text).get("eos_token_id")
         except (OSError, ValueError):
             continue
-        break
-    return set(found) if isinstance(found, list) else set() if found is None else {found}
+        return set(found) if isinstance(found, list) else {found} - {None}
+    return set()
 
 
 def padding(setup: Setup) -> Iterator[Said]:
@@ -110,8 +109,8 @@ def padding(setup: Setup) -> Iterator[Said]:
         said = "the tokenizer pads on the right: completions would start after padding"
         yield Said("error", said, "set padding_side='left'")
     if tokenizer.pad_token_id is None:
-        said = "the tokenizer has no pad token"
-        yield Said("error", said, "set pad_token in its folder, to the EOS token if need be")
+        remedy = "set pad_token in its folder, to the EOS token if need be"
+        yield Said("error", "the tokenizer has no pad token", remedy)
         return
     vocabulary = setup.model_config.get("vocab_size")
     if isinstance(vocabulary, int) and tokenizer.pad_token_id >= vocabulary:

@@ -182,7 +182,7 @@ def adapter(setup: Setup) -> Iterator[Said]:
         if s["lora_r"] > RANKS[-1]:
             raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {RANKS[-1]} or less")
     if s["lora_task_type"] != "CAUSAL_LM":
-        reason = "is no task of a model that writes"
+        reason = "is not a task of a model that writes"
         raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")
     if s["beta"] and s["lora_dropout"]:
         said = f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL takes in the noise of the dropout"
@@ -197,7 +197,7 @@ def adapter(setup: Setup) -> Iterator[Said]:
         try:
             re.compile(wanted[0])
         except re.error as error:
-            reason = f"is no regular expression ({error})"
+            reason = f"is not a regular expression ({error})"
             raise ConfigError("lora_target_modules", wanted[0], reason, "use all-linear") from None
     try:
         shape = setup.shape

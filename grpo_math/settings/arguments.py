@@ -70,12 +70,11 @@ class TrainArguments:
         one_of("resume", self.resume, resume.MODES)
         band = self.difficulty_band
         if band is not None and not (len(band) == 2 and 0 <= band[0] <= band[1] <= 1):
-            raise ConfigError("difficulty_band", band, "is no band of pass rates", "give two, for example 0.1 0.9")
-        if not self.needs_pass_rates:
-            for name in ("difficulty_samples", "difficulty_file"):
-                if getattr(self, name) != self.__dataclass_fields__[name].default:
-                    why = "would be ignored without difficulty_band or curriculum"
-                    raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
+            raise ConfigError("difficulty_band", band, "is not a band of pass rates", "give two, for example 0.1 0.9")
+        for name in ("difficulty_samples", "difficulty_file"):
+            if not self.needs_pass_rates and getattr(self, name) != self.__dataclass_fields__[name].default:
+                why = "would be ignored without difficulty_band or curriculum"
+                raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
 
     @property
     def needs_pass_rates(self) -> bool:

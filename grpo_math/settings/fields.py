@@ -104,8 +104,6 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
                     choices = tuple(ast.literal_eval(named["'choices'"]))
             elif keyword.arg == "default":
                 default = _literal(keyword.value, name, enums)
-            elif keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
-                default = _literal(keyword.value.body, name, enums)
             elif keyword.arg == "default_factory" and ast.unparse(keyword.value) == "list":
                 default = []
     elif value is not None:

@@ -99,8 +99,8 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     [
         (["--learning_rate"], "--learning_rate needs a value"),
         (["--seed", "1", "2"], "--seed takes one value, not 1 2"),
-        (["stray", "--seed", "1"], "stray is no setting"),
-        (["--max-prompt-length", "5"], "--max_prompt_length is no setting"),
+        (["stray", "--seed", "1"], "stray is not a setting"),
+        (["--max-prompt-length", "5"], "--max_prompt_length is not a setting"),
         (["--load_in_4bit", "--load_in_8bit"], "load_in_4bit=True and load_in_8bit=True exclude each other"),
     ],
 )
@@ -118,17 +118,17 @@ def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nseed: 2\n", "seed stands there twice, in line 2 again"),
+        ("seed: 1\nseed: 2\n", "seed is given twice, in line 2 again"),
         ("seed:\t1\n\tbeta: 2\n", "cannot start any token"),
-        ("a: [1, 2\n", "is no YAML"),
+        ("a: [1, 2\n", "is not YAML"),
         ("- seed\n", "holds no fields"),
         ("", "holds no fields"),
-        ("\0", "is no YAML"),
-        ("a: !!python/object/apply:os.getcwd []\n", "is no YAML"),
-        ("env: [A]\n", "env is no mapping"),
+        ("\0", "is not YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "is not YAML"),
+        ("env: [A]\n", "env is not a mapping"),
         ("? [a, b]\n: 3\n", "a name is a list or a mapping, in line 1"),
-        ("env: {'A=B': 1}\n", "env: A=B is no variable with a value"),
-        ("env: {A: [1]}\n", "env: A is no variable with a value"),
+        ("env: {'A=B': 1}\n", "env: A=B is not a variable with a value"),
+        ("env: {A: [1]}\n", "env: A is not a variable with a value"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path):
