@@ -1,14 +1,13 @@
 """`grpo-math bench update`: the update of stock TRL against ours, on the same recorded rollouts, in one process.
 
-A stock `GRPOTrainer` and a `MathGRPOTrainer` get the same weights and the same settings. On both, generation and
-scoring of completions is replaced by one recorded rollout, as TRL builds it: left-padded prompts, completions
-right-padded to the longest of the generation batch. What is left of an optimizer step is the update: arranging the
-rows, forward and backward of every micro-batch, and the optimizer. It runs inside each trainer's own ``train()``, and
-is measured from the step's beginning to its end: in CPU seconds of the process, or on a GPU in seconds, synchronised.
+A stock `GRPOTrainer` and a `MathGRPOTrainer` get the same weights, the same settings and one recorded rollout in place
+of generation and scoring. What is left of a step is the update: arranging the rows, forward and backward of every
+micro-batch, and the optimizer. It runs inside each trainer's own ``train()`` and is measured in CPU seconds of the
+process, or on a GPU in seconds, synchronised.
 
-The runs of the two alternate after one untimed step each. That step counts the tokens that reach the model and the
-peak of allocated memory, and compares the two gradients: where they differ by more than `TOLERANCE`, the speed says
-nothing, and the command's exit code is 1. The learning rate is 0, so that every step sees the same weights.
+The runs of the two alternate after one untimed step each. That step counts tokens and memory and compares the two
+gradients: where they differ by more than `TOLERANCE`, the speed says nothing, and the command's exit code is 1. The
+learning rate is 0, so that every step sees the same weights.
 
 Does not measure generation, grading, or several processes.
 """

@@ -58,11 +58,9 @@ def fields() -> dict[str, Field]:
         if isinstance(node, ast.ClassDef) and "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
     }
     found: dict[str, Field] = {}
-    for package, file, classes in SOURCES:
-        for node in _source(package, file).body:
-            if isinstance(node, ast.ClassDef) and node.name in classes:
-                lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
-                found |= {line.target.id: _field(line, enums) for line in lines if isinstance(line.target, ast.Name)}
+    for node in (node for source in SOURCES for node in classes_of(*source)):
+        lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
+        found |= {ast.unparse(line.target): _field(line, enums) for line in lines}
     return found
 
 

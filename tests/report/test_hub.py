@@ -443,7 +443,10 @@ def test_a_merge_that_cannot_be_is_refused(hub, push, adapter_run, model_run, ti
         (["--repo_id", "https://huggingface.co/ada/sums"], "is not a name for a model repository"),
         (["--repo_id", "ada/su ms"], "is not a name for a model repository"),
         (["--repo_id", "ada/sums--2"], "is not a name for a model repository"),
-        (["--repo_id", "ada/sums", "--base_model", "/models/mine"], "base_model='/models/mine' is not a name for a model"),
+        (
+            ["--repo_id", "ada/sums", "--base_model", "/models/mine"],
+            "base_model='/models/mine' is not a name for a model",
+        ),
         (["--repo_id", "ada/sums", "--privat"], "is no option of grpo-math push"),
         (["--repo_id"], "expected one argument"),
     ],

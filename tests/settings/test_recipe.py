@@ -8,14 +8,16 @@ from dataclasses import MISSING, fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.training_args import trainer_log_levels
 
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.parser import CLASSES, Parser
 from grpo_math.settings.recipe import RANGES, check, read, read_recipe, split
 
-REAL = {f.name: f for kind in CLASSES for f in fields(kind)}
+
+def real_fields():
+    from grpo_math.settings.parser import CLASSES
+
+    return {f.name: f for kind in CLASSES for f in fields(kind)}
 
 
 def default(f):
@@ -23,15 +25,20 @@ def default(f):
     return getattr(value, "value", value)
 
 
+@pytest.mark.slow
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
     assert {name: field.default for name, field in settings_fields.fields().items()} == {
-        name: default(f) for name, f in REAL.items()
+        name: default(f) for name, f in real_fields().items()
     }
 
 
+@pytest.mark.slow
 def test_choices_are_those_that_the_real_classes_take():
+    from transformers.training_args import trainer_log_levels
+
+    real = real_fields()
     for name in ("optim", "lr_scheduler_type", "save_strategy", "hub_strategy", "eval_strategy"):
-        kind = type(REAL[name].default) if not isinstance(REAL[name].default, str) else None
+        kind = type(real[name].default) if not isinstance(real[name].default, str) else None
         if kind:
             assert settings_fields.fields()[name].choices == tuple(choice.value for choice in kind), name
     assert set(settings_fields.NAMES["log_level"]) == set(trainer_log_levels)
@@ -71,6 +78,7 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
     assert type(check(name, value)) is type(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -88,6 +96,8 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     assert found.problems == []
     assert found.given == set(values)
     assert {name: found.values[name] for name in values} == values
+    from grpo_math.settings.parser import Parser
+
     parsed = Parser().parse(read(["--output_dir", "x", "--use_cpu", "--bf16=false", *words]))
     for name, value in values.items():
         real = getattr(parsed.config, name, getattr(parsed.model, name, None))
@@ -140,7 +150,10 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkeypatch):
+    from grpo_math.settings.parser import Parser
+
     path = tmp_path / "recipe.yaml"
     path.write_text("env: {GRPO_MATH_TEST: 5}\noutput_dir: x\nuse_cpu: true\n")
     monkeypatch.delenv("GRPO_MATH_TEST", raising=False)
