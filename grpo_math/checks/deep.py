@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from trl import ModelConfig
 
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding
 from grpo_math.checks.prompts import rendered
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.symptoms import KL_FIRST, SAMPLER_APART

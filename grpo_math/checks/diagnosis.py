@@ -9,8 +9,7 @@ finding shows none of these symptoms.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.checks import symptoms
-from grpo_math.checks.finding import LEVELS, Finding
+from grpo_math.checks import LEVELS, Finding, symptoms
 from grpo_math.checks.series import Run
 
 

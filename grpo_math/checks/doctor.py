@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, finding_of, preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError

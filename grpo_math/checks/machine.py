@@ -32,9 +32,7 @@ BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "global_step*", "*_fsdp*")
 # What an attention implementation needs; a name with a slash is a kernel that transformers fetches.
 ATTENTION = {
-    "eager": None,
-    "sdpa": None,
-    "flex_attention": None,
+    **dict.fromkeys(("eager", "sdpa", "flex_attention")),
     "flash_attention_2": "flash_attn",
     "flash_attention_3": "flash_attn_interface",
     "flash_attention_4": "flash_attn",

@@ -14,8 +14,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from collections.abc import Callable, Collection, Iterator
 
-from grpo_math.checks import machine, prompts, rewards, services
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding, machine, prompts, rewards, services
 from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, without_effect
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError

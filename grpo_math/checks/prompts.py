@@ -53,32 +53,24 @@ def end_of_turn(setup: Setup) -> Iterator[Said]:
 
     TRL stops at the tokenizer's EOS and at those of the model's generation_config.json; vLLM does the same.
     """
-    tokenizer = setup.tokenizer
-    eos = tokenizer.eos_token_id
+    tokenizer, eos = setup.tokenizer, setup.tokenizer.eos_token_id
+    add = "add {} to eos_token_id in generation_config.json"
     if eos is None:
         yield Said("error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder")
         return
     configured = _configured_eos(setup)
     stops = {eos, *configured}
     if configured and eos not in configured:
-        yield Said(
-            "warning",
-            f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}: trainers that look at one "
-            "of them alone see no end",
-            f"add {eos} to eos_token_id in generation_config.json",
-        )
+        said = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
+        yield Said("warning", f"{said}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
     end = turn_end(tokenizer)
     if end is None:
         yield Said("warning", "the chat template ends a turn with no token", "take a chat template that closes a turn")
     elif end not in stops:
-        yield Said(
-            "error",
-            f"a turn ends with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), and generation stops at "
-            f"{sorted(stops)}: no completion would end by itself",
-            f"add {end} to eos_token_id in generation_config.json",
-        )
+        said = f"a turn ends with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), and generation stops at {sorted(stops)}"
+        yield Said("error", f"{said}: no completion would end by itself", add.format(end))
 
 
 def turn_end(tokenizer: Any) -> int | None:
