@@ -69,7 +69,8 @@ def end_of_turn(setup: Setup) -> Iterator[Said]:
     if end is None:
         yield Said("warning", "the chat template ends a turn with no token", "take a chat template that closes a turn")
     elif end not in stops:
-        said = f"a turn ends with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), and generation stops at {sorted(stops)}"
+        token = tokenizer.convert_ids_to_tokens(end)
+        said = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
         yield Said("error", f"{said}: no completion would end by itself", add.format(end))
 
 

@@ -161,7 +161,7 @@ def _run(name: str, function: Any, setup: Setup, rows: list[dict[str, Any]], tex
     thread.join(SECONDS)
     if outcome and isinstance(outcome[0], RewardError):
         raise RewardError(
-            str(outcome[0]).replace(": training stops, since a zero here would be invented", ": correct it")
+            str(outcome[0]).replace(": training stops, since a zero here would be invented", ": correct the function")
         )
     if outcome and isinstance(outcome[0], UserError):
         raise outcome[0]
