@@ -48,11 +48,8 @@ def model(setup: Setup) -> Iterator[Said]:
     local = setup.embedded or is_folder(name)
     if local and revision != "main":
         raise ConfigError("model_revision", revision, "would be ignored: the model is a local one", "leave it out")
-    if (
-        local
-        and (weight := s["router_aux_loss_coef"])
-        and not re.search("expert|router", json.dumps(setup.model_config))
-    ):
+    weight = s["router_aux_loss_coef"]
+    if local and weight and not re.search("expert|router", json.dumps(setup.model_config)):
         raise ConfigError("router_aux_loss_coef", weight, "has no experts in this model to balance", "leave it out")
     if local and not setup.embedded:
         _check_folder(name)
