@@ -134,13 +134,9 @@ def memory_plan(setup: Setup) -> Iterator[Said]:
         yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu-memory GB")
         return
     try:
-        answer = planner.plan(
-            {name: s[name] for name in setup.given if name in s},
-            gpus=gpus or None,
-            gpu_gb=gpu_gb or None,
-            prompt_tokens=longest_prompt(setup),
-            accelerate={"num_processes": setup.processes, **(setup.accelerate or {})},
-        )
+        given = {name: s[name] for name in setup.given if name in s}
+        launch, tokens = {"num_processes": setup.processes, **(setup.accelerate or {})}, longest_prompt(setup)
+        answer = planner.plan(given, gpus=gpus or None, gpu_gb=gpu_gb or None, prompt_tokens=tokens, accelerate=launch)
     except UserError as error:
         yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
         return
