@@ -56,18 +56,12 @@ def own_fields() -> dict[str, tuple[str, str]]:
         (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         for line in body:
             if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Call):
-                if line.value.args:
-                    default, text = line.value.args[0], ast.literal_eval(line.value.args[1])
-                else:
-                    given = {keyword.arg: keyword.value for keyword in line.value.keywords}
-                    default = given["default"] if "default" in given else given["default_factory"].body
-                    text = ast.literal_eval(given["metadata"])["help"]
+                default, text = map(ast.literal_eval, line.value.args)  # of setting(default, help)
                 found[ast.unparse(line.target)] = (_yaml(default), re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text))
     return found
 
 
-def _yaml(default: ast.expr) -> str:
-    value = ast.literal_eval(default)
+def _yaml(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, list):

@@ -99,9 +99,9 @@ BAD = {
     "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a folder"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "a setting that is none": (["train", "--output_dir", "x", "--learning_rat", "1"], "did you mean --learning_rate"),
-    "a value that is no number": (
+    "a value that is not a number": (
         ["train", "--output_dir", "x", "--learning_rate", "fast"],
-        "learning_rate='fast' is no number",
+        "learning_rate='fast' is not a number",
     ),
     "an unknown baseline": (["train", "--output_dir", "x", "--baseline", "groupmean"], "did you mean 'group_mean'"),
     "an unknown surrogate": (["train", "--output_dir", "x", "--surrogate", "ppo"], "clip, reinforce"),

@@ -1,5 +1,28 @@
-"""Doctor before a run, diagnosis in it and after it: what is wrong and what to do about it, as findings."""
+"""What is wrong with a run and what to do about it, as findings: of the doctor before a run, of the diagnosis after it.
 
-from grpo_math.checks.finding import LEVELS, Finding
+>>> finding = Finding("warning", "truncation", "completions are cut: 31%", "max_completion_length: 512", {})
+>>> finding.line()
+'warning: completions are cut: 31%. Remedy: max_completion_length: 512 (truncation)'
 
-__all__ = ["LEVELS", "Finding"]
+Does not import torch, and does not change a run.
+"""
+
+from typing import Any, NamedTuple
+
+LEVELS = ("error", "warning", "info")  # learns nothing or gets worse; learns less than it could; normal, explained
+
+
+class Finding(NamedTuple):
+    """``message``: symptom, figures and cause. ``remedy`` ends in a line for the recipe, and is empty where there is
+    nothing to change. ``evidence``: the figures."""
+
+    level: str
+    check: str
+    message: str
+    remedy: str
+    evidence: dict[str, Any]
+
+    def line(self) -> str:
+        """For a terminal."""
+        remedy = f". Remedy: {self.remedy}" if self.remedy else ""
+        return f"{self.level}: {self.message}{remedy} ({self.check})"

@@ -1,14 +1,13 @@
 """`grpo-math bench update`: the update of stock TRL against ours, on the same recorded rollouts, in one process.
 
-A stock `GRPOTrainer` and a `MathGRPOTrainer` get the same weights and the same settings. On both, generation and
-scoring of completions is replaced by one recorded rollout, as TRL builds it: left-padded prompts, completions
-right-padded to the longest of the generation batch. What is left of an optimizer step is the update: arranging the
-rows, forward and backward of every micro-batch, and the optimizer. It runs inside each trainer's own ``train()``, and
-is measured from the step's beginning to its end: in CPU seconds of the process, or on a GPU in seconds, synchronised.
+A stock `GRPOTrainer` and a `MathGRPOTrainer` get the same weights, the same settings and one recorded rollout in place
+of generation and scoring. What is left of a step is the update: arranging the rows, forward and backward of every
+micro-batch, and the optimizer. It runs inside each trainer's own ``train()`` and is measured in CPU seconds of the
+process, or on a GPU in seconds, synchronised.
 
-The runs of the two alternate after one untimed step each. That step counts the tokens that reach the model and the
-peak of allocated memory, and compares the two gradients: where they differ by more than `TOLERANCE`, the speed says
-nothing, and the command's exit code is 1. The learning rate is 0, so that every step sees the same weights.
+The runs of the two alternate after one untimed step each. That step counts tokens and memory and compares the two
+gradients: where they differ by more than `TOLERANCE`, the speed says nothing, and the command's exit code is 1. The
+learning rate is 0, so that every step sees the same weights.
 
 Does not measure generation, grading, or several processes.
 """
@@ -17,15 +16,19 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import set_seed
 from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PrinterCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, PrinterCallback, Qwen2Config, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
@@ -175,27 +178,17 @@ def _peak(profiler: Any) -> int:
     """Most bytes that the CPU allocator had given out at once since the profile began."""
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    held = peak = 0
-    for _, change in changes:
-        held += change
-        peak = max(peak, held)
-    return peak
-
-
-class Settings(NamedTuple):
-    """What both trainers share, whatever the shape."""
-
-    load: Callable[[], Any]
-    lora_r: int
-    gradient_checkpointing: bool
+    return max(accumulate((change for _, change in changes), initial=0))
 
 
 class Contestant:
     """A trainer whose rollouts are given, and its meter."""
 
-    def __init__(self, kind: Any, config: Any, shape: Shape, settings: Settings, folder: str) -> None:
-        set_seed(0)
-        model = settings.load()
+    def __init__(self, kind: Any, config: Any, shape: Shape, model: Any, lora_r: int, **settings: Any) -> None:
+        # The smallest tokenizer that a trainer takes: no text is read here.
+        words = Tokenizer(WordLevel({"<pad>": 0, "x": 1}, unk_token="x"))
+        ends = {"pad_token": "<pad>", "eos_token": "<pad>", "padding_side": "left"}
+        adapter: dict[str, Any] = {"lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
         self.meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self.meter.watch(model)
         on_cpu = {"use_cpu": True, "bf16": False} if self.meter.device.type == "cpu" else {}
@@ -203,8 +196,8 @@ class Contestant:
             model=model,
             reward_funcs=_no_reward,
             args=config(
-                folder,
                 **on_cpu,
+                **settings,
                 max_steps=1,
                 per_device_train_batch_size=GROUP,
                 gradient_accumulation_steps=shape.groups,
@@ -213,15 +206,14 @@ class Contestant:
                 learning_rate=0.0,
                 max_grad_norm=0.0,
                 beta=0.0,
-                gradient_checkpointing=settings.gradient_checkpointing,
                 save_strategy="no",
                 report_to="none",
                 disable_tqdm=True,
                 logging_strategy="no",
             ),
             train_dataset=Dataset.from_list([{"prompt": "x"}] * shape.groups),
-            processing_class=_no_tokenizer(),
-            peft_config=_lora(settings.lora_r) if settings.lora_r else None,
+            processing_class=PreTrainedTokenizerFast(tokenizer_object=words, **ends),
+            peft_config=LoraConfig(r=lora_r, lora_alpha=2 * lora_r, **adapter) if lora_r else None,
         )
         self.trainer.remove_callback(PrinterCallback)
         self.trainer.add_callback(self.meter)
@@ -244,44 +236,16 @@ def _no_reward(completions: list[Any], **columns: Any) -> list[float]:
     raise AssertionError("rollouts are recorded")
 
 
-def _no_tokenizer() -> Any:
-    """The smallest tokenizer that a trainer takes: no text is read here."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({"<pad>": 0, "x": 1}, unk_token="x"))
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>", padding_side="left")
-
-
-def _lora(rank: int) -> Any:
-    from peft import LoraConfig
-
-    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-
-
-def _loader(name: str, dtype: torch.dtype) -> Callable[[], Any]:
-    from transformers import AutoModelForCausalLM, Qwen2Config
-
+def _load(name: str, dtype: torch.dtype) -> Any:
+    set_seed(0)
     if name == QWEN2_SMALL:
-        config = Qwen2Config(
-            vocab_size=32768,
-            hidden_size=512,
-            intermediate_size=1408,
-            num_hidden_layers=8,
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        )
-        return lambda: AutoModelForCausalLM.from_config(config, dtype=dtype)
-    path = model_path(name)
-
-    def load() -> Any:
-        try:
-            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise UserError(f"--model {name}: {' '.join(str(error).split())}") from None
-
-    return load
+        sizes: Any = {"vocab_size": 32768, "hidden_size": 512, "intermediate_size": 1408, "tie_word_embeddings": True}
+        config = Qwen2Config(**sizes, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    try:
+        return AutoModelForCausalLM.from_pretrained(model_path(name), dtype=dtype, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {name}: {' '.join(str(error).split())}") from None
 
 
 def bench_update(
@@ -311,19 +275,18 @@ def bench_update(
     if lora_r < 0:
         raise ConfigError("lora_r", lora_r, "is negative", "give a rank, or 0 to train all weights")
     torch_dtype = getattr(torch, fast_dtype() if dtype == "auto" else dtype)
-    settings = Settings(_loader(model, torch_dtype), lora_r, gradient_checkpointing)
+    settings: dict[str, Any] = {"lora_r": lora_r, "gradient_checkpointing": gradient_checkpointing}
     results = []
     disable_progress_bar()  # of loading weights, many times over
     with warnings.catch_warnings(), tqdm(total=2 * (runs + 1) * len(shapes), unit="step", disable=not progress) as bar:
         warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
         for name, shape in shapes.items():
             bar.set_description(name)
-            results.append({"name": name, **_compare(shape, settings, runs, seed, bar)})
+            results.append({"name": name, **_compare(shape, model, torch_dtype, settings, runs, seed, bar)})
     return {
         "model": model,
         "dtype": str(torch_dtype).removeprefix("torch."),
-        "lora_r": lora_r,
-        "gradient_checkpointing": gradient_checkpointing,
+        **settings,
         "runs": runs,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
@@ -333,28 +296,30 @@ def bench_update(
     }
 
 
-def _compare(shape: Shape, settings: Settings, runs: int, seed: int, bar: Any) -> dict[str, Any]:
+def _compare(
+    shape: Shape, model: str, dtype: torch.dtype, settings: dict[str, Any], runs: int, seed: int, bar: Any
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        trl = Contestant(GRPOTrainer, GRPOConfig, shape, settings, folder)
-        ours = Contestant(MathGRPOTrainer, MathGRPOConfig, shape, settings, folder)
-        batch = rollout(shape, trl.trainer.model.config.vocab_size, seed)
-        seen = []
-        for contestant in (trl, ours):
+        both = [
+            Contestant(kind, config, shape, _load(model, dtype), output_dir=folder, **settings)
+            for kind, config in ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, MathGRPOConfig))
+        ]
+        batch = rollout(shape, both[0].trainer.model.config.vocab_size, seed)
+        seen, seconds = [], []
+        for contestant in both:
             meter = contestant.step(batch, deep=True)
             seen.append((meter.tokens, meter.peak, meter.gradient))
             bar.update()
-        seconds: list[list[float]] = [[], []]
-        for _ in range(runs):
-            for contestant, taken in zip((trl, ours), seconds, strict=True):
-                taken.append(contestant.step(batch).seconds)
-                bar.update()
+        for contestant in both * runs:
+            seconds.append(contestant.step(batch).seconds)
+            bar.update()
     (tokens_trl, peak_trl, gradient_trl), (tokens_ours, peak_ours, gradient_ours) = seen
-    ratios = [a / b for a, b in zip(*seconds, strict=True)]
+    ratios = [a / b for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
     return {
         "tokens_trl": tokens_trl,
         "tokens_ours": tokens_ours,
-        "seconds_trl": statistics.median(seconds[0]),
-        "seconds_ours": statistics.median(seconds[1]),
+        "seconds_trl": statistics.median(seconds[::2]),
+        "seconds_ours": statistics.median(seconds[1::2]),
         "ratio": statistics.median(ratios),
         "ratios": ratios,
         "peak_bytes_trl": peak_trl,

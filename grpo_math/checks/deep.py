@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from trl import ModelConfig
 
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding
 from grpo_math.checks.prompts import rendered
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.symptoms import KL_FIRST, SAMPLER_APART
@@ -55,9 +55,8 @@ def deep_checks(setup: Setup, config: MathGRPOConfig, model_args: ModelConfig) -
 def completions(setup: Setup, texts: list[str], lengths: list[int], finished: list[bool]) -> Finding:
     """Verdicts and lengths of the untrained model; a warning where the limit cuts too many."""
     s, rows = setup.settings, _rows(setup)
-    grades = grade_batch(
-        [row["answer"] for row in rows], texts, answer_format=s["template"], timeout=s["grade_timeout"]
-    )
+    golds = [row["answer"] for row in rows]
+    grades = grade_batch(golds, texts, answer_format=s["template"], timeout=s["grade_timeout"])
     counts = Counter(str(grade.verdict) for grade in grades)
     cut = 1 - sum(finished) / len(finished)
     said = (
@@ -66,9 +65,10 @@ def completions(setup: Setup, texts: list[str], lengths: list[int], finished: li
         f"the first: {texts[0][:120]!r}"
     )
     figures: dict[str, Any] = {"verdicts": dict(counts), "lengths": lengths, "cut": cut}
-    if cut < CUT:
-        return Finding("info", "completions", said, "", figures)
-    return Finding("warning", "completions", said, f"max_completion_length: {2 * s['max_completion_length']}", figures)
+    level, remedy = (
+        ("info", "") if cut < CUT else ("warning", f"max_completion_length: {2 * s['max_completion_length']}")
+    )
+    return Finding(level, "completions", said, remedy, figures)
 
 
 def agreement(scored: Tensor, sampled: Tensor, mask: Tensor) -> Finding:
@@ -83,7 +83,7 @@ def agreement(scored: Tensor, sampled: Tensor, mask: Tensor) -> Finding:
     figures = {"nats_per_token": apart}
     if apart < SAMPLER_APART:
         return Finding("info", "sampler_apart", said, "", figures)
-    remedy = "pack_updates: false; if that mends it, report the model's name; else dtype: float32"
+    remedy = "pack_updates: false; if that helps, report the model's name; else dtype: float32"
     return Finding("error", "sampler_apart", said, remedy, figures)
 
 
@@ -111,31 +111,21 @@ def _sample(trainer: Any, setup: Setup) -> tuple[Tensor, Tensor, Tensor, list[bo
     tokenizer, args = trainer.processing_class, trainer.args
     prompts = rendered(setup, _rows(setup))
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False).to(trainer.args.device)
+    how: Any = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p")}
+    how |= {"eos_token_id": trainer.eos_token_ids, "pad_token_id": tokenizer.pad_token_id, "do_sample": True}
     config = GenerationConfig(
-        max_new_tokens=args.max_completion_length,
-        do_sample=True,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        eos_token_id=trainer.eos_token_ids,
-        pad_token_id=tokenizer.pad_token_id,
+        max_new_tokens=args.max_completion_length, return_dict_in_generate=True, output_logits=True, **how
     )
     model = trainer.accelerator.unwrap_model(trainer.model).eval()
     with torch.no_grad():
-        output = model.generate(
-            **inputs, generation_config=config, return_dict_in_generate=True, output_logits=True, disable_compile=True
-        )
+        output = model.generate(**inputs, generation_config=config, disable_compile=True)
     logits = torch.stack(output.logits, dim=1).float() / args.temperature
     new = output.sequences[:, inputs["input_ids"].size(1) :]
     sampled = logits.log_softmax(dim=-1).gather(2, new[:, :, None])[:, :, 0]
     ends = torch.isin(new, torch.tensor(trainer.eos_token_ids, device=new.device))
     kept = ends.cumsum(dim=1) - ends.long() == 0  # up to the first end, and with it
-    return (
-        output.sequences,
-        torch.cat([inputs["attention_mask"], kept.long()], dim=1),
-        sampled,
-        ends.any(dim=1).tolist(),
-    )
+    mask = torch.cat([inputs["attention_mask"], kept.long()], dim=1)
+    return output.sequences, mask, sampled, ends.any(dim=1).tolist()
 
 
 def _score(trainer: Any, model: Any, ids: Tensor, mask: Tensor, length: int) -> Tensor:

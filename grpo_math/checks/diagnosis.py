@@ -9,145 +9,130 @@ finding shows none of these symptoms.
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.checks import symptoms
-from grpo_math.checks.finding import LEVELS, Finding
+from grpo_math.checks import LEVELS, Finding, symptoms
 from grpo_math.checks.series import Run
 
 
 class Check(NamedTuple):
     """The texts of a finding. A message is ``symptom: figures; cause``, a remedy ``remedy: setting``."""
 
-    level: str
     symptom: str
     cause: str
     remedy: str
+    level: str = "warning"
 
 
 # Each by the name of its function in symptoms.py
 CHECKS: dict[str, Check] = {
     "flat_reward": Check(
-        "warning",
         "the reward does not rise",
         "the updates are too small, or the groups hold too little signal",
         "raise the learning rate",
     ),
     "oscillating": Check(
-        "warning",
         "the reward swings up and down",
         "each update overshoots, or stands on too few prompts",
         "lower the learning rate, or raise prompts_per_step",
     ),
     "collapse": Check(
-        "error",
         "the reward fell after a peak",
         "the policy left the region where its updates improve it",
         "go back to the best checkpoint with a lower learning rate",
+        "error",
     ),
     "reward_stuck_low": Check(
-        "error",
         "all rewards are the same low value",
         "no group differs, so nothing is learned: the problems are too hard, or the format never comes or is cut off",
         "reward what the model can reach, or give it problems that it sometimes solves",
+        "error",
     ),
     "reward_stuck_high": Check(
-        "error",
         "all rewards are the same high value",
         "no group differs, so nothing is learned: every completion gets the full reward",
         "train on problems that it sometimes fails, or pay for right answers",
+        "error",
     ),
     "format_without_accuracy": Check(
-        "warning",
         "the format is learned and the answers are not",
         "the format is paid for without a right answer",
         "pay for the format only with a right answer",
     ),
     "kl_explosion": Check(
-        "error",
         "the KL to the reference exploded",
         "the policy writes what the reference holds for all but impossible",
         "lower the learning rate, or raise beta",
+        "error",
     ),
     "kl_not_zero_at_start": Check(
-        "warning",
         "the KL is not zero at the first step",
         "policy and reference are scored differently: dropout is on, or the reference is not the model at the start",
         "turn dropout off",
     ),
     "entropy_collapse": Check(
-        "warning",
         "the entropy collapsed without a gain",
         "the policy became sure before it became right, and its completions hardly differ any more",
         "add an entropy bonus, or lower the learning rate",
     ),
     "truncation": Check(
-        "warning",
         "too many completions are cut at the length limit",
         "an answer that is cut off is graded wrong, whatever it would have been",
         "allow longer completions",
     ),
     "eos_mismatch": Check(
-        "error",
         "no completion ends by itself",
         "the token with which the model ends its turn is not among the EOS tokens of tokenizer and generation_config",
         "name that token in the model's folder",
+        "error",
     ),
     "groups_too_easy": Check(
-        "warning",
         "most groups teach nothing: all right",
         "the problems are too easy for this model, and a group of equal rewards moves no weight",
         "train on problems that it sometimes fails, or set resample_groups",
     ),
     "groups_too_hard": Check(
-        "warning",
         "most groups teach nothing: all wrong",
         "the problems are too hard for this model, and a group of equal rewards moves no weight",
         "train on problems that it sometimes solves, or set resample_groups",
     ),
     "clipping": Check(
-        "warning",
         "too many tokens are clipped",
         "the policy moves far from its rollout before the next one, and clipped tokens carry no gradient",
         "take fewer or smaller updates on a rollout",
     ),
     "adapter_not_moving": Check(
-        "error",
         "the weights do not move",
         "nothing that is trainable gets a gradient, or the optimizer does not take a step",
         "check which modules are trained, and the learning rate",
+        "error",
     ),
     "grader_timeouts": Check(
-        "warning",
         "the grader runs out of time",
         "an answer that is not graded in time is left out of its group",
         "give it more time; ungradable.jsonl of the run holds the answers",
     ),
     "sampler_apart": Check(
-        "warning",
         "trainer and sampler disagree on log-probs",
         "vLLM runs older weights, another precision or another sampling setting than the trainer",
         "score in higher precision, and see that the weight sync works",
     ),
     "heldout_worse": Check(
-        "error",
         "held-out accuracy is below the base model's",
         "the model learned what pays on the training problems and not how to solve others",
         "lower the learning rate, or stop earlier",
+        "error",
     ),
     "learning_rate_too_high": Check(
-        "warning",
-        "the learning rate is too high",
-        "each step changes the policy by more than its rollout can justify",
-        "lower it",
+        "the learning rate is too high", "each step changes the policy by more than its rollout can justify", "lower it"
     ),
     "learning_rate_too_low": Check(
-        "warning", "the learning rate is too low", "there are gradients, and the policy stays where it was", "raise it"
+        "the learning rate is too low", "there are gradients, and the policy stays where it was", "raise it"
     ),
     "loss_near_zero": Check(
-        "info",
         "the loss is near zero",
         "normal for on-policy GRPO: the advantages of a group sum to zero, so the loss has no size, only a gradient; "
         "judge by reward and accuracy",
         "nothing to change",
+        "info",
     ),
 }
 

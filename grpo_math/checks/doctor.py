@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, finding_of, preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
@@ -44,18 +44,16 @@ def _as_training(read: recipe.Recipe, setup: Setup, deep: bool) -> Iterator[Find
     from grpo_math.settings.conflicts import check
     from grpo_math.settings.parser import Parser
 
+    checked = "settings"
     try:
         settings = Parser().parse(read)
         check(settings.arguments, settings.config, Path(str(settings.config.output_dir)))
-    except UserError as error:
-        yield finding_of(error, "settings")
-        return
-    try:
+        checked = "model"
         path = model_path(settings.model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, settings.model.model_revision)
         check_weights(path)
     except UserError as error:
-        yield finding_of(error, "model")
+        yield finding_of(error, checked)
         return
     for finding in preflight(setup, WITH_TOKENIZER):
         yield finding
@@ -84,8 +82,6 @@ def summary(findings: Sequence[Finding]) -> str:
     >>> summary([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0", {})])
     'ok: no error, 1 warning'
     """
-    errors, warnings = (sum(finding.level == level for finding in findings) for level in ("error", "warning"))
-    found = (
-        f"{errors or 'no'} error{'' if errors < 2 else 's'}, {warnings or 'no'} warning{'' if warnings < 2 else 's'}"
-    )
-    return f"{'not ok' if errors else 'ok'}: {found}"
+    counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}
+    found = ", ".join(f"{n or 'no'} {level}{'s' * (n > 1)}" for level, n in counts.items())
+    return f"{'not ok' if counts['error'] else 'ok'}: {found}"

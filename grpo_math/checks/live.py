@@ -10,8 +10,8 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
-from grpo_math.checks.finding import Finding
 from grpo_math.checks.series import evaluation_line
 from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from grpo_math import planner
 from grpo_math.checks.prompts import longest_prompt
 from grpo_math.checks.setup import Said, Setup
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
 from grpo_math.run import checkpoints, lock, resume
@@ -32,9 +32,7 @@ BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "global_step*", "*_fsdp*")
 # What an attention implementation needs; a name with a slash is a kernel that transformers fetches.
 ATTENTION = {
-    "eager": None,
-    "sdpa": None,
-    "flex_attention": None,
+    **dict.fromkeys(("eager", "sdpa", "flex_attention")),
     "flash_attention_2": "flash_attn",
     "flash_attention_3": "flash_attn_interface",
     "flash_attention_4": "flash_attn",
@@ -95,15 +93,14 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     s = setup.settings
     gpus = () if s["use_cpu"] else capabilities()
     nan = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
-    for name in ("dtype", "fp16"):
-        if s[name] in ("float16", True) and not s["allow_float16"]:
-            remedy = "use bf16, or neither (float32), or add allow_float16: true"
-            if name == "dtype":
-                remedy = "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"
-            raise ConfigError(name, s[name], nan, remedy)
     asked = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    if asked == "fp16" and not s["allow_float16"]:
-        raise ConfigError("mixed_precision", asked, nan, "use bf16 or no, or add fp16 and allow_float16: true")
+    for name, value, remedy in (
+        ("dtype", s["dtype"], "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"),
+        ("fp16", s["fp16"], "use bf16, or neither (float32), or add allow_float16: true"),
+        ("mixed_precision", asked, "use bf16 or no, or add fp16 and allow_float16: true"),
+    ):
+        if value in ("float16", "fp16", True) and not s["allow_float16"]:
+            raise ConfigError(name, value, nan, remedy)
     for name in ("bf16", "dtype"):
         if s[name] not in (True, "bfloat16"):
             continue
@@ -124,10 +121,8 @@ def number_formats(setup: Setup) -> Iterator[Said]:
         yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
     kernel = s["attn_implementation"]
     if kernel and "/" not in kernel and "|" not in kernel:
-        if kernel not in ATTENTION:
-            raise ConfigError("attn_implementation", kernel, "is not known", f"use one of {', '.join(ATTENTION)}")
-        package = ATTENTION[kernel]
-        if package and not importlib.util.find_spec(package):
+        one_of("attn_implementation", kernel, tuple(ATTENTION))
+        if (package := ATTENTION[kernel]) and not importlib.util.find_spec(package):
             raise ConfigError("attn_implementation", kernel, f"needs the package {package}", "use sdpa, or install it")
 
 
@@ -139,13 +134,9 @@ def memory_plan(setup: Setup) -> Iterator[Said]:
         yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu-memory GB")
         return
     try:
-        answer = planner.plan(
-            {name: s[name] for name in setup.given if name in s},
-            gpus=gpus or None,
-            gpu_gb=gpu_gb or None,
-            prompt_tokens=longest_prompt(setup),
-            accelerate={"num_processes": setup.processes, **(setup.accelerate or {})},
-        )
+        given = {name: s[name] for name in setup.given if name in s}
+        launch, tokens = {"num_processes": setup.processes, **(setup.accelerate or {})}, longest_prompt(setup)
+        answer = planner.plan(given, gpus=gpus or None, gpu_gb=gpu_gb or None, prompt_tokens=tokens, accelerate=launch)
     except UserError as error:
         yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
         return
@@ -200,39 +191,39 @@ def in_use(setup: Setup) -> Iterator[Said]:
 def output_dir(setup: Setup) -> Iterator[Said]:
     """The run's folder can be written, and holds no run of other settings."""
     s = setup.settings
-    name = s["output_dir"]
+    name, asked, model = s["output_dir"], s["resume_from_checkpoint"], str(s["model_name_or_path"])
+
+    def refused(reason: str, remedy: str) -> ConfigError:
+        return ConfigError("output_dir", name, reason, remedy)
+
     if not name:
-        raise ConfigError("output_dir", name, "is missing", "name the folder that the run writes to")
+        raise refused("is missing", "name the folder that the run writes to")
     folder = Path(name)
     if folder.resolve() == Path("/"):
-        raise ConfigError("output_dir", name, "is the root of the file system", "name a folder of the run's own")
+        raise refused("is the root of the file system", "name a folder of the run's own")
     there = existing(folder)
     if not there.is_dir():
-        raise ConfigError("output_dir", name, f"is no folder: {there} is a file", "name another folder")
+        raise refused(f"is not a folder: {there} is a file", "name another folder")
     if read_only(there):
-        raise ConfigError("output_dir", name, f"cannot be written: {there} is read-only", "name another folder")
+        raise refused(f"cannot be written: {there} is read-only", "name another folder")
     if folder.is_symlink() and not folder.exists():
-        reason = "is a link to a folder that is not there"
-        raise ConfigError("output_dir", name, reason, "make that folder, or name another one")
-    if str(s["model_name_or_path"]) and folder.resolve() == Path(str(s["model_name_or_path"])).expanduser().resolve():
-        raise ConfigError("output_dir", name, "is the folder of the model", "name a folder of the run's own")
-    asked = s["resume_from_checkpoint"]
+        raise refused("is a link to a folder that is not there", "make that folder, or name another one")
+    if model and folder.resolve() == Path(model).expanduser().resolve():
+        raise refused("is the folder of the model", "name a folder of the run's own")
     named, held_in = resume.source(folder, asked)
-    if named and not named.is_dir():
-        raise ConfigError("resume_from_checkpoint", asked, "is no folder", "give a checkpoint's folder, or true")
-    if asked == "":
-        raise ConfigError("resume_from_checkpoint", asked, "is empty", "give a checkpoint's folder, or true")
+    if asked == "" or (named and not named.is_dir()):
+        reason = "is not a folder" if asked else "is empty"
+        raise ConfigError("resume_from_checkpoint", asked, reason, "give a checkpoint's folder, or true")
     if named:
         checkpoints.step_of(named)
         if not any(next(named.glob(pattern), None) for pattern in WEIGHTS):
             raise ConfigError("resume_from_checkpoint", asked, "holds no weights", "give a checkpoint's folder")
-    if (held := resume.config_of(held_in)) is None:
+    held = resume.config_of(held_in)
+    if held is None or ("stated" not in held and named):  # of another program: it is taken as it is
         return
     if "stated" not in held:
-        if named:
-            return  # of another program: it is taken as it is
-        reason = "holds a run whose config.yaml does not say what it was, so that it cannot be gone on with"
-        raise ConfigError("output_dir", name, reason, "name a new folder")
+        reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
+        raise refused(reason, "name a new folder")
     defaults = {field.name: field.default for field in fields.fields().values()}
     resume.refuse_changed(held_in, resume.changed(held, s, setup.given, defaults), s["resume"])
     if named is None and (found := checkpoints.checkpoints(folder)):

@@ -14,8 +14,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from collections.abc import Callable, Collection, Iterator
 
-from grpo_math.checks import machine, prompts, rewards, services
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding, machine, prompts, rewards, services
 from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, without_effect
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError
@@ -76,8 +75,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
     ``failed``: an error is known already.
     """
-    said: set[str] = set()
-    model_failed = False
+    said, model_failed = set[str](), False
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
         if name not in only or (failed and name in COUNTED) or (model_failed and name in OF_MODEL):
             continue
@@ -115,7 +113,7 @@ def finding_of(error: UserError, check: str) -> Finding:
     if isinstance(error, ConfigError):
         return Finding("error", check, f"{error.field}={error.value!r} {error.reason}", error.remedy, {})
     message, _, remedy = " ".join(str(error).split()).rpartition(": ")
-    return Finding("error", check, message or remedy, remedy if message else "mend it", {})
+    return Finding("error", check, message or remedy, remedy if message else "correct it", {})
 
 
 def refusal(finding: Finding) -> UserError:

@@ -28,11 +28,11 @@ def chat_template(setup: Setup) -> Iterator[Said]:
     extra = s["chat_template_kwargs"] or {}
     for name in extra:
         if not _is_chat(setup):
-            reason = f"would be ignored: template={s['template']!r} is no chat"
+            reason = f"would be ignored: template={s['template']!r} is not a chat"
         elif name in inspect.signature(tokenizer.apply_chat_template).parameters:
             reason = "is TRL's own to set"
         elif name not in str(tokenizer.chat_template):
-            reason = "is no variable of this model's chat template"
+            reason = "is not a variable of this model's chat template"
         else:
             continue
         raise ConfigError("chat_template_kwargs", name, reason, "leave it out")
@@ -43,7 +43,7 @@ def chat_template(setup: Setup) -> Iterator[Said]:
             turn_end(tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
-            remedy = "mend it, or use r1_zero"
+            remedy = "correct the template, or use r1_zero"
             raise ConfigError("model_name_or_path", s["model_name_or_path"], reason, remedy) from None
     yield from ()
 
@@ -53,32 +53,25 @@ def end_of_turn(setup: Setup) -> Iterator[Said]:
 
     TRL stops at the tokenizer's EOS and at those of the model's generation_config.json; vLLM does the same.
     """
-    tokenizer = setup.tokenizer
-    eos = tokenizer.eos_token_id
+    tokenizer, eos = setup.tokenizer, setup.tokenizer.eos_token_id
+    add = "add {} to eos_token_id in generation_config.json"
     if eos is None:
         yield Said("error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder")
         return
     configured = _configured_eos(setup)
     stops = {eos, *configured}
     if configured and eos not in configured:
-        yield Said(
-            "warning",
-            f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}: trainers that look at one "
-            "of them alone see no end",
-            f"add {eos} to eos_token_id in generation_config.json",
-        )
+        said = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
+        yield Said("warning", f"{said}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
     end = turn_end(tokenizer)
     if end is None:
         yield Said("warning", "the chat template ends a turn with no token", "take a chat template that closes a turn")
     elif end not in stops:
-        yield Said(
-            "error",
-            f"a turn ends with {tokenizer.convert_ids_to_tokens(end)!r} ({end}), and generation stops at "
-            f"{sorted(stops)}: no completion would end by itself",
-            f"add {end} to eos_token_id in generation_config.json",
-        )
+        token = tokenizer.convert_ids_to_tokens(end)
+        said = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
+        yield Said("error", f"{said}: no completion would end by itself", add.format(end))
 
 
 def turn_end(tokenizer: Any) -> int | None:
@@ -92,15 +85,14 @@ def turn_end(tokenizer: Any) -> int | None:
 
 def _configured_eos(setup: Setup) -> set[int]:
     """eos_token_id of generation_config.json, or without one of config.json; empty where neither can be had."""
-    folder = Path(str(setup.tokenizer.name_or_path))
-    found: Any = None
     for file in ("generation_config.json", "config.json"):
         try:
-            found = json.loads((folder / file).read_text(encoding="utf-8")).get("eos_token_id")
+            text = (Path(str(setup.tokenizer.name_or_path)) / file).read_text(encoding="utf-8")
+            found = json.loads(text).get("eos_token_id")
         except (OSError, ValueError):
             continue
-        break
-    return set(found) if isinstance(found, list) else set() if found is None else {found}
+        return set(found) if isinstance(found, list) else {found} - {None}
+    return set()
 
 
 def padding(setup: Setup) -> Iterator[Said]:
@@ -110,8 +102,8 @@ def padding(setup: Setup) -> Iterator[Said]:
         said = "the tokenizer pads on the right: completions would start after padding"
         yield Said("error", said, "set padding_side='left'")
     if tokenizer.pad_token_id is None:
-        said = "the tokenizer has no pad token"
-        yield Said("error", said, "set pad_token in its folder, to the EOS token if need be")
+        remedy = "set pad_token in its folder, to the EOS token if need be"
+        yield Said("error", "the tokenizer has no pad token", remedy)
         return
     vocabulary = setup.model_config.get("vocab_size")
     if isinstance(vocabulary, int) and tokenizer.pad_token_id >= vocabulary:

@@ -6,8 +6,8 @@ Does not look at the machine, the data or the network.
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from grpo_math.checks import machine
 from grpo_math.checks.setup import Said, Setup
@@ -26,15 +26,7 @@ def batch_arithmetic(setup: Setup) -> Iterator[Said]:
     found.refuse_few(len(setup.rows), "dataset", setup.settings["dataset"])
 
 
-class Ignored(NamedTuple):
-    """A setting that would be ignored, for ``why``, where it is not at its default and ``when`` holds of the others."""
-
-    name: str
-    why: str
-    remedy: str = "leave it out"
-    when: Callable[[Mapping[str, Any]], Any] = lambda s: True
-
-
+LEAVE = "leave it out"
 # Settings of transformers' Trainer that a GRPO run never reads, and what it reads instead.
 NEVER_READ = {
     "eval_n and heldout_every say what is evaluated": (
@@ -52,54 +44,7 @@ NEVER_READ = {
 COLOCATED = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_model_impl")
 GENERATES = ("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged")
 WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
-OF_TRACKERS = {
-    "project": ("wandb", "trackio"),
-    **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), ("trackio",)),
-}
-
-
-def _untracked(readers: Collection[str]) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda s: (
-        not {*readers, "all"} & set(s["report_to"] if isinstance(s["report_to"], list) else [s["report_to"]])
-    )
-
-
-IGNORED = (
-    *(Ignored(name, f"would be ignored: {why}") for why, names in NEVER_READ.items() for name in names),
-    *(
-        Ignored(name, "would be ignored: vllm_mode is server", "give it to the server", when)
-        for when in (lambda s: s["use_vllm"] and s["vllm_mode"] == "server",)
-        for name in COLOCATED
-    ),
-    *(Ignored(name, "would be ignored: use_vllm=True generates", when=lambda s: s["use_vllm"]) for name in GENERATES),
-    *(
-        Ignored(f"dataloader_{what}", "needs dataloader_num_workers above 0", "set that too, or leave it out", when)
-        for when in (lambda s: not s["dataloader_num_workers"],)
-        for what in WORKERS
-    ),
-    Ignored(
-        "sync_ref_model",
-        "cannot work with use_peft: TRL keeps no second model beside an adapter",
-        "use reference_refresh_steps",
-        lambda s: s["use_peft"],
-    ),
-    Ignored(
-        "dataset_split",
-        "would be ignored: all rows of a file are trained on",
-        "leave it out, or give the file of that split",
-        lambda s: str(s["dataset"]).endswith((".jsonl", ".json")),
-    ),
-    *(
-        Ignored(name, f"would be ignored without report_to: {' or '.join(readers)}", when=_untracked(readers))
-        for name, readers in OF_TRACKERS.items()
-    ),
-    Ignored("fsdp_config", "would be ignored without fsdp", when=lambda s: s["fsdp_config"] and not s["fsdp"]),
-    Ignored(
-        "optim_target_modules",
-        "would be ignored by optim={optim}",
-        when=lambda s: s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")),
-    ),
-)
+TRACKIO = ("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 SWITCHED = {
     "use_peft": ("lora_", "use_dora", "use_rslora"),
     "use_vllm": ("vllm_",),
@@ -113,6 +58,33 @@ SAME = (  # an old name of transformers' or TRL's, and the new one
     ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
     ("use_transformers_paged", "use_transformers_continuous_batching"),
 )
+
+
+def _ignored(s: Mapping[str, Any]) -> Iterator[tuple[Iterable[str], str, str]]:
+    """Settings that must be left at their defaults beside these others, why, and what to do instead."""
+    for why, names in NEVER_READ.items():
+        yield names, f"would be ignored: {why}", LEAVE
+    if s["use_vllm"] and s["vllm_mode"] == "server":
+        yield COLOCATED, "would be ignored: vllm_mode is server", "give it to the server"
+    if s["use_vllm"]:
+        yield GENERATES, "would be ignored: use_vllm=True generates", LEAVE
+    if not s["dataloader_num_workers"]:
+        yield (f"dataloader_{x}" for x in WORKERS), "needs dataloader_num_workers above 0", f"set that too, or {LEAVE}"
+    if s["use_peft"]:
+        why = "cannot work with use_peft: TRL keeps no second model beside an adapter"
+        yield ["sync_ref_model"], why, "use reference_refresh_steps"
+    if str(s["dataset"]).endswith((".jsonl", ".json")):
+        why = "would be ignored: all rows of a file are trained on"
+        yield ["dataset_split"], why, f"{LEAVE}, or give the file of that split"
+    trackers = set(s["report_to"] if isinstance(s["report_to"], list) else [s["report_to"]])
+    if trackers.isdisjoint(("all", "wandb", "trackio")):
+        yield ["project"], "would be ignored without report_to: wandb or trackio", LEAVE
+    if trackers.isdisjoint(("all", "trackio")):
+        yield TRACKIO, "would be ignored without report_to: trackio", LEAVE
+    if s["fsdp_config"] and not s["fsdp"]:
+        yield ["fsdp_config"], "would be ignored without fsdp", LEAVE
+    if s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")):
+        yield ["optim_target_modules"], f"would be ignored by optim={s['optim']}", LEAVE
 
 
 def without_effect(setup: Setup) -> Iterator[Said]:
@@ -133,9 +105,9 @@ def without_effect(setup: Setup) -> Iterator[Said]:
             raise ConfigError(new, s[new], f"contradicts {old}={s[old]}, its old name", "leave one of them out")
     if "do_train" in setup.given and not s["do_train"]:
         raise ConfigError("do_train", s["do_train"], "would be ignored: this trains", "use grpo-math evaluate")
-    for name, why, remedy, when in IGNORED:
-        if name in changed and when(s):
-            raise ConfigError(name, s[name], why.format(**s), remedy)
+    for names, why, remedy in _ignored(s):
+        if name := next((name for name in names if name in changed), None):
+            raise ConfigError(name, s[name], why, remedy)
 
 
 def _outdone(setup: Setup) -> Iterator[Said]:
@@ -182,7 +154,7 @@ def adapter(setup: Setup) -> Iterator[Said]:
         if s["lora_r"] > RANKS[-1]:
             raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {RANKS[-1]} or less")
     if s["lora_task_type"] != "CAUSAL_LM":
-        reason = "is no task of a model that writes"
+        reason = "is not a task of a model that writes"
         raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")
     if s["beta"] and s["lora_dropout"]:
         said = f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL takes in the noise of the dropout"
@@ -197,7 +169,7 @@ def adapter(setup: Setup) -> Iterator[Said]:
         try:
             re.compile(wanted[0])
         except re.error as error:
-            reason = f"is no regular expression ({error})"
+            reason = f"is not a regular expression ({error})"
             raise ConfigError("lora_target_modules", wanted[0], reason, "use all-linear") from None
     try:
         shape = setup.shape

@@ -49,7 +49,7 @@ def golds(setup: Setup) -> Iterator[Said]:
     said = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
     example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first.verdict}"
     level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
-    yield Said(level, f"{said}; {example}", "mend these answers, or leave the rows out", {"bad": len(bad)})
+    yield Said(level, f"{said}; {example}", "correct these answers, or leave the rows out", {"bad": len(bad)})
 
 
 def rewards(setup: Setup) -> Iterator[Said]:
@@ -65,14 +65,15 @@ def rewards(setup: Setup) -> Iterator[Said]:
         raise ConfigError("reward_weights", weights, "pay nothing", "leave them out, or give one above 0")
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError("rewards", name, "stands there twice", "name it once, with a weight in reward_weights")
+            raise ConfigError("rewards", name, "is given twice", "name it once, with a weight in reward_weights")
     with naming({"reward_funcs": "rewards"}):
         functions = [(name, load_reward(name)) for name in names]
     if "llm_judge" in names:
         for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL"):
             if not os.environ.get(variable):
-                reason = f"needs the variable {variable}"
-                raise ConfigError("rewards", "llm_judge", reason, "set it, as the README says")
+                raise ConfigError(
+                    "rewards", "llm_judge", f"needs the variable {variable}", "set it: see docs/rewards.md"
+                )
     rows, right, wrong = _pairs(setup)
     if not rows:
         return  # golds() has said why
@@ -114,13 +115,9 @@ def _pairs(setup: Setup) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     golds_ = [row["answer"] for row in rows]
     right = [made_up(gold, template) for gold in golds_]
     wrong = [made_up(_other(gold), template) for gold in golds_]
-    grades = grade_batch(golds_ + golds_, right + wrong, answer_format=template)
-    half = len(rows)
-    good = [
-        number
-        for number in range(half)
-        if grades[number].verdict is Verdict.CORRECT and grades[half + number].verdict is Verdict.WRONG
-    ][:PAIRS]
+    verdicts = [grade.verdict for grade in grade_batch(golds_ + golds_, right + wrong, answer_format=template)]
+    judged = enumerate(zip(verdicts[: len(rows)], verdicts[len(rows) :], strict=True))
+    good = [i for i, both in judged if both == (Verdict.CORRECT, Verdict.WRONG)][:PAIRS]
     return [rows[i] for i in good], [right[i] for i in good], [wrong[i] for i in good]
 
 
@@ -157,15 +154,15 @@ def _run(name: str, function: Any, setup: Setup, rows: list[dict[str, Any]], tex
         except UserError as error:
             outcome.append(error)
         except BaseException as error:  # sys.exit in a reward would end this thread without a word
-            outcome.append(RewardError(f"reward function {name} raised {type(error).__name__}: mend it"))
+            outcome.append(RewardError(f"reward function {name} raised {type(error).__name__}: correct the function"))
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(SECONDS)
-    if not outcome:
-        return None
-    if isinstance(outcome[0], RewardError):
-        raise RewardError(str(outcome[0]).replace(": training stops, since a zero here would be invented", ": mend it"))
-    if isinstance(outcome[0], UserError):
+    if outcome and isinstance(outcome[0], RewardError):
+        raise RewardError(
+            str(outcome[0]).replace(": training stops, since a zero here would be invented", ": correct the function")
+        )
+    if outcome and isinstance(outcome[0], UserError):
         raise outcome[0]
-    return outcome[0]
+    return outcome[0] if outcome else None

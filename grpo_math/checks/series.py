@@ -53,7 +53,7 @@ class Series:
 
     @property
     def level(self) -> float:
-        return median(self.values[-WINDOW:])
+        return median(self.values[-WINDOW:]) if self.values else 0.0
 
     @property
     def noise(self) -> float:
@@ -63,7 +63,7 @@ class Series:
 
 
 class Change(NamedTuple):
-    """From the first `WINDOW` lines to the last third: ``rise`` of the mean and its standard error."""
+    """From the first lines, mostly `WINDOW`, to the last third: ``rise`` of the mean and its standard error."""
 
     early: Series
     late: Series
@@ -100,12 +100,12 @@ class Run:
         found = [(line[metrics.STEP], line[name]) for line in self.lines if name in line]
         return Series([step for step, _ in found], [value for _, value in found])
 
-    def change(self, name: str, lines: int = TREND) -> Change | None:
-        """None in a run too short to tell."""
+    def change(self, name: str, lines: int = TREND, start: int = WINDOW) -> Change | None:
+        """From the first ``start`` lines on; None in a run too short to tell."""
         series = self.series(name)
         if len(series) < lines:
             return None
-        early, late = series.first(), series.last(len(series) // 3)
+        early, late = series.first(start), series.last(len(series) // 3)
         error = series.noise * math.sqrt(1 / len(early) + 1 / len(late))
         return Change(early, late, fmean(late.values) - fmean(early.values), error)
 
@@ -123,6 +123,11 @@ class Run:
         """Whether the rewards of early and late steps are of the same problems: not if these were chosen by rewards."""
         return self.get("curriculum", "none") == "none" and not self.get("resample_groups", 0)
 
+    @property
+    def refreshes(self) -> bool:
+        """Whether the reference of the KL term follows the policy."""
+        return bool(self.get("reference_refresh_steps", 0) or self.get("sync_ref_model", False))
+
     @cached_property
     def not_rising(self) -> Change | None:
         """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise.
@@ -132,9 +137,8 @@ class Run:
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):
             return None
-        start, late = self.series(metrics.REWARD).first(START), change.late
-        error = self.series(metrics.REWARD).noise * math.sqrt(1 / len(start) + 1 / len(late))
-        if fmean(late.values) - fmean(start.values) - SURE * error > RISE * self.span:
+        whole = self.change(metrics.REWARD, start=START) or change
+        if whole.rise - SURE * whole.error > RISE * self.span:
             return None
         heldout = self.series(metrics.HELDOUT_ACCURACY).values
         if len(heldout) > 1 and heldout[-1] - heldout[0] > RISE / 2:

@@ -6,6 +6,7 @@ Each question waits a few seconds at most. Does not print a key; the Hub's goes 
 import importlib.util
 import json
 import os
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -33,6 +34,8 @@ TRACKERS = {
     )
 }
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
+INDEX = "model.safetensors.index.json"
+GIVE_A_MODEL = "give a folder, a Hub id, or 'embedded'"
 WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate
 
 
@@ -41,53 +44,56 @@ def model(setup: Setup) -> Iterator[Said]:
     s = setup.settings
     name, revision = s["model_name_or_path"], s["model_revision"]
     if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
-    path, local = Path(name).expanduser(), is_folder(name)
-    if (setup.embedded or local) and revision != "main":
+        raise ConfigError("model_name_or_path", name, "is missing", GIVE_A_MODEL)
+    local = setup.embedded or is_folder(name)
+    if local and revision != "main":
         raise ConfigError("model_revision", revision, "would be ignored: the model is a local one", "leave it out")
-    if s["router_aux_loss_coef"] and (setup.embedded or local) and not _has_experts(setup):
-        value = s["router_aux_loss_coef"]
-        raise ConfigError("router_aux_loss_coef", value, "has no experts in this model to balance", "leave it out")
-    if setup.embedded:
-        return
-    if not local:
+    weight = s["router_aux_loss_coef"]
+    if local and weight and not re.search("expert|router", json.dumps(setup.model_config)):
+        raise ConfigError("router_aux_loss_coef", weight, "has no experts in this model to balance", "leave it out")
+    if local and not setup.embedded:
+        _check_folder(name)
+    elif not local:
         yield from _on_the_hub(name, revision)
-        return
+
+
+def _check_folder(name: str) -> None:
+    """A model's folder is whole: its config.json, the other JSON files, and the weights that an index names."""
+
+    def refused(reason: str, remedy: str = "get the model's files again") -> ConfigError:
+        return ConfigError("model_name_or_path", name, reason, remedy)
+
+    path = Path(name).expanduser()
     if not path.is_dir():
-        raise ConfigError("model_name_or_path", name, "is no folder", "give a folder, a Hub id, or 'embedded'")
+        raise refused("is not a folder", GIVE_A_MODEL)
     config = read_config(name)
     if not config.get("model_type"):
-        raise ConfigError("model_name_or_path", name, "has no model_type in its config.json", "check the file")
+        raise refused("has no model_type in its config.json", "check the file")
     if not any(next(path.glob(pattern), None) for pattern in WEIGHTS):
-        raise ConfigError("model_name_or_path", name, "holds no weights (*.safetensors)", "give a model's folder")
+        raise refused("holds no weights (*.safetensors)", "give a model's folder")
     classes = " ".join(config.get("architectures") or WRITING)
     if not any(word in classes for word in WRITING):
-        reason = f"is no model that writes ({classes})"
-        raise ConfigError("model_name_or_path", name, reason, "give one whose config.json says ...ForCausalLM")
-    for file in ("generation_config.json", "tokenizer_config.json", "model.safetensors.index.json"):
-        if (path / file).exists() and not _is_object(path / file):
-            raise ConfigError("model_name_or_path", name, f"has a {file} that is no JSON object", "check the file")
-    if (path / "model.safetensors.index.json").exists() and not _shards(path):
-        reason = "has a model.safetensors.index.json that names no file"
-        raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
-    if lost := [shard for shard in _shards(path) if not (path / shard).is_file()]:
-        reason = f"lacks {lost[0]}, which its model.safetensors.index.json names"
-        raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
+        raise refused(f"is not a model that writes ({classes})", "give one whose config.json says ...ForCausalLM")
+    for file in ("generation_config.json", "tokenizer_config.json", INDEX):
+        if (path / file).exists() and _object(path / file) is None:
+            raise refused(f"has a {file} that is not a JSON object", "check the file")
+    listed = (_object(path / INDEX) or {}).get("weight_map")
+    shards = sorted({str(file) for file in listed.values()}) if isinstance(listed, dict) else []
+    if (path / INDEX).exists() and not shards:
+        raise refused(f"has a {INDEX} that names no file")
+    if lost := [shard for shard in shards if not (path / shard).is_file()]:
+        raise refused(f"lacks {lost[0]}, which its {INDEX} names")
     if cut := [file.name for file in sorted(path.glob("*.safetensors")) if _cut(file)]:
-        reason = f"has a file that was cut, or that is none of weights: {cut[0]}"
-        raise ConfigError("model_name_or_path", name, reason, "get the model's files again")
+        raise refused(f"has a file that was cut, or that does not hold weights: {cut[0]}")
 
 
-def _is_object(path: Path) -> bool:
+def _object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None for anything else."""
     try:
-        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-
-
-def _has_experts(setup: Setup) -> bool:
-    said = json.dumps(setup.model_config)
-    return "expert" in said or "router" in said
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _cut(path: Path) -> bool:
@@ -102,29 +108,21 @@ def _cut(path: Path) -> bool:
     return path.stat().st_size < 8 + length + max(ends, default=0)
 
 
-def _shards(path: Path) -> list[str]:
-    """The files of weights that an index names."""
-    try:
-        index = json.loads((path / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return sorted(set(index["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
 def _on_the_hub(name: str, revision: str) -> Iterator[Said]:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    remedy = "give a folder, a Hub id, or 'embedded'"
+    def refused(reason: str, remedy: str = GIVE_A_MODEL) -> ConfigError:
+        return ConfigError("model_name_or_path", name, reason, remedy)
+
     try:
         cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str)
     except HFValidationError:
-        raise ConfigError("model_name_or_path", name, "is no folder and no name of the Hub", remedy) from None
+        raise refused("is neither a folder nor a name on the Hub") from None
     if offline():
         if not cached:
-            reason = "is no folder here and not in the Hub's cache, and HF_HUB_OFFLINE is set"
-            raise ConfigError("model_name_or_path", name, reason, remedy)
+            raise refused("is neither a folder here nor in the Hub's cache, and HF_HUB_OFFLINE is set")
         yield Said("info", "HF_HUB_OFFLINE is set: the model comes from the Hub's cache", "")
         return
     try:
@@ -132,14 +130,13 @@ def _on_the_hub(name: str, revision: str) -> Iterator[Said]:
     except RevisionNotFoundError:
         raise ConfigError("model_revision", revision, f"is not there in {name}", "give one that is") from None
     except RepositoryNotFoundError:
-        reason = "is not on the Hub, or needs a login"
-        raise ConfigError("model_name_or_path", name, reason, f"{remedy}; hf auth login for a private one") from None
+        remedy = f"{GIVE_A_MODEL}; hf auth login for a private one"
+        raise refused("is not on the Hub, or needs a login", remedy) from None
     except Exception as error:
         if cached:
             yield Said("warning", "the Hub cannot be reached, and the model is in its cache", "set HF_HUB_OFFLINE=1")
             return
-        reason = f"is no folder here, and the Hub cannot be reached ({type(error).__name__})"
-        raise ConfigError("model_name_or_path", name, reason, remedy) from None
+        raise refused(f"is not a folder here, and the Hub cannot be reached ({type(error).__name__})") from None
 
 
 def offline() -> bool:
@@ -152,24 +149,22 @@ def hub(setup: Setup) -> Iterator[Said]:
     transformers' own push at every save is off: a run is pushed once, when it is whole.
     """
     s = setup.settings
+    for name in ("log_completions_hub_repo", "push_to_hub"):
+        if s[name] and offline():
+            raise ConfigError(name, s[name], "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
     if completions := s["log_completions_hub_repo"]:  # TRL makes this repository as soon as it has the weights
         check_repo_id("log_completions_hub_repo", completions)
-        if offline():
-            reason = "cannot work while HF_HUB_OFFLINE is set"
-            raise ConfigError("log_completions_hub_repo", completions, reason, "leave one of them out")
         owners(s["hub_token"])
     if not s["push_to_hub"]:
         for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
             if s[name]:
                 raise ConfigError(name, s[name], "would be ignored without push_to_hub", "set push_to_hub: true too")
         return
+    once = "a run is pushed once, at its end"
     if "hub_strategy" in setup.given and s["hub_strategy"] != "end":
-        raise ConfigError("hub_strategy", s["hub_strategy"], "is not done: a run is pushed once, at its end", "use end")
+        raise ConfigError("hub_strategy", s["hub_strategy"], f"is not done: {once}", "use end")
     if s["hub_always_push"]:
-        reason = "would be ignored: a run is pushed once, at its end"
-        raise ConfigError("hub_always_push", True, reason, "leave it out")
-    if offline():
-        raise ConfigError("push_to_hub", True, "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
+        raise ConfigError("hub_always_push", True, f"would be ignored: {once}", "leave it out")
     wanted = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
     check_repo_id("hub_model_id", wanted)
     try:
@@ -194,7 +189,7 @@ def check_repo_id(field: str, name: str) -> None:
         validate_repo_id(name)
     except HFValidationError:
         remedy = "give user/name, of letters, digits, '-', '_' and '.', at most 96"
-        raise ConfigError(field, name, "is no name of a model repository", remedy) from None
+        raise ConfigError(field, name, "is not a name for a model repository", remedy) from None
 
 
 def owners(token: str | None = None) -> list[str]:
@@ -210,12 +205,14 @@ def owners(token: str | None = None) -> list[str]:
         raise UserError("the Hub wants a token, and there is none: run hf auth login, or set HF_TOKEN")
     endpoint = huggingface_hub.constants.ENDPOINT
     if not is_address(endpoint):
-        raise ConfigError("HF_ENDPOINT", "***", "is no address", "give http://HOST:PORT, without a user or password")
+        raise ConfigError(
+            "HF_ENDPOINT", "***", "is not an address", "give http://HOST:PORT, without a user or password"
+        )
     headers = build_hf_headers(token=token or True)
     answer = huggingface_hub.get_session().get(f"{endpoint}/api/whoami-v2", headers=headers, timeout=SECONDS)
     if answer.status_code in (401, 403):
-        said = f"{endpoint} does not take this token ({answer.status_code})"
-        raise UserError(f"{said}: run hf auth login again, or set another HF_TOKEN")
+        remedy = "run hf auth login again, or set another HF_TOKEN"
+        raise UserError(f"{endpoint} does not take this token ({answer.status_code}): {remedy}")
     hf_raise_for_status(answer)
     found = answer.json()
     if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
@@ -226,23 +223,16 @@ def owners(token: str | None = None) -> list[str]:
 def trackers(setup: Setup) -> Iterator[Said]:
     """Every tracker of report_to is installed; where wandb has no key or no network, it is said to stay offline."""
     said = setup.settings["report_to"]
-    names = [name for name in (said if isinstance(said, list) else [said]) if name]
-    for name in names:
-        if name in ("none", "all"):
+    for name in said if isinstance(said, list) else [said]:
+        if name in (None, "", "none", "all"):
             continue
         one_of("report_to", name, (*TRACKERS, "all", "none"))
         package = TRACKERS[name]
-        if not importlib.util.find_spec(package) and not (
-            name == "tensorboard" and importlib.util.find_spec("tensorboardX")
-        ):
+        packages = ("tensorboard", "tensorboardX") if name == "tensorboard" else (package,)
+        if not any(map(importlib.util.find_spec, packages)):
             raise ConfigError("report_to", name, f"needs the package {package}", f"pip install {package}, or none")
-        if name == "wandb":
-            yield from _wandb()
-
-
-def _wandb() -> Iterator[Said]:
-    if why := wandb_offline():
-        yield Said("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
+        if name == "wandb" and (why := wandb_offline()):
+            yield Said("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
 
 
 def wandb_offline() -> str:
@@ -250,8 +240,7 @@ def wandb_offline() -> str:
 
     Left to itself wandb would ask for a key on the terminal, and wait for a server that does not answer.
     """
-    mode = os.environ.get("WANDB_MODE", "").lower()
-    if mode in ("offline", "disabled", "dryrun"):
+    if (mode := os.environ.get("WANDB_MODE", "").lower()) in ("offline", "disabled", "dryrun"):
         return f"WANDB_MODE={mode}"
     base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     host = urlsplit(base).hostname or base
@@ -288,10 +277,8 @@ def vllm_server(setup: Setup) -> Iterator[Said]:
     if not s["use_vllm"] or s["vllm_mode"] != "server":
         return
     urls = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
-    for url in urls.split(","):
-        if not is_address(url.strip()):
-            continue  # trainer/config.py says so
-        yield from _vllm_server(url.strip())
+    for url in filter(is_address, map(str.strip, urls.split(","))):  # trainer/refusals.py refuses the others
+        yield from _vllm_server(url)
 
 
 def _vllm_server(url: str) -> Iterator[Said]:
@@ -301,7 +288,9 @@ def _vllm_server(url: str) -> Iterator[Said]:
     wanted = supported().get("vllm")
     found = _ask(f"{url}/version")
     if found is None and _ask(f"{url}/health") is None:
-        yield Said("error", f"what answers at {url} is no vLLM server", "give vllm_server_base_url, or free the port")
+        yield Said(
+            "error", f"what answers at {url} is not a vLLM server", "give vllm_server_base_url, or free the port"
+        )
     elif wanted and isinstance(found, dict):
         try:
             version = Version(str(found.get("version")))

@@ -50,14 +50,8 @@ class Setup:
         """The training problems, or the error that reading them gives."""
         s = self.settings
         with naming({"split": "dataset_split", "n": "dataset_limit"}):
-            return load_problems(
-                s["dataset"],
-                s["dataset_split"],
-                template=s["template"],
-                limit=s["dataset_limit"],
-                seed=s["seed"],
-                skip_bad_rows=s["skip_bad_rows"],
-            )
+            how = {"template": s["template"], "seed": s["seed"], "skip_bad_rows": s["skip_bad_rows"]}
+            return load_problems(s["dataset"], s["dataset_split"], limit=s["dataset_limit"], **how)
 
     @cached_property
     def held_out(self) -> list[Row]:
@@ -69,9 +63,8 @@ class Setup:
         dataset = s["eval_dataset"] or s["dataset"]
         asks = "eval_n" if s["eval_n"] == wanted else "heldout_n"
         with naming({"split": "eval_split", "n": asks, "dataset": "eval_dataset" if s["eval_dataset"] else "dataset"}):
-            rows = load_problems(
-                dataset, s["eval_split"], template=s["template"], limit=wanted, skip_bad_rows=s["skip_bad_rows"]
-            )
+            how = {"template": s["template"], "skip_bad_rows": s["skip_bad_rows"]}
+            rows = load_problems(dataset, s["eval_split"], limit=wanted, **how)
         if len(rows) < s["eval_n"]:
             reason = f"is more than the {len(rows)} problems of {dataset}, {s['eval_split']}"
             raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less")

@@ -6,6 +6,7 @@ Does not name cause and remedy: the texts of diagnosis.py do.
 """
 
 import math
+from functools import partial
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -156,14 +157,6 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     return f"keep checkpoint-{saved}{why}"
 
 
-def reward_stuck_low(run: Run) -> Seen | None:
-    return _stuck(run, high=False)
-
-
-def reward_stuck_high(run: Run) -> Seen | None:
-    return _stuck(run, high=True)
-
-
 def _stuck(run: Run, high: bool) -> Seen | None:
     """In each of the newest lines the smallest reward is the largest one too."""
     low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
@@ -180,13 +173,16 @@ def _stuck(run: Run, high: bool) -> Seen | None:
     setting = "difficulty_band: [0.1, 0.9]"
     if high and for_format:
         setting = "rewards: [accuracy, gated]"
-    elif not high and _level(run, metrics.TRUNCATED) > 0.5:
+    elif not high and run.series(metrics.TRUNCATED).level > 0.5:
         setting = _longer(run)  # the format never comes, since it is cut off
     elif not high and share:
         setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
-    elif not high and _level(run, metrics.verdict_key("no_answer")) > 0.5:
+    elif not high and run.series(metrics.verdict_key("no_answer")).level > 0.5:
         setting = "rewards: [shaped]"  # pays a little for the format
     return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
+
+
+reward_stuck_low, reward_stuck_high = partial(_stuck, high=False), partial(_stuck, high=True)
 
 
 def _reward_names(run: Run) -> list[str]:
@@ -197,11 +193,6 @@ def _rewards_format(name: str) -> bool:
     return name in FORMAT_REWARDS or "format" in name
 
 
-def _level(run: Run, name: str) -> float:
-    series = run.series(name)
-    return series.level if len(series) else 0.0
-
-
 def format_without_accuracy(run: Run) -> Seen | None:
     """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
@@ -209,11 +200,10 @@ def format_without_accuracy(run: Run) -> Seen | None:
         return None
     names = {*FORMAT_REWARDS, *filter(_rewards_format, _reward_names(run))}
     for key in (*map(metrics.reward_key, sorted(names)), metrics.verdict_key("no_answer")):
-        change = run.change(key, LONG_TREND)
-        rise = 0.0 if change is None else change.rise
-        if key == metrics.verdict_key("no_answer"):
-            rise = -rise
-        if change and rise - SURE * change.error > FORMAT_RISE:
+        if (change := run.change(key, LONG_TREND)) is None:
+            continue
+        rise = -change.rise if key == metrics.verdict_key("no_answer") else change.rise
+        if rise - SURE * change.error > FORMAT_RISE:
             figures = {"format_rise": rise, "accuracy_rise": accuracy.rise}
             return Seen(f"{key} {change.words}; accuracy {accuracy.words}", figures, "rewards: [accuracy, gated]")
     return None
@@ -271,19 +261,10 @@ def eos_mismatch(run: Run) -> Seen | None:
     limit = run.get("max_completion_length", LONG_LIMIT)
     if max(right, default=0) == 0 and limit < LONG_LIMIT:
         return None
-    words = (
-        f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(max(right, default=0))} are right"
-    )
+    best = percent(max(right, default=0))
+    words = f"all of {cut.span} reach the limit of {limit} tokens, though up to {best} are right"
     figures = {"truncated": min(cut.values), "steps": len(cut)}
     return Seen(words, figures, "eos_token_id: [...] in generation_config.json")
-
-
-def groups_too_easy(run: Run) -> Seen | None:
-    return _dull(run, metrics.ALL_RIGHT, metrics.ALL_WRONG)
-
-
-def groups_too_hard(run: Run) -> Seen | None:
-    return _dull(run, metrics.ALL_WRONG, metrics.ALL_RIGHT)
 
 
 def _dull(run: Run, kind: str, other: str) -> Seen | None:
@@ -298,6 +279,10 @@ def _dull(run: Run, kind: str, other: str) -> Seen | None:
         return None
     words = f"{percent(share)} of the groups in {dull.span}, {percent(fmean(ours.values))} for this cause"
     return Seen(words, {"degenerate": share, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
+
+
+groups_too_easy = partial(_dull, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)
+groups_too_hard = partial(_dull, kind=metrics.ALL_WRONG, other=metrics.ALL_RIGHT)
 
 
 def clipping(run: Run) -> Seen | None:
@@ -325,8 +310,7 @@ def adapter_not_moving(run: Run) -> Seen | None:
         words = f"{what} has a gradient of 0 in {len(signal)} steps whose advantages are not 0"
         return Seen(words, {"grad_norm": 0.0, "steps": len(signal)}, setting)
     kl = run.series(metrics.KL)
-    refreshed = run.get("reference_refresh_steps", 0) or run.get("sync_ref_model", False)
-    if len(kl) >= FEW and len(signal) >= WINDOW and not refreshed and max(map(abs, kl.values)) < KL_ZERO:
+    if len(kl) >= FEW and len(signal) >= WINDOW and not run.refreshes and max(map(abs, kl.values)) < KL_ZERO:
         return Seen(f"{what} has a KL of 0 to its start in {kl.span}", {"kl": kl.level}, setting)
     return None
 
@@ -369,11 +353,9 @@ def learning_rate_too_high(run: Run) -> Seen | None:
     gradient, moved, kl = (run.series(name) for name in (metrics.GRAD_NORM, metrics.APPROX_KL, metrics.KL))
     ceiling = run.get("max_grad_norm", 1.0) or 1.0
     if len(gradient) >= TREND:
-        before = median(gradient.first().values)
+        start, before = gradient.first().span, median(gradient.first().values)
         if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
-            words = (
-                f"gradient norm {before:.2g} in {gradient.first().span}, {gradient.level:.2g} in {gradient.last().span}"
-            )
+            words = f"gradient norm {before:.2g} in {start}, {gradient.level:.2g} in {gradient.last().span}"
             return Seen(words, {"before": before, "now": gradient.level}, run.learning_rate(0.3))
     if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
         words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
@@ -392,7 +374,7 @@ def learning_rate_too_low(run: Run) -> Seen | None:
     change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
     if change is None or not len(gradient) or gradient.level <= 0:
         return None
-    if len(kl) >= TREND and not run.get("reference_refresh_steps", 0) and not run.get("sync_ref_model", False):
+    if len(kl) >= TREND and not run.refreshes:
         if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
             return None
         words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
@@ -407,9 +389,8 @@ def learning_rate_too_low(run: Run) -> Seen | None:
 def loss_near_zero(run: Run) -> Seen | None:
     """On policy and without a KL term, the loss is -mean(advantage) in value, and its gradient is not zero."""
     loss, gradient = run.series(metrics.LOSS).last(), run.series(metrics.GRAD_NORM)
-    reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > run.get(
-        "gradient_accumulation_steps", 1
-    )
+    of_update = run.get("gradient_accumulation_steps", 1)
+    reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > of_update
     if len(loss) < WINDOW or reused or run.get("beta", 0.0) or not len(gradient) or gradient.level <= 0:
         return None
     size = median(map(abs, loss.values))

@@ -18,8 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS, diagnose
-from grpo_math.checks.finding import Finding
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import (

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_math.checks.finding import Finding
+from grpo_math.checks import Finding
 from grpo_math.checks.services import wandb_offline
 from grpo_math.run import metrics
 from grpo_math.run.redact import one_line, secret_values, without_secrets

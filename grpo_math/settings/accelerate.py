@@ -24,15 +24,12 @@ from grpo_math.settings.shipped import find
 
 def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The DeepSpeed settings that will hold: the recipe's field ``deepspeed``, or the accelerate config's."""
-    value = settings["deepspeed"]
-    name = "deepspeed"
+    name, value = "deepspeed", settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
         own = accelerate.get("deepspeed_config") or {}
         if not (value := own.get("deepspeed_config_file")):
-            zero: dict[str, Any] = {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto"}
-            for what in ("optimizer", "param"):
-                zero[f"offload_{what}"] = {"device": own.get(f"offload_{what}_device", "none")}
-            return {"zero_optimization": zero}
+            off = {f"offload_{x}": {"device": own.get(f"offload_{x}_device", "none")} for x in ("optimizer", "param")}
+            return {"zero_optimization": {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto", **off}}
         name = "deepspeed_config_file"
     if value is None or isinstance(value, dict):
         return value
@@ -42,7 +39,7 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
             raise ValueError("a list, or a single value")
         return read
     except (OSError, ValueError) as error:
-        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is no JSON object"
+        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is not a JSON object"
         raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None
 
 
@@ -71,27 +68,22 @@ def accelerate_config(name: str, says: Mapping[str, Any]) -> None:
     known = (*_names("commands/config/config_args.py", "BaseConfig", "ClusterConfig"), "command_file", "commands")
     for field in says:
         if field not in known:
-            raise refuse(field, "is no setting of accelerate", "take it out, or run accelerate config")
+            raise refuse(field, "is not a setting of accelerate", "take it out, or run accelerate config")
     kinds = _names("utils/dataclasses.py", "DistributedType")
     if says.get("distributed_type") not in (*kinds, False):  # YAML reads an unquoted NO as false
-        remedy = f"give one of {', '.join(kinds)}"
-        raise refuse("distributed_type", "is no way to distribute", remedy)
-    for field in ("num_processes", "num_machines", "main_process_port"):
+        raise refuse("distributed_type", "is not a way to distribute", f"give one of {', '.join(kinds)}")
+    for field, least in (("num_processes", 1), ("num_machines", 1), ("main_process_port", 0)):
         value = says.get(field)
-        if value is None:
-            continue
-        least = 0 if field == "main_process_port" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= 65535:
+        if value is not None and (type(value) is not int or not least <= value <= 65535):
             raise refuse(field, "is out of range", f"give a whole number of {least} or more")
     if str(says.get("mixed_precision", "no")).lower() not in (*PRECISIONS, "false"):
         raise refuse("mixed_precision", "is not known", f"give one of {', '.join(PRECISIONS)}")
     own = says.get("deepspeed_config")
     if own is not None and not isinstance(own, dict):
-        raise refuse("deepspeed_config", "is no mapping", "write its fields under it")
+        raise refuse("deepspeed_config", "is not a mapping", "write its fields under it")
     if says["distributed_type"] == "DEEPSPEED":
-        stage = (own or {}).get("zero_stage", 2)
-        if str(stage) not in ("0", "1", "2", "3"):
-            raise ConfigError("zero_stage", stage, f"in {name} is no stage of ZeRO", "give 1, 2 or 3")
+        if str(stage := (own or {}).get("zero_stage", 2)) not in ("0", "1", "2", "3"):
+            raise ConfigError("zero_stage", stage, f"in {name} is not a stage of ZeRO", "give 1, 2 or 3")
         deepspeed_config({"deepspeed": None}, says)
 
 
@@ -101,12 +93,11 @@ def environment() -> None:
     for name in NUMBERS:
         number = r"-1|\d+" if name.endswith("RANK") else r"\d+"  # transformers takes -1 for no launcher
         if not re.fullmatch(number, said.get(name, "0")):
-            raise ConfigError(name, said[name], "is no whole number", "unset it, or give a number")
+            raise ConfigError(name, said[name], "is not a whole number", "unset it, or give a number")
     processes = int(said.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            if name not in said:
-                raise ConfigError("WORLD_SIZE", processes, f"is set, and {name} is not", LAUNCH)
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if processes > 1 and name not in said:
+            raise ConfigError("WORLD_SIZE", processes, f"is set, and {name} is not", LAUNCH)
     if int(said.get("RANK", "0")) >= max(processes, 1):
         remedy = "unset both, or start with accelerate launch"
         raise ConfigError("RANK", int(said["RANK"]), f"is not below WORLD_SIZE={processes}", remedy)

@@ -3,86 +3,65 @@
 Does not import torch, nor hold what the trainer itself reads (trainer/config.py) or the ranges of numbers (recipe.py).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.problems.difficulty import CURRICULA
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.run import resume
+from grpo_math.run.setting import setting
 
 
 @dataclass
 class TrainArguments:
-    dataset: str = field(
-        default="generated",
-        metadata={
-            "help": "What to train on: gsm8k, math, math500, generated, generated:LEVEL,LEVEL (levels: sums, "
-            "differences, products, two_step, word), or the path of a .jsonl file."
-        },
+    dataset: str = setting(
+        "generated",
+        "What to train on: gsm8k, math, math500, generated, generated:LEVEL,LEVEL (levels: sums, differences, "
+        "products, two_step, word), or the path of a .jsonl file.",
     )
-    dataset_split: str = field(default="train", metadata={"help": "The split to train on."})
-    dataset_limit: int | None = field(
-        default=None, metadata={"help": "Train on at most this many problems, drawn by the seed."}
+    dataset_split: str = setting("train", "The split to train on.")
+    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
+    skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
+    template: str = setting("gsm8k", "The prompt: gsm8k, boxed, r1_zero or xml.")
+    rewards: list[str] = setting(
+        ["accuracy"], "Reward functions: keys of REWARDS (docs/rewards.md), or module:function for your own."
     )
-    skip_bad_rows: bool = field(default=False, metadata={"help": "Count and report bad rows instead of stopping."})
-    template: str = field(default="gsm8k", metadata={"help": "The prompt: gsm8k, boxed, r1_zero or xml."})
-    rewards: list[str] = field(
-        default_factory=lambda: ["accuracy"],
-        metadata={"help": "Reward functions: keys of REWARDS (docs/rewards.md), or module:function for your own."},
+    eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
+    eval_split: str = setting("test", "The split to evaluate on.")
+    eval_n: int = setting(0, "Evaluate this many problems before and after training.")
+    heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.")
+    heldout_n: int = setting(64, "Problems in each evaluation during training.")
+    watchdog_minutes: float = setting(
+        20.0,
+        "After this many minutes without a step, every rank prints where it is waiting, with its stacks. Nothing is "
+        "ended. 0: off. Keep it below ddp_timeout (30 minutes), which ends a run whose ranks wait for each other.",
     )
-    eval_dataset: str | None = field(
-        default=None, metadata={"help": "The held-out problems; default: those of dataset."}
-    )
-    eval_split: str = field(default="test", metadata={"help": "The split to evaluate on."})
-    eval_n: int = field(default=0, metadata={"help": "Evaluate this many problems before and after training."})
-    heldout_every: int = field(default=0, metadata={"help": "Evaluate heldout_n problems every this many steps."})
-    heldout_n: int = field(default=64, metadata={"help": "Problems in each evaluation during training."})
-    watchdog_minutes: float = field(
-        default=20.0,
-        metadata={
-            "help": "After this many minutes without a step, every rank prints where it is waiting, with its stacks. "
-            "Nothing is ended. 0: off. Keep it below ddp_timeout (30 minutes), which ends a run whose ranks wait for "
-            "each other."
-        },
-    )
-    prompts_per_step: int = field(
-        default=0,
-        metadata={
-            "help": "Prompts in one optimizer step, over all processes. The batch size of a process and the "
-            "accumulation follow from it, and per_device_train_batch_size becomes the largest number of rows "
-            "computed at a time. 0: TRL's own fields decide."
-        },
+    prompts_per_step: int = setting(
+        0,
+        "Prompts in one optimizer step, over all processes. The batch size of a process and the accumulation follow "
+        "from it, and per_device_train_batch_size becomes the largest number of rows computed at a time. 0: TRL's own "
+        "fields decide.",
     )
 
-    resume: str = field(
-        default="auto",
-        metadata={
-            "help": "What to do if output_dir already holds a run. auto: continue it if its settings are the same. "
-            "force: continue it with the new settings."
-        },
+    resume: str = setting(
+        "auto",
+        "What to do if output_dir already holds a run. auto: continue it if its settings are the same. force: "
+        "continue it with the new settings.",
     )
 
-    difficulty_band: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "Keep only the training problems whose pass rate lies between these two numbers, for example 0.1 "
-            "0.9. The rate is that of the untrained model at the recipe's temperature and completion length, and is "
-            "measured once."
-        },
+    difficulty_band: list[float] | None = setting(
+        None,
+        "Keep only the training problems whose pass rate lies between these two numbers, for example 0.1 0.9. The "
+        "rate is that of the untrained model at the recipe's temperature and completion length, and is measured once.",
     )
-    curriculum: str = field(
-        default="none",
-        metadata={
-            "help": "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as in TRL."
-        },
+    curriculum: str = setting(
+        "none", "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as in TRL."
     )
-    difficulty_samples: int = field(default=8, metadata={"help": "Completions of each problem for its pass rate."})
-    difficulty_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "Where the pass rates are kept and looked up. Default: a file in the folder pass_rates beside "
-            "output_dir, named after the model and the way of measuring."
-        },
+    difficulty_samples: int = setting(8, "Completions of each problem for its pass rate.")
+    difficulty_file: str | None = setting(
+        None,
+        "Where the pass rates are kept and looked up. Default: a file in the folder pass_rates beside output_dir, "
+        "named after the model and the way of measuring.",
     )
 
     def __post_init__(self) -> None:
@@ -91,12 +70,11 @@ class TrainArguments:
         one_of("resume", self.resume, resume.MODES)
         band = self.difficulty_band
         if band is not None and not (len(band) == 2 and 0 <= band[0] <= band[1] <= 1):
-            raise ConfigError("difficulty_band", band, "is no band of pass rates", "give two, for example 0.1 0.9")
-        if not self.needs_pass_rates:
-            for name in ("difficulty_samples", "difficulty_file"):
-                if getattr(self, name) != self.__dataclass_fields__[name].default:
-                    why = "would be ignored without difficulty_band or curriculum"
-                    raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
+            raise ConfigError("difficulty_band", band, "is not a band of pass rates", "give two, for example 0.1 0.9")
+        for name in ("difficulty_samples", "difficulty_file"):
+            if not self.needs_pass_rates and getattr(self, name) != self.__dataclass_fields__[name].default:
+                why = "would be ignored without difficulty_band or curriculum"
+                raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
 
     @property
     def needs_pass_rates(self) -> bool:

@@ -44,8 +44,7 @@ class Batch(NamedTuple):
     def line(self, device: str) -> str:
         """The arithmetic in one line; ``device`` is what a process runs on, in the singular."""
         right = " x ".join((_counted(self.processes, device), _counted(self.rows, "row"), _counted(self.steps, "step")))
-        prompts = self.total / self.generations
-        left = f"{prompts:g} prompt{'' if prompts == 1 else 's'} x {self.generations} completions"
+        left = f"{_counted(self.total / self.generations, 'prompt')} x {self.generations} completions"
         apart = "" if self.rollout == self.total else f"; {self.rollout} completions are generated at a time"
         return f"{left} = {self.total} = {right}{apart}"
 
@@ -78,13 +77,10 @@ use 4
     if steps is None:
         steps = choices[0]
     elif steps not in choices:
-        raise ConfigError(
-            "gradient_accumulation_steps",
-            steps,
-            f"cannot make {prompts} prompts x {generations} completions = {total} out of "
-            f"{_counted(processes, 'process')} x at most {_counted(limit, 'row')}",
-            f"use {min(choices, key=lambda count: abs(count - steps))}, or leave it out",
-        )
+        parts = f"{_counted(processes, 'process')} x at most {_counted(limit, 'row')}"
+        reason = f"cannot make {prompts} prompts x {generations} completions = {total} out of {parts}"
+        remedy = f"use {min(choices, key=lambda count: abs(count - steps))}, or leave it out"
+        raise ConfigError("gradient_accumulation_steps", steps, reason, remedy)
     return share // steps, steps
 
 
@@ -131,14 +127,11 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     if batch.rollout % generations:
         name = "gradient_accumulation_steps" if per_rollout is None else "steps_per_generation"
         times = steps if per_rollout is None else per_rollout
-        raise ConfigError(
-            "per_device_train_batch_size",
-            rows,
-            f"x {_counted(processes, 'process')} x {name}={times} = {batch.rollout} completions, which is not a whole "
-            f"number of groups of {generations}",
-            f"use {nearest(rows, generations // math.gcd(generations, processes * times))}, or "
-            f"{name}={nearest(times, generations // math.gcd(generations, processes * rows))}",
-        )
+        made = f"x {_counted(processes, 'process')} x {name}={times} = {batch.rollout} completions"
+        reason = f"{made}, which is not a whole number of groups of {generations}"
+        fewer = nearest(rows, generations // math.gcd(generations, processes * times))
+        remedy = f"use {fewer}, or {name}={nearest(times, generations // math.gcd(generations, processes * rows))}"
+        raise ConfigError("per_device_train_batch_size", rows, reason, remedy)
     return batch
 
 
@@ -158,5 +151,6 @@ def _whole(settings: Mapping[str, Any], name: str, least: int) -> int:
     return value
 
 
-def _counted(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
+def _counted(n: float, noun: str) -> str:
+    ending = "" if n == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{n:g} {noun}{ending}"

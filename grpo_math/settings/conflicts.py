@@ -30,12 +30,7 @@ FIELDS_OF_MODEL = {
 CANNOT_BE = (
     ("load_best_model_at_end", True, "needs transformers' evaluations, and there are none", "leave it out"),
     ("save_strategy", "best", "needs transformers' evaluations, and there are none", "leave it out"),
-    (
-        "enable_jit_checkpoint",
-        True,
-        "would take SIGTERM for itself",
-        "leave it out: the step is finished and saved anyway",
-    ),
+    ("enable_jit_checkpoint", True, "would take SIGTERM for itself", "leave it out: the step is saved anyway"),
     ("remove_unused_columns", True, "would take the gold answers away from the rewards", "leave it out"),
     ("logging_strategy", "no", "would leave the run without its history", "leave it out, or set logging_steps"),
     ("ignore_data_skip", True, "would go on with other problems than the run has left off at", "leave it out"),
@@ -50,25 +45,22 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     if config.trust_remote_code or own.get("trust_remote_code"):
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
     if config.eval_strategy != "no":
-        reason = "evaluates nothing here"
-        raise ConfigError("eval_strategy", getattr(config.eval_strategy, "value", "?"), reason, "use heldout_every")
-    needs_whole = [name for name in ("eval_n", "heldout_every", "difficulty_band") if getattr(train_args, name)]
-    needs_whole += ["curriculum"] if train_args.curriculum != "none" else []
+        raise ConfigError("eval_strategy", _word(config.eval_strategy), "evaluates nothing here", "use heldout_every")
     whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
-    if needs_whole and (not whole or "FSDP" in kinds_of_checkpoint(config)):
-        name = needs_whole[0]
-        why = "needs the whole model on each process"
-        raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
+    if not whole or "FSDP" in kinds_of_checkpoint(config):
+        for name in ("eval_n", "heldout_every", "difficulty_band", "curriculum"):
+            if (value := getattr(train_args, name)) not in (0, None, "none"):
+                why = "needs the whole model on each process"
+                raise ConfigError(name, value, why, "leave it out, and evaluate after the run")
     if str(config.resume_from_checkpoint).lower() == "true" and not checkpoints.checkpoints(run_dir):
         raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
     for name, bad, why, remedy in CANNOT_BE:
-        if getattr(getattr(config, name), "value", getattr(config, name)) == bad:
+        if _word(getattr(config, name)) == bad:
             raise ConfigError(name, bad, why, remedy)
-    for name in config.model_init_kwargs or {}:
-        if own := FIELDS_OF_MODEL.get(name):
-            raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {own}")
-    if train_args.difficulty_file:
-        rates = train_args.difficulty_file
+    for name in own:
+        if name in FIELDS_OF_MODEL:
+            raise ConfigError("model_init_kwargs", name, "has a field of its own", f"set {FIELDS_OF_MODEL[name]}")
+    if rates := train_args.difficulty_file:
         refuse_unwritable("difficulty_file", rates, Path(rates).parent, "name another file")
     check_generation(config)
     _check_compute(config)
@@ -76,19 +68,21 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     try:
         Trainer.get_optimizer_cls_and_kwargs(config)
     except (ImportError, ValueError) as error:
-        name = "optim_args" if config.optim_args else "optim"
-        value = config.optim_args or getattr(config.optim, "value", config.optim)
+        name, value = ("optim_args", config.optim_args) if config.optim_args else ("optim", _word(config.optim))
         raise ConfigError(name, value, f"cannot be used ({error})", "leave it out, or use adamw_torch") from None
-    if config.optim_args:
-        _check_optim_args(config)
+    _check_optim_args(config)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     extra: Any = config.lr_scheduler_kwargs
     try:
         get_scheduler(config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100, extra)
     except (TypeError, ValueError) as error:
-        name = getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type)
-        reason = f"does not suit lr_scheduler_type={name} ({error})"
+        reason = f"does not suit lr_scheduler_type={_word(config.lr_scheduler_type)} ({error})"
         raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
+
+
+def _word(value: Any) -> Any:
+    """An enum's value, and anything else as it is."""
+    return getattr(value, "value", value)
 
 
 def kinds_of_checkpoint(config: MathGRPOConfig) -> set[str]:
@@ -101,20 +95,17 @@ def _check_optim_args(config: MathGRPOConfig) -> None:
     """Every name in ``optim_args`` is one that this optimizer reads: transformers passes over others."""
 
     def read_with(text: str | None) -> str:
+        other = copy.copy(config)
+        other.optim_args = text
         try:
-            return str(Trainer.get_optimizer_cls_and_kwargs(replaced(text)))
+            return str(Trainer.get_optimizer_cls_and_kwargs(other))
         except (ImportError, ValueError, TypeError) as error:
             return str(error)
 
-    def replaced(text: str | None) -> MathGRPOConfig:
-        other = copy.copy(config)
-        other.optim_args = text
-        return other
-
-    for pair in str(config.optim_args).replace(" ", "").split(","):
+    for pair in config.optim_args.replace(" ", "").split(",") if config.optim_args else ():
         name = pair.partition("=")[0]
         if len({read_with(None), read_with(pair), read_with(f"{name}=3")}) == 1:
-            reason = f"holds {name}, which optim={getattr(config.optim, 'value', config.optim)} does not read"
+            reason = f"holds {name}, which optim={_word(config.optim)} does not read"
             raise ConfigError("optim_args", config.optim_args, reason, "leave it out")
 
 
@@ -126,17 +117,16 @@ def _check_batches(config: MathGRPOConfig) -> None:
             reason = "would tear groups of completions apart"
             raise ConfigError("accelerator_config", {name: True}, reason, "leave it out")
     if (getattr(own, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
-        reason = "has a field of its own"
-        raise ConfigError("accelerator_config", "num_steps", reason, "set gradient_accumulation_steps")
+        remedy = "set gradient_accumulation_steps"
+        raise ConfigError("accelerator_config", "num_steps", "has a field of its own", remedy)
     if not config.use_transformers_continuous_batching:
         return
     from transformers.generation import ContinuousBatchingConfig
 
+    value: Any = config.transformers_continuous_batching_config
     try:
-        batching: Any = config.transformers_continuous_batching_config or {}
-        ContinuousBatchingConfig(**batching)
+        ContinuousBatchingConfig(**(value or {}))
     except (TypeError, ValueError) as error:
-        value = config.transformers_continuous_batching_config
         reason = f"is refused ({' '.join(str(error).split())})"
         raise ConfigError("transformers_continuous_batching_config", value, reason, "leave it out") from None
 
@@ -148,6 +138,5 @@ def _check_compute(config: MathGRPOConfig) -> None:
     for name, known in (("torch_compile_backend", backends), ("torch_compile_mode", modes)):
         if value := getattr(config, name):
             one_of(name, value, tuple(known))
-    arguments: Any = config.gradient_checkpointing_kwargs or {}
-    for name in arguments:
+    for name in config.gradient_checkpointing_kwargs or {}:
         one_of("gradient_checkpointing_kwargs", name, CHECKPOINT_ARGUMENTS)

@@ -52,17 +52,17 @@ class Field(NamedTuple):
 def fields() -> dict[str, Field]:
     """Every field of a recipe by name."""
     enums = {
-        node.name: {_target(line): ast.literal_eval(line.value) for line in node.body if isinstance(line, ast.Assign)}
+        node.name: {
+            ast.unparse(x.targets[0]): ast.literal_eval(x.value) for x in node.body if isinstance(x, ast.Assign)
+        }
         for package, file in CHOICES
         for node in _source(package, file).body
         if isinstance(node, ast.ClassDef) and "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
     }
     found: dict[str, Field] = {}
-    for package, file, classes in SOURCES:
-        for node in _source(package, file).body:
-            if isinstance(node, ast.ClassDef) and node.name in classes:
-                lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
-                found |= {line.target.id: _field(line, enums) for line in lines if isinstance(line.target, ast.Name)}
+    for node in (node for source in SOURCES for node in classes_of(*source)):
+        lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
+        found |= {ast.unparse(line.target): _field(line, enums) for line in lines}
     return found
 
 
@@ -79,37 +79,23 @@ def classes_of(package: str, file: str, names: Sequence[str]) -> list[ast.ClassD
     return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
 
 
-def _target(line: ast.Assign) -> str:
-    return ast.unparse(line.targets[0])
-
-
 def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
-    name = ast.unparse(line.target)
-    outer = ast.parse(ast.unparse(line.annotation), mode="eval").body
+    name, value = ast.unparse(line.target), line.value
     kinds, item = set[str](), None
-    for part in ast.unparse(outer).split(" | "):
+    for part in ast.unparse(line.annotation).split(" | "):
         base, _, inside = part.partition("[")
         kinds.add("bool" if base == "Literal" else base)
         item = inside.removesuffix("]") if base == "list" else item
     choices = NAMES.get(name) or next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
-    default: Any = None
-    value = line.value
-    if isinstance(value, ast.Call):
-        if value.args:  # of our own: the default, then the help
-            default = _literal(value.args[0], name, enums)
-        for keyword in value.keywords:
-            if keyword.arg == "metadata" and isinstance(keyword.value, ast.Dict):
-                named = {ast.unparse(k): v for k, v in zip(keyword.value.keys, keyword.value.values, strict=True) if k}
-                if isinstance(named.get("'choices'"), ast.List):
-                    choices = tuple(ast.literal_eval(named["'choices'"]))
-            elif keyword.arg == "default":
-                default = _literal(keyword.value, name, enums)
-            elif keyword.arg == "default_factory" and isinstance(keyword.value, ast.Lambda):
-                default = _literal(keyword.value.body, name, enums)
-            elif keyword.arg == "default_factory" and ast.unparse(keyword.value) == "list":
-                default = []
-    elif value is not None:
-        default = _literal(value, name, enums)
+    stated: dict[str | None, Any] = {"default": value}
+    if isinstance(value, ast.Call):  # field(default=...), or our own setting(default, help)
+        stated = {word.arg: word.value for word in value.keywords}
+        stated |= {"default": value.args[0]} if value.args else {}
+    if isinstance(metadata := stated.get("metadata"), ast.Dict):
+        named = {ast.unparse(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
+        if isinstance(named.get("'choices'"), ast.List):
+            choices = tuple(ast.literal_eval(named["'choices'"]))
+    default = _literal(stated["default"], name, enums) if "default" in stated else []  # default_factory=list
     return Field(name, frozenset(kinds), item, default, choices)
 
 

@@ -37,35 +37,36 @@ SAMPLED: dict[str, recipe.Rule] = {
 IDS = 2**18  # more than a vocabulary has
 
 
+def _refused(value: object, reason: str, remedy: str = "leave it out") -> ConfigError:
+    return ConfigError("generation_kwargs", value, reason, remedy)
+
+
 def check_generation(config: MathGRPOConfig) -> None:
     """Names and numbers of ``generation_kwargs``, which transformers would pass over or find in the first rollout."""
     stated: Any = config.generation_kwargs or {}
     for name, value in stated.items():
         if not config.use_vllm and not hasattr(GenerationConfig(), name):
-            raise ConfigError("generation_kwargs", name, "is no setting of transformers' generate", "leave it out")
+            raise _refused(name, "is not a setting of transformers' generate")
         if name in recipe.RANGES:
             recipe.check(name, value)
     if not config.use_vllm:
-        try:
-            GenerationConfig(cache_implementation=config.cache_implementation).validate()
-        except ValueError as error:
-            reason = f"is refused ({' '.join(str(error).split())})"
-            raise ConfigError("cache_implementation", config.cache_implementation, reason, "leave it out") from None
-        try:
-            GenerationConfig(**stated).validate()
-        except (ValueError, TypeError) as error:
-            reason = f"is refused ({' '.join(str(error).split())})"
-            raise ConfigError("generation_kwargs", stated, reason, "see transformers' GenerationConfig") from None
+        cache = {"cache_implementation": config.cache_implementation}
+        for field, value, settings, remedy in (
+            ("cache_implementation", config.cache_implementation, cache, "leave it out"),
+            ("generation_kwargs", stated, stated, "see transformers' GenerationConfig"),
+        ):
+            try:
+                GenerationConfig(**settings).validate()
+            except (ValueError, TypeError) as error:
+                raise ConfigError(field, value, f"is refused ({' '.join(str(error).split())})", remedy) from None
     for name, value in stated.items():
         if own := FIELDS_OF_GENERATION.get(name):
-            reason = "would sample in another way than the loss takes it for"
-            raise ConfigError("generation_kwargs", {name: value}, reason, f"set {own}")
+            raise _refused({name: value}, "would sample in another way than the loss takes it for", f"set {own}")
     if not config.use_vllm:
         _check_what_trl_hands_on(stated)
         least, most = stated.get("min_new_tokens"), config.max_completion_length
         if isinstance(least, int) and most and least > most:
-            reason = f"asks for more than max_completion_length={most}"
-            raise ConfigError("generation_kwargs", {"min_new_tokens": least}, reason, "give fewer")
+            raise _refused({"min_new_tokens": least}, f"asks for more than max_completion_length={most}", "give fewer")
         if stated or config.cache_implementation:
             _try_generation(config, stated)
 
@@ -79,9 +80,8 @@ def _try_generation(config: MathGRPOConfig, stated: Mapping[str, Any]) -> None:
         model = LlamaForCausalLM(LlamaConfig(vocab_size=IDS, pad_token_id=0, **shape)).to(device)
         asked = {"max_new_tokens": 2, "do_sample": True, "cache_implementation": config.cache_implementation, **stated}
         try:
-            tokens = model.generate(
-                ids, attention_mask=ids, generation_config=GenerationConfig(pad_token_id=0, **asked)
-            )
+            wanted = GenerationConfig(pad_token_id=0, **asked)
+            tokens = model.generate(ids, attention_mask=ids, generation_config=wanted)
             if not isinstance(tokens, torch.Tensor):
                 raise TypeError("TRL wants tokens alone")
         except Exception as error:
@@ -95,22 +95,18 @@ def _check_what_trl_hands_on(stated: Mapping[str, Any]) -> None:
     """What transformers' ``generate`` would take, but not from TRL, or not for groups."""
     ids = stated.get("eos_token_id")
     if not isinstance(ids, int | None) and not (isinstance(ids, list) and all(isinstance(n, int) for n in ids)):
-        reason = "is no token id"
-        raise ConfigError("generation_kwargs", {"eos_token_id": ids}, reason, "give a number, or a list of them")
+        raise _refused({"eos_token_id": ids}, "is not a token id", "give a number, or a list of them")
     for name, value in stated.items():
+        said = {name: value}
         if name in UNSAMPLED and value != getattr(GenerationConfig(), name):
-            reason = "would be ignored: completions are sampled, one by one"
-            raise ConfigError("generation_kwargs", {name: value}, reason, "leave it out")
+            raise _refused(said, "would be ignored: completions are sampled, one by one")
         if name in SAMPLED and isinstance(value, int | float) and not SAMPLED[name][0](value):
-            raise ConfigError("generation_kwargs", {name: value}, "is out of range", f"give {SAMPLED[name][1]}")
+            raise _refused(said, "is out of range", f"give {SAMPLED[name][1]}")
         if name.endswith("_token_id") and value is not None:
             listed = value if isinstance(value, list) else [value]
             if not listed or not all(isinstance(n, int) and 0 <= n < IDS for n in listed):
-                raise ConfigError("generation_kwargs", {name: value}, "is no token id", "give one of the vocabulary")
-    if stated.get("stop_strings"):
-        reason = "needs the tokenizer, which TRL does not hand to generate"
-        raise ConfigError("generation_kwargs", {"stop_strings": stated["stop_strings"]}, reason, "use vLLM's stop")
-    for name, bad in (("do_sample", stated.get("do_sample") is False), ("num_beams", stated.get("num_beams", 1) != 1)):
-        if bad:
-            reason = "would not sample: the completions of a group would be alike"
-            raise ConfigError("generation_kwargs", {name: stated[name]}, reason, "leave it out")
+                raise _refused(said, "is not a token id", "give one of the vocabulary")
+        if name == "stop_strings" and value:
+            raise _refused(said, "needs the tokenizer, which TRL does not hand to generate", "use vLLM's stop")
+        if (name == "do_sample" and value is False) or (name == "num_beams" and value != 1):
+            raise _refused(said, "would not sample: the completions of a group would be alike")

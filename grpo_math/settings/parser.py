@@ -44,11 +44,6 @@ class Parser(TrlParser):
     def error(self, message: str) -> Any:
         raise ValueError(message)
 
-    def _named_in(self, message: str) -> str | None:
-        """The setting that a refusal of transformers or TRL speaks of, among those that are given."""
-        found = [name for name in self.given if re.search(rf"(?<!\w){name}(?!\w)", message)]
-        return max(found, key=len, default=None)
-
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """The settings before TRL's dataclasses are made of them: `batch.plan` fills in the three that it solves."""
         settings, unknown = super().parse_known_args(args, namespace)
@@ -72,9 +67,10 @@ class Parser(TrlParser):
                 reason = f"cannot be read ({str(error).partition('] ')[2].partition(':')[0]})"
                 raise ConfigError(name, file, reason, "give the path of a JSON file, or a mapping") from None
             said = " ".join(str(error).split())
-            if name := self._named_in(said):
-                raise ConfigError(name, read.values[name], f"is refused ({said})", "mend this setting") from None
-            raise UserError(f"{said}: mend this setting") from None
+            named = [name for name in self.given if re.search(rf"(?<!\w){name}(?!\w)", said)]
+            if name := max(named, key=len, default=None):
+                raise ConfigError(name, read.values[name], f"is refused ({said})", "give another value") from None
+            raise UserError(f"{said}: change that setting") from None
         if arguments.curriculum != "none":
             if "shuffle_dataset" in self.given and config.shuffle_dataset:
                 why = f"contradicts curriculum={arguments.curriculum}"

@@ -4,7 +4,7 @@
 >>> settings.values["learning_rate"], settings.values["use_peft"], settings.values["beta"], settings.problems
 (1e-05, True, 0.0, [])
 >>> print(read(["--temprature", "1"]).problems[0])
---temprature is no setting: did you mean --temperature?
+--temprature is not a setting: did you mean --temperature?
 >>> print(read(["--temperature", "0"]).problems[0])
 temperature='0' is out of range: give a number above 0
 
@@ -29,6 +29,7 @@ from grpo_math.settings.shipped import find
 
 NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
+YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
@@ -53,44 +54,40 @@ class Recipe(NamedTuple):
 
 # The range of a number, by field. Every number has to be finite besides.
 Rule = tuple[Callable[[float], bool], str]
-RULES: list[tuple[Rule, str]] = [
-    (
-        (lambda x: x > 0, "a number above 0"),
+RULES: dict[Rule, str] = {
+    (lambda x: x > 0, "a number above 0"): (
         "temperature repetition_penalty adam_epsilon num_train_epochs vllm_server_timeout delta advantage_eps "
         "grade_timeout neftune_noise_alpha sapo_temperature_pos sapo_temperature_neg vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_cap",
+        "vllm_importance_sampling_cap"
     ),
-    (
-        (lambda x: (x >= 1 and x == int(x)) or 0 < x < 1, "a whole number, or a share of the run below 1"),
-        "save_steps logging_steps eval_steps",
+    (lambda x: (x >= 1 and x == int(x)) or 0 < x < 1, "a whole number, or a share of the run below 1"): (
+        "save_steps logging_steps eval_steps"
     ),
-    (
-        (lambda x: x >= 1, "1 or more"),
+    (lambda x: x >= 1, "1 or more"): (
         "max_completion_length lora_r lora_alpha num_iterations heldout_n dataset_limit vllm_tensor_parallel_size "
         "vllm_max_model_length save_total_limit difficulty_samples per_device_train_batch_size "
         "gradient_accumulation_steps steps_per_generation generation_batch_size ref_model_sync_steps "
-        "pad_to_multiple_of torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout ddp_bucket_cap_mb",
+        "pad_to_multiple_of torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout ddp_bucket_cap_mb"
     ),
-    ((lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"), "num_generations"),
-    (
-        (lambda x: x >= 0, "0 or more"),
-        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps eval_n "
-        "heldout_every prompts_per_step resample_groups update_token_budget reference_refresh_steps entropy_coef "
-        "watchdog_minutes entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef "
-        "off_policy_mask_threshold num_completions_to_print vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
-        "vllm_importance_sampling_clip_min",
+    (lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"): "num_generations",
+    (lambda x: x >= 0, "0 or more"): (
+        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps eval_n heldout_every prompts_per_step "
+        "resample_groups update_token_budget reference_refresh_steps entropy_coef watchdog_minutes entropy_coef_min "
+        "entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef off_policy_mask_threshold "
+        "num_completions_to_print vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
+        "vllm_importance_sampling_clip_min"
     ),
-    ((lambda x: 0 < x <= 1, "a number above 0, and 1 at most"), "learning_rate top_p vllm_gpu_memory_utilization"),
-    ((lambda x: 0 <= x <= 1, "a number from 0 to 1"), "top_entropy_quantile ref_model_mixup_alpha"),
-    ((lambda x: x == 0 or x >= 2, "2 or more, or 0 for all tokens: with 1 a group's completions are alike"), "top_k"),
-    ((lambda x: 0 <= x < 1, "a number from 0, and below 1: with 1 a group's completions are alike"), "min_p"),
-    ((lambda x: 0 <= x <= 1024, "a number from 0 to 1024"), "dataloader_num_workers"),
-    ((lambda x: 0 <= x < 1, "a number from 0, and below 1"), "lora_dropout adam_beta1 adam_beta2"),
-    ((lambda x: x >= 1 or x == -1, "1 or more, or -1 for num_train_epochs to decide"), "max_steps"),
-    ((lambda x: 0 <= x < 2**32, "a whole number from 0, and below 2^32"), "seed data_seed"),
-    ((lambda x: 1 <= x <= 65535, "a number from 1 to 65535"), "vllm_server_port vllm_group_port"),
-]
-RANGES: dict[str, Rule] = {name: rule for rule, names in RULES for name in names.split()}
+    (lambda x: 0 < x <= 1, "a number above 0, and 1 at most"): "learning_rate top_p vllm_gpu_memory_utilization",
+    (lambda x: 0 <= x <= 1, "a number from 0 to 1"): "top_entropy_quantile ref_model_mixup_alpha",
+    (lambda x: x == 0 or x >= 2, "2 or more, or 0 for all tokens: with 1 a group's completions are alike"): "top_k",
+    (lambda x: 0 <= x < 1, "a number from 0, and below 1: with 1 a group's completions are alike"): "min_p",
+    (lambda x: 0 <= x <= 1024, "a number from 0 to 1024"): "dataloader_num_workers",
+    (lambda x: 0 <= x < 1, "a number from 0, and below 1"): "lora_dropout adam_beta1 adam_beta2",
+    (lambda x: x >= 1 or x == -1, "1 or more, or -1 for num_train_epochs to decide"): "max_steps",
+    (lambda x: 0 <= x < 2**32, "a whole number from 0, and below 2^32"): "seed data_seed",
+    (lambda x: 1 <= x <= 65535, "a number from 1 to 65535"): "vllm_server_port vllm_group_port",
+}
+RANGES: dict[str, Rule] = {name: rule for rule, names in RULES.items() for name in names.split()}
 
 
 def read(argv: Sequence[str]) -> Recipe:
@@ -101,8 +98,8 @@ def read(argv: Sequence[str]) -> Recipe:
     given: dict[str, Any] = {name: value for name, value in written.items() if name != "env"}
     problems: list[UserError] = []
     for word, said in _options(words):
-        if word is None:
-            problems.append(UserError(f"{said[0]} is no setting: write --FIELD VALUE"))
+        if not word.startswith("--"):
+            problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
             continue
         name = word.removeprefix("--").replace("-", "_")
         if name not in fields() and name.startswith("no_") and "bool" in _kinds(name[3:]):
@@ -147,12 +144,12 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
             del words[number : number + (1 if inside else 2)]
             break
     if any(word.split("=")[0] == "--config" for word in words):
-        raise UserError("--config stands there twice: give one recipe")
+        raise UserError("--config is given twice: give one recipe")
     return path, words
 
 
 class _Strict(yaml.SafeLoader):
-    """YAML in which a field that stands twice is an error: the first would be ignored."""
+    """YAML in which a field that is given twice is an error: the first would be ignored."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -161,30 +158,33 @@ class _Strict(yaml.SafeLoader):
                 said = f"a name is a list or a mapping, in line {key.start_mark.line + 1}"
                 raise yaml.constructor.ConstructorError(None, None, said)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} stands there twice, in line {key.start_mark.line + 1} again"
-                )
+                said = f"{key.value} is given twice, in line {key.start_mark.line + 1} again"
+                raise yaml.constructor.ConstructorError(None, None, said)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
+
+    def refused(said: str) -> UserError:
+        return UserError(f"--config {path}: {said}")
+
     try:
         with open(find(path), encoding="utf-8") as file:
             recipe = yaml.load(file, _Strict)
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "is no text file"
-        raise UserError(f"--config {path}: {said}: give the path of a recipe") from None
+        said = getattr(error, "strerror", None) or "is not a text file"
+        raise refused(f"{said}: give the path of a recipe") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"--config {path}: is no YAML ({' '.join(str(error).split())[:300]}): check it") from None
+        raise refused(f"is not YAML ({' '.join(str(error).split())[:300]}): check it") from None
     if not isinstance(recipe, dict):
-        raise UserError(f"--config {path}: holds no fields: a recipe is a YAML file with a field on each line")
+        raise refused("holds no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):
-        raise UserError(f"--config {path}: env is no mapping: write NAME: VALUE under it")
+        raise refused("env is not a mapping: write NAME: VALUE under it")
     for name, value in recipe.get("env", {}).items():
         if not name or set(str(name)) & {"=", "\0"} or "\0" in str(value) or isinstance(value, list | dict | None):
-            raise UserError(f"--config {path}: env: {name} is no variable with a value: write NAME: VALUE")
+            raise refused(f"env: {name} is not a variable with a value: write NAME: VALUE")
     return {str(name): value for name, value in recipe.items()}
 
 
@@ -196,88 +196,84 @@ def check(name: str, value: Any) -> Any:
     >>> check("save_strategy", False)
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: save_strategy=False is no text: put it in quotes, since YAML reads no as false
+    grpo_math.errors.ConfigError: save_strategy=False is not a string: put it in quotes, since YAML reads no as false
     """
     field = fields().get(name)
     if field is None:
         near = difflib.get_close_matches(name, fields(), n=1)
-        hint = f"did you mean --{near[0]}?" if near else "see the README for those that there are"
-        raise UserError(f"--{name} is no setting: {hint}")
+        hint = f"did you mean --{near[0]}?" if near else "docs/settings.md lists them"
+        raise UserError(f"--{name} is not a setting: {hint}")
     if name.endswith("_token") and not isinstance(value, str | None):
-        raise ConfigError(name, "***", "is no text", "put it in quotes")
+        raise ConfigError(name, "***", "is not a string", "put it in quotes")
     if name == "vllm_server_base_url" and "@" in str(value):
         reason = "holds a user or password, which the run would write down"
         raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
     said, value = value, _typed(field, value)
-    for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and "\0" in text:
-            raise ConfigError(name, text, "holds a NUL byte", "take it out")
-        if name in PATHS and any(len(part.encode()) > 255 for part in str(text).split("/")):
-            raise ConfigError(name, f"{str(text)[:40]}...", "is longer than a file's name can be", "name another one")
-        if name in PATHS and len(str(text).encode()) > 3000:
-            raise ConfigError(name, f"{str(text)[:40]}...", "is longer than a path can be", "name another one")
-        if name in PATHS and isinstance(text, str) and text and (not text.strip() or not text.isprintable()):
-            raise ConfigError(name, text, "is blank, or holds a line break", "name another one")
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, str):
+            _check_text(name, one)
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            _in_range(field, one, said)
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
     if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str) and value.startswith("~"):
         value = str(Path(value).expanduser())  # as transformers does, later
-    for number in value if isinstance(value, list) else [value]:
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            _in_range(field, number, said)
     return value
 
 
+def _check_text(name: str, text: str) -> None:
+    if "\0" in text:
+        raise ConfigError(name, text, "holds a NUL byte", "take it out")
+    if name in PATHS:
+        long = "a file's name" if any(len(part.encode()) > 255 for part in text.split("/")) else "a path"
+        if long == "a file's name" or len(text.encode()) > 3000:
+            raise ConfigError(name, f"{text[:40]}...", f"is longer than {long} can be", "name another one")
+        if text and (not text.strip() or not text.isprintable()):
+            raise ConfigError(name, text, "is blank, or holds a line break", "name another one")
+
+
 def _typed(field: Field, value: Any) -> Any:
-    name, kinds = field.name, field.kinds
+    name, kinds, usual = field.name, field.kinds, f"the default is {field.default!r}"
+
+    def refused(reason: str, remedy: str = usual) -> ConfigError:
+        return ConfigError(name, value, reason, remedy)
+
     if value is None:
         if ("None" not in kinds or name in NEEDED) and field.default is not None:
-            raise ConfigError(name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
+            raise refused("is empty", f"give a value, or leave it out for {field.default!r}")
         return None
     if "list" in kinds and not (isinstance(value, str) and "str" in kinds):
         item = Field(name, frozenset({field.item or "str"}), None, field.default, field.choices)
         return [_typed(item, one) for one in (value if isinstance(value, list) else [value])]
     if isinstance(value, list) or (isinstance(value, dict) and "dict" not in kinds):
-        kind = "a list" if isinstance(value, list) else "a mapping"
-        raise ConfigError(name, value, f"is {kind}, and one value is wanted", f"the default is {field.default!r}")
+        raise refused(f"is a {'list' if isinstance(value, list) else 'mapping'}, and one value is wanted")
     if isinstance(value, dict):
         return value
     if name.endswith("_kwargs"):
         return _mapping(name, str(value))
+    numbers = kinds & {"int", "float"}
     if isinstance(value, bool):
-        if "bool" in kinds:
-            return value
-        if kinds & {"int", "float"}:
-            raise ConfigError(name, value, "is no number", f"the default is {field.default!r}")
-        if name not in OR_BOOL:
-            remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
-            raise ConfigError(name, value, "is no text", remedy)
+        if "bool" not in kinds and numbers:
+            raise refused("is not a number")
+        if "bool" not in kinds and name not in OR_BOOL:
+            word = "yes" if value else "no"
+            raise refused("is not a string", f"put it in quotes, since YAML reads {word} as {str(value).lower()}")
         return value
     if "str" in kinds or not kinds & {"int", "float", "bool"}:
-        number = isinstance(value, int | float) and kinds & {"int", "float"}
-        if isinstance(value, float) and "int" in kinds and "float" not in kinds:
-            raise ConfigError(name, value, "is no whole number", f"the default is {field.default!r}")
-        return value if number else str(value)
-    return _number(field, value)
-
-
-def _number(field: Field, value: Any) -> Any:
-    name, kinds = field.name, field.kinds
+        if isinstance(value, float) and numbers == {"int"}:
+            raise refused("is not a whole number")
+        return value if isinstance(value, int | float) and numbers else str(value)
     if "bool" in kinds:
-        word = str(value).lower()
-        if word in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
-            return word in ("yes", "true", "t", "y", "1")
-        raise ConfigError(name, value, "is neither true nor false", "use one of the two")
+        if (word := str(value).lower()) not in (*YES, *NO):
+            raise refused("is neither true nor false", "use one of the two")
+        return word in YES
     try:
-        if "float" in kinds:
-            return float(value)
-        if isinstance(value, float):
+        if "float" not in kinds and isinstance(value, float):
             raise ValueError
-        return int(value)
+        return float(value) if "float" in kinds else int(value)
     except ValueError:
         kind = "number" if "float" in kinds else "whole number"
-        default = f"the default is {field.default!r}" if field.default is not None else f"give a {kind}"
-        raise ConfigError(name, value, f"is no {kind}", default) from None
+        raise refused(f"is not a {kind}", usual if field.default is not None else f"give a {kind}") from None
 
 
 def _mapping(name: str, text: str) -> dict[str, Any]:
@@ -287,16 +283,15 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         shown = "***" if any(ending in text.lower() for ending in ENDINGS) else text
-        raise ConfigError(name, shown, "is no mapping", 'write it as JSON, such as {"name": 1}')
+        raise ConfigError(name, shown, "is not a mapping", 'write it as JSON, such as {"name": 1}')
     return found
 
 
 def _in_range(field: Field, number: float, said: Any) -> None:
     if not math.isfinite(number):
         raise ConfigError(field.name, said, "is not finite", f"the default is {field.default!r}")
-    holds, words = RANGES.get(field.name, (lambda x: True, ""))
-    if not holds(number):
-        raise ConfigError(field.name, said, "is out of range", f"give {words}")
+    if field.name in RANGES and not RANGES[field.name][0](number):
+        raise ConfigError(field.name, said, "is out of range", f"give {RANGES[field.name][1]}")
 
 
 def _kinds(name: str) -> frozenset[str]:
@@ -304,15 +299,13 @@ def _kinds(name: str) -> frozenset[str]:
     return field.kinds if field else frozenset()
 
 
-def _options(words: Sequence[str]) -> list[tuple[str | None, list[str]]]:
-    """``["--a", "1", "2", "--b=3"]`` -> ``[("--a", ["1", "2"]), ("--b", ["3"])]``; None for what follows no option."""
-    found: list[tuple[str | None, list[str]]] = []
+def _options(words: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """``["--a", "1", "2", "--b=3"]`` -> ``[("--a", ["1", "2"]), ("--b", ["3"])]``; a first word may be no option."""
+    found: list[tuple[str, list[str]]] = []
     for word in words:
-        if word.startswith("--"):
+        if word.startswith("--") or not found:
             name, equals, value = word.partition("=")
             found.append((name, [value] if equals else []))
-        elif found and found[-1][0] is not None:
-            found[-1][1].append(word)
         else:
-            found.append((None, [word]))
+            found[-1][1].append(word)
     return found

@@ -12,98 +12,92 @@ A field, ours or TRL's, that the loss would not read because of another one is r
 Does not repeat a field of TRL.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from grpo_math.errors import ConfigError
+from grpo_math.run.setting import setting
 from grpo_math.trainer.refusals import refuse, refuse_refresh_within_a_rollout
-
-
-def _setting(default: Any, text: str) -> Any:
-    """A field with the help that the command line and docs/settings.md show of it."""
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class MathGRPOConfig(GRPOConfig):
-    baseline: str = _setting(
+    baseline: str = setting(
         "group_mean",
-        "What is subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which "
-        "makes rewards (P, G) into advantages (P, G) by itself.",
+        "What is subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which makes "
+        "rewards (P, G) into advantages (P, G) by itself.",
     )
-    surrogate: str = _setting(
+    surrogate: str = setting(
         "clip",
-        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. Or "
-        "module:function, the loss of each token from (logps, old_logps, advantages, mask), all (B, T).",
+        "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. Or module:function, the "
+        "loss of each token from (logps, old_logps, advantages, mask), all (B, T).",
     )
-    advantage_eps: float = _setting(
+    advantage_eps: float = setting(
         1e-6, "Added to the standard deviation that an advantage is divided by. TRL's own value is 1e-4."
     )
-    reference_refresh_steps: int = _setting(
+    reference_refresh_steps: int = setting(
         0,
-        "Every this many optimizer steps, the reference of the KL term becomes the current policy, with "
-        "full fine-tuning and with LoRA; 0: never.",
+        "Every this many optimizer steps, the reference of the KL term becomes the current policy, with full "
+        "fine-tuning and with LoRA; 0: never.",
     )
-    kl_estimator: str = _setting(
+    kl_estimator: str = setting(
         "k3",
-        "How the KL to the reference is estimated (its weight is beta): k3 (TRL's), k1 or k2. Their "
-        "gradients differ, and depend on use_bias_correction_kl: see docs/algorithms.md.",
+        "How the KL to the reference is estimated (its weight is beta): k3 (TRL's), k1 or k2. Their gradients differ, "
+        "and depend on use_bias_correction_kl: see docs/algorithms.md.",
     )
-    resample_groups: int = _setting(
+    resample_groups: int = setting(
         0,
-        "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all right "
-        "or all wrong by verdict are replaced by fresh prompts; 0: none.",
+        "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all right or all wrong "
+        "by verdict are replaced by fresh prompts; 0: none.",
     )
-    pack_updates: bool = _setting(
+    pack_updates: bool = setting(
         True,
-        "Compute the prompt of a group once, in generation and in the update, compute no padding, and "
-        "skip completions whose advantage is zero. The gradient is the same; false computes as TRL does.",
+        "Compute the prompt of a group once, in generation and in the update, compute no padding, and skip "
+        "completions whose advantage is zero. The gradient is the same; false computes as TRL does.",
     )
-    update_token_budget: int = _setting(
+    update_token_budget: int = setting(
         0,
-        "The most tokens in one forward and backward pass of a packed update; a longer completion stays "
-        "whole. 0: as many as TRL's padded micro-batch would have.",
+        "The most tokens in one forward and backward pass of a packed update; a longer completion stays whole. 0: as "
+        "many as TRL's padded micro-batch would have.",
     )
-    max_seq_length_train: int = _setting(
+    max_seq_length_train: int = setting(
         0,
-        "The most tokens of prompt and completion that are trained on. Sampling and grading still see "
-        "the whole completion, and the share of longer ones is logged. 0: no limit.",
+        "The most tokens of prompt and completion that are trained on. Sampling and grading still see the whole "
+        "completion, and the share of longer ones is logged. 0: no limit.",
     )
-    long_sequences: str = _setting(
+    long_sequences: str = setting(
         "truncate",
-        "What to do with a completion over max_seq_length_train. truncate: train on its first tokens. "
-        "mask: leave it out of the loss.",
+        "What to do with a completion over max_seq_length_train. truncate: train on its first tokens. mask: leave it "
+        "out of the loss.",
     )
-    activation_offloading: bool = _setting(
+    activation_offloading: bool = setting(
         False,
-        "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the "
-        "GPU computes. This is TRL's own offloading, as in its SFTTrainer.",
+        "Keep what gradient checkpointing saves of each layer in pinned main memory, copied while the GPU computes. "
+        "This is TRL's own offloading, as in its SFTTrainer.",
     )
-    longest_first: bool | None = _setting(
+    longest_first: bool | None = setting(
         None,
-        "Before the first step, compute the largest micro-batch that can occur and discard the result, "
-        "so that running out of memory shows at once. Default: true on a GPU, false on a CPU.",
+        "Before the first step, compute the largest micro-batch that can occur and discard the result, so that "
+        "running out of memory shows at once. Default: true on a GPU, false on a CPU.",
     )
-    max_nonfinite_steps: int = _setting(
+    max_nonfinite_steps: int = setting(
         10,
-        "A step whose gradient is not finite changes no weight. This many of them in a row end the run, "
-        "with a checkpoint.",
+        "A step whose gradient is not finite changes no weight. This many of them in a row end the run, with a "
+        "checkpoint.",
     )
-    allow_float16: bool = _setting(
+    allow_float16: bool = setting(
         False,
-        "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is "
-        "refused unless this is true.",
+        "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is refused "
+        "unless this is true.",
     )
-    grade_timeout: float = _setting(
-        5.0, "Seconds for grading one answer. After that its verdict is timeout, not wrong."
-    )
-    vllm_sync: str = _setting(
+    grade_timeout: float = setting(5.0, "Seconds for grading one answer. After that its verdict is timeout, not wrong.")
+    vllm_sync: str = setting(
         "adapter",
-        "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every "
-        "weight, with the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
+        "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, with "
+        "the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
     )
 
     def __post_init__(self) -> None:
@@ -112,7 +106,7 @@ class MathGRPOConfig(GRPOConfig):
         refuse(self)
         super().__post_init__()
         if self.activation_offloading and self.device.type == "cpu":
-            reason = "has no GPU here to save memory on"
+            reason = "has no GPU here whose memory it could spare"
             raise ConfigError("activation_offloading", True, reason, "leave it out")
         refuse_refresh_within_a_rollout(self)
 

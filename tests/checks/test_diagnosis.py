@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_math.checks import LEVELS, Finding
 from grpo_math.checks.diagnosis import CHECKS, EXPLAINED_BY, diagnose
-from grpo_math.checks.finding import LEVELS, Finding
 from grpo_math.checks.series import evaluation_line
 from grpo_math.run import metrics
 

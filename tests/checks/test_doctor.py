@@ -315,7 +315,7 @@ def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "2 False"
-    assert done.stderr == "error: reward function raises raised KeyError: 'x': mend it\n"
+    assert done.stderr == "error: reward function raises raised KeyError: 'x': correct the function\n"
 
 
 def test_a_refusal_after_torch_is_imported_is_all_that_stderr_has(here):

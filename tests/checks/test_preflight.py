@@ -10,12 +10,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from grpo_math.checks import machine, prompts, rewards, services
 from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
-from grpo_math.generation.completions import token_ids
 from grpo_math.run import resume
 from grpo_math.settings.recipe import read
 
@@ -223,6 +221,8 @@ def test_padding_that_cannot_work_is_an_error(changed, words, tokenizer):
 
 
 def test_prompt_lengths_are_those_that_training_tokenizes(tokenizer):
+    from grpo_math.generation.completions import token_ids
+
     given = setup("--template", "boxed", tokenizer=tokenizer)
     texts = [row["prompt"] for row in given.sample(256)]
     assert prompts.lengths_of(given) == sorted(map(len, token_ids(tokenizer, texts)))
@@ -241,7 +241,10 @@ def test_prompts_that_do_not_fit_the_context_are_an_error(tokenizer):
 # Services
 
 
+@pytest.mark.slow
 def test_the_trackers_are_those_of_transformers():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
     assert set(services.TRACKERS) == set(INTEGRATION_TO_CALLBACK)
 
 

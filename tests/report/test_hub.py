@@ -439,11 +439,14 @@ def test_a_merge_that_cannot_be_is_refused(hub, push, adapter_run, model_run, ti
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--repo_id", "datasets/ada/sums"], "repo_id='datasets/ada/sums' is no name of a model repository"),
-        (["--repo_id", "https://huggingface.co/ada/sums"], "is no name of a model repository"),
-        (["--repo_id", "ada/su ms"], "is no name of a model repository"),
-        (["--repo_id", "ada/sums--2"], "is no name of a model repository"),
-        (["--repo_id", "ada/sums", "--base_model", "/models/mine"], "base_model='/models/mine' is no name of a model"),
+        (["--repo_id", "datasets/ada/sums"], "repo_id='datasets/ada/sums' is not a name for a model repository"),
+        (["--repo_id", "https://huggingface.co/ada/sums"], "is not a name for a model repository"),
+        (["--repo_id", "ada/su ms"], "is not a name for a model repository"),
+        (["--repo_id", "ada/sums--2"], "is not a name for a model repository"),
+        (
+            ["--repo_id", "ada/sums", "--base_model", "/models/mine"],
+            "base_model='/models/mine' is not a name for a model",
+        ),
         (["--repo_id", "ada/sums", "--privat"], "is no option of grpo-math push"),
         (["--repo_id"], "expected one argument"),
     ],
@@ -471,7 +474,7 @@ def test_nobody_at_that_address_is_one_line(hub, push, adapter_run):
 def test_an_endpoint_with_a_password_in_it_is_refused_and_not_shown(hub, push, adapter_run, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url.replace("http://", "http://ada:pass4word@"))
     _, lines = push(adapter_run, "--repo_id", "ada/sums", code=2)
-    assert lines[-1].startswith("error: HF_ENDPOINT='***' is no address: ")
+    assert lines[-1].startswith("error: HF_ENDPOINT='***' is not an address: ")
     assert not [line for line in lines if "pass4word" in line]
 
 

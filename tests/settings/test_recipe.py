@@ -8,14 +8,16 @@ from dataclasses import MISSING, fields
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.training_args import trainer_log_levels
 
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.parser import CLASSES, Parser
 from grpo_math.settings.recipe import RANGES, check, read, read_recipe, split
 
-REAL = {f.name: f for kind in CLASSES for f in fields(kind)}
+
+def real_fields():
+    from grpo_math.settings.parser import CLASSES
+
+    return {f.name: f for kind in CLASSES for f in fields(kind)}
 
 
 def default(f):
@@ -23,15 +25,20 @@ def default(f):
     return getattr(value, "value", value)
 
 
+@pytest.mark.slow
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
     assert {name: field.default for name, field in settings_fields.fields().items()} == {
-        name: default(f) for name, f in REAL.items()
+        name: default(f) for name, f in real_fields().items()
     }
 
 
+@pytest.mark.slow
 def test_choices_are_those_that_the_real_classes_take():
+    from transformers.training_args import trainer_log_levels
+
+    real = real_fields()
     for name in ("optim", "lr_scheduler_type", "save_strategy", "hub_strategy", "eval_strategy"):
-        kind = type(REAL[name].default) if not isinstance(REAL[name].default, str) else None
+        kind = type(real[name].default) if not isinstance(real[name].default, str) else None
         if kind:
             assert settings_fields.fields()[name].choices == tuple(choice.value for choice in kind), name
     assert set(settings_fields.NAMES["log_level"]) == set(trainer_log_levels)
@@ -71,6 +78,7 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
     assert type(check(name, value)) is type(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -88,6 +96,8 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     assert found.problems == []
     assert found.given == set(values)
     assert {name: found.values[name] for name in values} == values
+    from grpo_math.settings.parser import Parser
+
     parsed = Parser().parse(read(["--output_dir", "x", "--use_cpu", "--bf16=false", *words]))
     for name, value in values.items():
         real = getattr(parsed.config, name, getattr(parsed.model, name, None))
@@ -99,8 +109,8 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     [
         (["--learning_rate"], "--learning_rate needs a value"),
         (["--seed", "1", "2"], "--seed takes one value, not 1 2"),
-        (["stray", "--seed", "1"], "stray is no setting"),
-        (["--max-prompt-length", "5"], "--max_prompt_length is no setting"),
+        (["stray", "--seed", "1"], "stray is not a setting"),
+        (["--max-prompt-length", "5"], "--max_prompt_length is not a setting"),
         (["--load_in_4bit", "--load_in_8bit"], "load_in_4bit=True and load_in_8bit=True exclude each other"),
     ],
 )
@@ -118,17 +128,17 @@ def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nseed: 2\n", "seed stands there twice, in line 2 again"),
+        ("seed: 1\nseed: 2\n", "seed is given twice, in line 2 again"),
         ("seed:\t1\n\tbeta: 2\n", "cannot start any token"),
-        ("a: [1, 2\n", "is no YAML"),
+        ("a: [1, 2\n", "is not YAML"),
         ("- seed\n", "holds no fields"),
         ("", "holds no fields"),
-        ("\0", "is no YAML"),
-        ("a: !!python/object/apply:os.getcwd []\n", "is no YAML"),
-        ("env: [A]\n", "env is no mapping"),
+        ("\0", "is not YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "is not YAML"),
+        ("env: [A]\n", "env is not a mapping"),
         ("? [a, b]\n: 3\n", "a name is a list or a mapping, in line 1"),
-        ("env: {'A=B': 1}\n", "env: A=B is no variable with a value"),
-        ("env: {A: [1]}\n", "env: A is no variable with a value"),
+        ("env: {'A=B': 1}\n", "env: A=B is not a variable with a value"),
+        ("env: {A: [1]}\n", "env: A is not a variable with a value"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path):
@@ -140,7 +150,10 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkeypatch):
+    from grpo_math.settings.parser import Parser
+
     path = tmp_path / "recipe.yaml"
     path.write_text("env: {GRPO_MATH_TEST: 5}\noutput_dir: x\nuse_cpu: true\n")
     monkeypatch.delenv("GRPO_MATH_TEST", raising=False)

@@ -432,7 +432,7 @@ def test_a_folder_of_another_program_is_refused(again, tmp_path):
     (tmp_path / "run/config.yaml").write_text("learning_rate: 1.0\n")
     code, said = again()
     assert code == 2
-    assert "holds a run whose config.yaml does not say what it was, so that it cannot be gone on with" in said
+    assert "holds a run that cannot be continued, since its config.yaml does not say what it was" in said
 
 
 def flip(path: Path) -> None:
