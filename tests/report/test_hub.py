@@ -444,7 +444,7 @@ def test_a_merge_that_cannot_be_is_refused(hub, push, adapter_run, model_run, ti
         (["--repo_id", "ada/su ms"], "is no name of a model repository"),
         (["--repo_id", "ada/sums--2"], "is no name of a model repository"),
         (["--repo_id", "ada/sums", "--base_model", "/models/mine"], "base_model='/models/mine' is no name of a model"),
-        (["--repo_id", "ada/sums", "--privat"], "is no option of grpo-math push"),
+        (["--repo_id", "ada/sums", "--privat"], "is not an option of grpo-math push"),
         (["--repo_id"], "expected one argument"),
     ],
 )
