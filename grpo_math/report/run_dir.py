@@ -147,6 +147,11 @@ def _read_completions(run: Run) -> None:
         )
 
 
+def mapping(value: object) -> dict[str, Any]:
+    """The table that is expected here; an empty one where a file holds something else, or nothing."""
+    return value if isinstance(value, dict) else {}
+
+
 def text_of(value: object) -> str:
     """A completion as text: TRL logs a string, or a list of chat messages whose content may come in parts."""
     if isinstance(value, str):
