@@ -131,10 +131,7 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -148,8 +145,7 @@ class Beat(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watchdog.step(state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.watchdog.step(state.global_step)
+    on_step_end = on_train_begin
 
 
 class StopOnSignal(TrainerCallback):

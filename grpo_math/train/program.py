@@ -242,7 +242,7 @@ class Run:
         except OutOfMemory as error:
             raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
         finally:
-            self.progress.close()  # the line of an error is then one of its own
+            self.progress.on_train_end()  # the line of an error is then one of its own
         if stop.heeded:
             if self.is_main:
                 what = "Interrupted" if stop.code == INTERRUPTED else "Stopped"

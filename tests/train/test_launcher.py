@@ -280,7 +280,7 @@ def test_vllm_that_is_not_there_is_refused(machine):
     machine.environment["PATH"] = str(machine.bin) + ":/usr/bin:/bin"
     assert "vllm is not installed, and the recipe wants a server" in machine.refused()
     machine.environment["GRPO_MATH_VLLM"] = "/nowhere/vllm"
-    assert "GRPO_MATH_VLLM='/nowhere/vllm' is no program" in machine.refused()
+    assert "GRPO_MATH_VLLM='/nowhere/vllm' is not a program" in machine.refused()
 
 
 def test_a_server_of_a_wrong_version_is_refused_and_stopped(machine):
