@@ -41,9 +41,8 @@ def main(argv: list[str] | None = None) -> int:
             return _launch(*argv)
         args, rest = _parser().parse_known_args(argv)
         if rest and args.command not in ("demo", "doctor"):
-            raise UserError(
-                f"{rest[0]} is not an option of grpo-math {args.command}: see grpo-math {args.command} --help"
-            )
+            command = f"grpo-math {args.command}"
+            raise UserError(f"{rest[0]} is not an option of {command}: see {command} --help")
         return args.act(args, rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -206,28 +205,22 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math.evaluation import compare, of_run
     from grpo_math.report import terminal
 
-    run = of_run.read(args.run, args.output) if args.run else None
+    run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
     from grpo_math.evaluation.results import evaluate, text_of
     from grpo_math.problems import contamination
     from grpo_math.problems.datasets import load_problems
 
     template, longest = (run.template, run.max_new_tokens) if run else ("gsm8k", 512)
+    longest = longest if args.max_new_tokens is None else args.max_new_tokens
     rows = load_problems(args.data, args.split, template=args.template or template, limit=args.n, seed=args.seed)
     found = contamination.against(rows, args.contamination) if args.contamination else None
+    options = _of(args, "samples temperature batch_size seed backend server")
+    options |= {"max_new_tokens": longest, "about": _of(args, "data split"), "contamination": found}
     asked = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
     every, lines = {}, []
     try:
         for side, (model, adapter, output) in asked.items():
-            every[side] = results = evaluate(
-                model,
-                rows,
-                adapter=adapter,
-                max_new_tokens=longest if args.max_new_tokens is None else args.max_new_tokens,
-                output=output,
-                about=_of(args, "data split"),
-                contamination=found,
-                **_of(args, "samples temperature batch_size seed backend server"),
-            )
+            every[side] = results = evaluate(model, rows, adapter=adapter, output=output, **options)
             lines += [*([side] if side else []), text_of(results), *([contamination.text_of(found)] if found else [])]
             lines += [f"results   {results['results']}", *([""] if side else [])]
     except KeyboardInterrupt:

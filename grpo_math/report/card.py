@@ -87,18 +87,10 @@ def base_of(config: dict[str, Any], stated: str | None = None) -> Base:
 def model_card(run: Run, repo_id: str, base: Base, kind: str) -> str:
     """The card of ``kind`` adapter, model or merged, as Markdown with its metadata at the top."""
     paired = paired_of(run)
-    parts = [
-        f"# {repo_id.rpartition('/')[2]}",
-        _opening(run, base, kind),
-        _results(run, paired, kind),
-        _use(run, repo_id, base, kind),
-        _training(run, base, kind),
-        _plots(run),
-        _findings(run, paired),
-        _licence(base),
-        _files(run, kind),
-    ]
-    return f"---\n{_metadata(run, repo_id, base, kind)}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+    parts = [_opening(run, base, kind), _results(run, paired, kind), _use(run, repo_id, base, kind)]
+    parts += [_training(run, base, kind), _plots(run), _findings(run, paired), _licence(base), _files(run, kind)]
+    head = f"---\n{_metadata(run, repo_id, base, kind)}\n---\n\n# {repo_id.rpartition('/')[2]}"
+    return "\n\n".join([head, *filter(None, parts)]) + "\n"
 
 
 # The metadata that the Hub reads
@@ -154,9 +146,8 @@ def _opening(run: Run, base: Base, kind: str) -> str:
     if kind == "merged":
         figures = "The figures below are of base and adapter side by side; merging rounds."
         if _quantised(run):
-            figures = (
-                "The adapter was trained on the base in 4 bit: the figures below are of that model, not of this one."
-            )
+            trained = "The adapter was trained on the base in 4 bit"
+            figures = f"{trained}: the figures below are of that model, and not of this one."
         text += f"\n\nThe weights are the base's in bfloat16 with the adapter added. {figures}"
     return text
 

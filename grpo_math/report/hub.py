@@ -120,8 +120,7 @@ def push_finished(
         return push(run_dir, repo_id, private=private, revision=revision)
     except (UserError, KeyboardInterrupt) as error:
         again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or run_dir.resolve().name}"
-        again += " --private" if private else ""
-        again += f" --revision {revision}" if revision else ""
+        again += " --private" * bool(private) + (f" --revision {revision}" if revision else "")
         said = f"the run is whole in {run_dir}, and is not on the Hub ({str(error) or 'interrupted'}): {again}"
         raise PushError(said) from None
 
@@ -139,8 +138,9 @@ def _finished(run_dir: Path, merge: bool) -> tuple[Run, str, Path]:
         reason = f"is in use: {owner} trains there"
         raise ConfigError("run_dir", str(run_dir), reason, "push when it has ended, or train with --push_to_hub")
     if not (run_dir / FINISHED).exists():  # what adapter/ may hold is then of an earlier, shorter run
-        reason = "holds a run that has not come to its end"
-        raise ConfigError("run_dir", str(run_dir), reason, "start the training again, which goes on, and then push")
+        reason = "holds a run that has not finished"
+        remedy = "start the training again: it goes on where it stopped; then push"
+        raise ConfigError("run_dir", str(run_dir), reason, remedy)
     for name, kind in (("adapter", "merged" if merge else "adapter"), ("model", "model")):
         folder = run_dir / name
         if any(folder.glob("*.safetensors")):
@@ -259,10 +259,8 @@ def _upload(api: Any, repo_id: str, revision: str | None, files: dict[str, Conte
     for number, name in enumerate(large, start=1):
         _say(f"{number} of {len(large)}: {name}, {_size(files[name]) / 1e6:,.1f} MB")
         _again(lambda name=name: api.preupload_lfs_files(repo_id, [add(name)], revision=revision), repo_id)  # type: ignore[misc]
-    message = "A run of grpo_math"
-    made = _again(
-        lambda: api.create_commit(repo_id, map(add, sorted(files)), commit_message=message, revision=revision), repo_id
-    )
+    about = {"commit_message": "A run of grpo_math", "revision": revision}
+    made = _again(lambda: api.create_commit(repo_id, map(add, sorted(files)), **about), repo_id)
     _say("all of it was there already" if made.oid == head else f"one commit of {len(files)} files")
 
 
@@ -279,9 +277,8 @@ def _again(attempt: Callable[[], T], repo_id: str) -> T:
             raise
         except Exception as error:
             causes = list(_causes(error))
-            response = next(
-                (found for cause in causes if (found := getattr(cause, "response", None)) is not None), None
-            )
+            responses = [getattr(cause, "response", None) for cause in causes]
+            response = next((response for response in responses if response is not None), None)
             status = getattr(response, "status_code", None)
             if status is not None or not any(type(cause).__module__.partition(".")[0] in NETWORK for cause in causes):
                 said = one_line(getattr(response, "text", "") or error, _secrets())
@@ -338,8 +335,8 @@ def _patient() -> Iterator[None]:
         made.timeout = SECONDS
         return made
 
-    log, before = logging.getLogger("huggingface_hub"), logging.getLogger("huggingface_hub").level
-    bars = not are_progress_bars_disabled()
+    log = logging.getLogger("huggingface_hub")
+    before, bars = log.level, not are_progress_bars_disabled()
     huggingface_hub.set_client_factory(client)
     log.setLevel(logging.ERROR)
     if not sys.stderr.isatty():

@@ -112,9 +112,8 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
 
 def _headline(run: Run, paired: PairedDifference | None) -> str:
     if run.before and run.after:
-        figures = (
-            f"{_percent(compare.share(run.before))} <span class=arrow>→</span> {_percent(compare.share(run.after))}"
-        )
+        before, after = (_percent(compare.share(results)) for results in (run.before, run.after))
+        figures = f"{before} <span class=arrow>→</span> {after}"
     elif run.before or run.after:
         when, results = ("before", run.before) if run.before else ("after", run.after)
         assert results is not None
@@ -148,9 +147,8 @@ def _facts(run: Run) -> str:
         "training seed": run.config.get("seed"),
         "last step": f"{run.history[-1][metrics.STEP]:.0f}" if run.history else None,
     }
-    return "".join(
-        f"<div><dt>{name}</dt><dd>{_escape(value)}</dd></div>" for name, value in facts.items() if value is not None
-    )
+    said = {name: _escape(value) for name, value in facts.items() if value is not None}
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in said.items())
 
 
 def _findings(run: Run, findings: list[Finding]) -> str:

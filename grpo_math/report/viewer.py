@@ -1,7 +1,6 @@
 r"""A run's completions -> what the page's viewer shows: sources of rows, each with its filters and its sorts.
 
-The model's output is hostile text: a character that would be invisible, or would turn the text around it, is shown by
-its name, and the JSON holds no ``<``, ``>`` or ``&``.
+A character that would be invisible, or would turn the text around it, is shown by its name.
 
 >>> print(visible("1\u202e2\x1b[31m\n3"))
 1⟨U+202E⟩2␛[31m
@@ -14,7 +13,6 @@ import json
 import re
 from typing import Any
 
-from grpo_math.evaluation.compare import Results
 from grpo_math.report.run_dir import Run, prompt_of, text_of
 from grpo_math.run.metrics import CATEGORIES
 
@@ -51,15 +49,13 @@ class Prompts(dict[tuple[str, str], int]):
 def viewer(run: Run, comparable: bool) -> dict[str, Any]:
     """``{"prompts", "sources"}``; ``comparable``: a problem's completions before and after stand side by side."""
     prompts = Prompts()
-    sources = [_heldout_source(run.before, run.after, comparable, prompts), _training_source(run.completions, prompts)]
+    sources = [_heldout_source(run, comparable, prompts), _training_source(run.completions, prompts)]
     return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
 
 
-def _heldout_source(
-    before: Results | None, after: Results | None, comparable: bool, prompts: Prompts
-) -> dict[str, Any]:
+def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, Any]:
     by_id: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, results in (("before", before), ("after", after)):
+    for name, results in (("before", run.before), ("after", run.after)):
         for row in results["rows"] if results else ():
             key = str(row["id"]) if comparable else f"{name} {row['id']}"
             by_id.setdefault(key, {})[name] = row

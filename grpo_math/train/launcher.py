@@ -114,7 +114,7 @@ def serve(argv: Sequence[str]) -> int:
         raise UserError("--json would be ignored without --check: leave it out")
     for word in more:  # vLLM takes the last, and any beginning of a name
         if any(name.startswith(word.partition("=")[0]) for name in ("--host", "--port")) and len(word) > 3:
-            raise UserError(f"{word} after -- would pass by what is checked: write it before the --")
+            raise UserError(f"{word} after -- would bypass the checks: write it before the --")
     if options.port is not None and not 1 <= options.port <= 65535:
         raise ConfigError("port", options.port, "is out of range", "give a number from 1 to 65535")
     if options.host is not None and not is_address(f"http://{options.host}"):

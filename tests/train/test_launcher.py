@@ -459,7 +459,7 @@ def test_serve_to_other_machines_needs_a_key_where_adapters_are_loaded(use_peft,
     assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set VLLM_API_KEY" in line
     for word in ("--host", "--hos=0.0.0.0", "--port"):
         line = machine.refused("--", word, "0.0.0.0", command="serve", recipe={"use_peft": use_peft})
-        assert line == f"error: {word} after -- would pass by what is checked: write it before the --"
+        assert line == f"error: {word} after -- would bypass the checks: write it before the --"
     assert not machine.starts.exists()
 
 
