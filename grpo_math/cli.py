@@ -37,13 +37,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        if argv[:1] == ["train"]:  # its settings are the training program's own
-            return _launch(argv[1:])
-        if argv[:1] == ["serve"]:
-            return _serve(argv[1:])
+        if argv[:1] in (["train"], ["serve"]):  # their settings are the training program's own
+            return _launch(*argv)
         args, rest = _parser().parse_known_args(argv)
         if rest and args.command not in ("demo", "doctor"):
-            raise UserError(f"{rest[0]} is no option of grpo-math {args.command}: see grpo-math {args.command} --help")
+            command = f"grpo-math {args.command}"
+            raise UserError(f"{rest[0]} is not an option of {command}: see {command} --help")
         return args.act(args, rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -62,8 +61,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="grpo-math", description="GRPO for mathematics, on TRL and accelerate.")
     parser.add_argument("--version", action="version", version=f"grpo_math {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    demo = commands.add_parser("demo", help="evaluate, train and evaluate again on an embedded model and problems")
+    demo.add_argument("--output_dir", default="runs/demo", help="the run directory (default: runs/demo)")
+    demo.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
+    demo.set_defaults(act=_demo)
+    # Only for the list: main() hands everything after these two to train/launcher.py.
+    train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
+    commands.add_parser("train", help=train)
+    commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
+    doctor = _command(commands, "doctor", _doctor, "what is wrong with a recipe on this machine", abbreviates=False)
+    asked = doctor.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
+    asked.add_argument("--table", action="store_true", help="the tables of docs/troubleshooting.md, as Markdown")
+    doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
+    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
+    _add_on_problems(commands)
+    _add_on_runs(commands)
+    _add_on_machines(commands)
     return parser
 
 
@@ -75,11 +89,65 @@ def _command(commands: Commands, name: str, run: Run, text: str, abbreviates: bo
     return parser
 
 
-def _add_demo(commands: Commands) -> None:
-    demo = commands.add_parser("demo", help="evaluate, train and evaluate again on an embedded model and problems")
-    demo.add_argument("--output_dir", default="runs/demo", help="the run directory (default: runs/demo)")
-    demo.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
-    demo.set_defaults(act=_demo)
+def _add_on_problems(commands: Commands) -> None:
+    text = "a model, adapter or run on a problem set, or two results compared"
+    add = _command(commands, "evaluate", _evaluate, text).add_argument
+    add("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
+    add("--model", help="a folder, a Hub id, or 'embedded'")
+    add("--adapter", help="a folder with a LoRA adapter")
+    add("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
+    add("--split", default="test", help="(default: test)")
+    add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
+    add("--template", help="the prompt and its answer format (default: the run's, or gsm8k)")
+    add("--samples", type=int, default=1, help="completions of each problem (default: 1)")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    add("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
+    add("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
+    add("--seed", type=int, default=0)
+    add("--backend", default="hf", help="hf (default), vllm-server or vllm")
+    add("--server", metavar="URL", help="of the vLLM server")
+    add("--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)")
+    where = "(default: evaluations, or evaluation in the run directory)"
+    add("--output", help=f"the results file, ending in .json, or a folder for one that the settings name {where}")
+    add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
+    add = _command(commands, "grade", _grade, "grade the rows {gold, prediction} of a .jsonl file").add_argument
+    add("file")
+    add("--format", help="the answer format that was asked for (default: any)")
+    add("--timeout", type=float, default=5.0, help="seconds for one answer (default: 5)")
+
+
+def _add_on_runs(commands: Commands) -> None:
+    _command(commands, "report", _report, "a run directory -> plots and one HTML page").add_argument("run_dir")
+    text = "a finished run -> a repository on the Hub"
+    add = _command(commands, "push", _push, text, abbreviates=False).add_argument
+    add("run_dir")
+    add("--repo_id", help="user/name (default: the run directory's name, under your own)")
+    add("--private", action="store_true", help="make a private repository")
+    add("--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it")
+    add("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
+    add("--revision", help="push to this branch (default: main)")
+
+
+def _add_on_machines(commands: Commands) -> None:
+    text = "does a recipe fit these GPUs, without loading weights, and what to change"
+    plan = _command(commands, "plan", _plan, text)
+    asked, add = plan.add_mutually_exclusive_group(required=True), plan.add_argument
+    asked.add_argument("--config", help="a recipe, as for train")
+    asked.add_argument("--table", action="store_true", help="the table of docs/planning.md: models on common GPUs")
+    add("--gpus", type=int, help="how many GPUs (default: those of this machine)")
+    add("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    add("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
+    add("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
+    add("--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings")
+    add = _command(commands, "bench", _bench, "what an update takes on this machine, stock TRL and ours").add_argument
+    add("what", choices=["update"])
+    add("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
+    add("--shapes", help="comma-separated: gsm8k,short,math,degenerate,equal,one_token_prompt (all)")
+    add("--runs", type=int, default=5, help="timed runs of each trainer (default: 5)")
+    add("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    add("--lora_r", type=int, default=16, help="rank of the adapter; 0 trains all weights (default: 16)")
+    add("--no_gradient_checkpointing", action="store_true", help="faster, in more memory")
+    add("--seed", type=int, default=0)
 
 
 def _demo(args: argparse.Namespace, rest: list[str]) -> int:
@@ -99,24 +167,13 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
     return code
 
 
-def _add_launch(commands: Commands) -> None:
-    """Only for the list: main() hands everything after these two to train/launcher.py."""
-    train = "train on this machine's GPUs, or its CPU: grpo-math train --config RECIPE.yaml [--FIELD VALUE]"
-    commands.add_parser("train", help=train)
-    commands.add_parser("serve", help="only the vLLM server of a recipe, for training on another machine")
+def _launch(command: str, *argv: str) -> int:
+    from grpo_math.train import launcher
 
-
-def _launch(argv: list[str]) -> int:
+    if command == "serve":
+        return launcher.serve(argv)
     _quiet()
-    from grpo_math.train import launcher
-
     return launcher.train(argv, _train)
-
-
-def _serve(argv: list[str]) -> int:
-    from grpo_math.train import launcher
-
-    return launcher.serve(argv)
 
 
 def _train(argv: list[str], read: Recipe | None = None) -> int:
@@ -131,35 +188,6 @@ def _train(argv: list[str], read: Recipe | None = None) -> int:
         from grpo_math.train.program import main as train
 
         return train(argv, read)
-
-
-def _add_evaluate(commands: Commands) -> None:
-    evaluate = _command(
-        commands, "evaluate", _evaluate, "a model, adapter or run on a problem set, or two results compared"
-    )
-    evaluate.add_argument("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
-    evaluate.add_argument("--model", help="a folder, a Hub id, or 'embedded'")
-    evaluate.add_argument("--adapter", help="a folder with a LoRA adapter")
-    evaluate.add_argument("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
-    evaluate.add_argument("--split", default="test", help="(default: test)")
-    evaluate.add_argument("--n", type=int, help="so many problems, drawn by --seed (default: all)")
-    evaluate.add_argument("--template", help="the prompt and its answer format (default: the run's, or gsm8k)")
-    evaluate.add_argument("--samples", type=int, default=1, help="completions of each problem (default: 1)")
-    evaluate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    evaluate.add_argument("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
-    evaluate.add_argument("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
-    evaluate.add_argument("--seed", type=int, default=0)
-    evaluate.add_argument("--backend", default="hf", help="hf (default), vllm-server or vllm")
-    evaluate.add_argument("--server", metavar="URL", help="of the vLLM server")
-    evaluate.add_argument(
-        "--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)"
-    )
-    evaluate.add_argument(
-        "--output",
-        help="the results file, ending in .json, or a folder for one that the settings name (default: evaluations, or "
-        "evaluation in the run directory)",
-    )
-    evaluate.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
 
 
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
@@ -177,28 +205,22 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math.evaluation import compare, of_run
     from grpo_math.report import terminal
 
-    run = of_run.read(args.run, args.output) if args.run else None
+    run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
     from grpo_math.evaluation.results import evaluate, text_of
     from grpo_math.problems import contamination
     from grpo_math.problems.datasets import load_problems
 
     template, longest = (run.template, run.max_new_tokens) if run else ("gsm8k", 512)
+    longest = longest if args.max_new_tokens is None else args.max_new_tokens
     rows = load_problems(args.data, args.split, template=args.template or template, limit=args.n, seed=args.seed)
     found = contamination.against(rows, args.contamination) if args.contamination else None
+    options = _of(args, "samples temperature batch_size seed backend server")
+    options |= {"max_new_tokens": longest, "about": _of(args, "data split"), "contamination": found}
     asked = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
     every, lines = {}, []
     try:
         for side, (model, adapter, output) in asked.items():
-            every[side] = results = evaluate(
-                model,
-                rows,
-                adapter=adapter,
-                max_new_tokens=longest if args.max_new_tokens is None else args.max_new_tokens,
-                output=output,
-                about=_of(args, "data split"),
-                contamination=found,
-                **_of(args, "samples temperature batch_size seed backend server"),
-            )
+            every[side] = results = evaluate(model, rows, adapter=adapter, output=output, **options)
             lines += [*([side] if side else []), text_of(results), *([contamination.text_of(found)] if found else [])]
             lines += [f"results   {results['results']}", *([""] if side else [])]
     except KeyboardInterrupt:
@@ -225,29 +247,16 @@ def _compare(args: argparse.Namespace) -> int:
     return _answer(args, answer, text_of(before, after, answer))
 
 
-def _add_grade(commands: Commands) -> None:
-    grade = _command(commands, "grade", _grade, "grade the rows {gold, prediction} of a .jsonl file")
-    grade.add_argument("file")
-    grade.add_argument("--format", help="the answer format that was asked for (default: any)")
-    grade.add_argument("--timeout", type=float, default=5.0, help="seconds for one answer (default: 5)")
-
-
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:
     from tqdm import tqdm
 
     from grpo_math.grading.file import grade_file
 
     with tqdm(desc="grading", unit="answer", delay=2) as bar:
-        graded = grade_file(
-            args.file, answer_format=args.format, timeout=args.timeout, progress=lambda n: bar.update(n) and None
-        )
+        options = {"answer_format": args.format, "timeout": args.timeout}
+        graded = grade_file(args.file, progress=lambda n: bar.update(n) and None, **options)
     counts = "  ".join(f"{verdict} {count}" for verdict, count in graded["verdicts"].items() if count)
     return _answer(args, graded, f"{graded['rows']} rows: {counts}")
-
-
-def _add_report(commands: Commands) -> None:
-    report = _command(commands, "report", _report, "a run directory -> plots and one HTML page")
-    report.add_argument("run_dir")
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> int:
@@ -261,40 +270,12 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
 
 
-def _add_push(commands: Commands) -> None:
-    push = _command(commands, "push", _push, "a finished run -> a repository on the Hub", abbreviates=False)
-    push.add_argument("run_dir")
-    push.add_argument("--repo_id", help="user/name (default: the run directory's name, under your own)")
-    push.add_argument("--private", action="store_true", help="make a private repository")
-    push.add_argument(
-        "--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it"
-    )
-    push.add_argument("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
-    push.add_argument("--revision", help="push to this branch (default: main)")
-
-
 def _push(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
     from grpo_math.report.hub import push
 
     pushed = push(args.run_dir, private=args.private or None, **_of(args, "repo_id merge base_model revision"))
     return _answer(args, pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
-
-
-def _add_plan(commands: Commands) -> None:
-    plan = _command(
-        commands, "plan", _plan, "does a recipe fit these GPUs, without loading weights, and what to change"
-    )
-    asked = plan.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--config", help="a recipe, as for train")
-    asked.add_argument("--table", action="store_true", help="the README's table: common models on common GPUs")
-    plan.add_argument("--gpus", type=int, help="so many GPUs (default: those of this machine)")
-    plan.add_argument("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
-    plan.add_argument("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
-    plan.add_argument("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
-    plan.add_argument(
-        "--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings"
-    )
 
 
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
@@ -307,30 +288,14 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     for name in ("gpus", "gpu_memory", "cpu_memory"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
-            option = name.replace("_", "-")
-            raise ConfigError(option, value, "is out of range", "say what to plan for, as in --gpus 1 --gpu-memory 24")
-    accelerate = planner.read_recipe(args.accelerate_config) if args.accelerate_config else None
-    if accelerate is not None:
-        accelerate_config(args.accelerate_config, accelerate)
-    answer = planner.plan(
-        planner.read_recipe(args.config),
-        gpus=args.gpus,
-        gpu_gb=args.gpu_memory,
-        cpu_gb=args.cpu_memory,
-        prompt_tokens=args.prompt_tokens,
-        accelerate=accelerate,
-    )
-    _answer(args, answer, planner.picture(answer))
-    return 0 if answer["fits"] else 1
-
-
-def _add_doctor(commands: Commands) -> None:
-    doctor = _command(commands, "doctor", _doctor, "what is wrong with a recipe on this machine", abbreviates=False)
-    asked = doctor.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
-    asked.add_argument("--table", action="store_true", help="the README's tables: checks, findings, remedies")
-    doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
-    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
+            remedy = "say what to plan for, as in --gpus 1 --gpu-memory 24"
+            raise ConfigError(name.replace("_", "-"), value, "is out of range", remedy)
+    stated: dict[str, Any] = {"gpu_gb": args.gpu_memory, "cpu_gb": args.cpu_memory, **_of(args, "gpus prompt_tokens")}
+    if args.accelerate_config:
+        stated["accelerate"] = planner.read_recipe(args.accelerate_config)
+        accelerate_config(args.accelerate_config, stated["accelerate"])
+    answer = planner.plan(planner.read_recipe(args.config), **stated)
+    return _answer(args, answer, planner.picture(answer), yes=answer["fits"])
 
 
 def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
@@ -348,8 +313,7 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
             if not args.json:
                 print(finding.line(), flush=True)
     found = answer(findings)
-    _answer(args, found, summary(findings))
-    return 0 if found["ok"] else 1
+    return _answer(args, found, summary(findings), yes=found["ok"])
 
 
 def _tables(args: argparse.Namespace, rest: list[str]) -> int:
@@ -362,18 +326,6 @@ def _tables(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, {"before": before, "during": during}, "\n\n".join(map(table.markdown, (before, during))))
 
 
-def _add_bench(commands: Commands) -> None:
-    bench = _command(commands, "bench", _bench, "what an update takes on this machine, stock TRL and ours")
-    bench.add_argument("what", choices=["update"])
-    bench.add_argument("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
-    bench.add_argument("--shapes", help="comma-separated: gsm8k,short,math,degenerate,equal,one_token_prompt (all)")
-    bench.add_argument("--runs", type=int, default=5, help="timed runs of each trainer (default: 5)")
-    bench.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    bench.add_argument("--lora_r", type=int, default=16, help="rank of the adapter; 0 trains all weights (default: 16)")
-    bench.add_argument("--no_gradient_checkpointing", action="store_true", help="faster, in more memory")
-    bench.add_argument("--seed", type=int, default=0)
-
-
 def _bench(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts the memory, is talkative
@@ -382,17 +334,16 @@ def _bench(args: argparse.Namespace, rest: list[str]) -> int:
     shapes = args.shapes.split(",") if args.shapes else tuple(SHAPES)
     own = _of(args, "model runs dtype lora_r seed")
     results = bench_update(shapes=shapes, gradient_checkpointing=not args.no_gradient_checkpointing, **own)
-    _answer(args, results, table(results))
-    return 0 if results["same"] else 1
+    return _answer(args, results, table(results), yes=results["same"])
 
 
 def _of(args: argparse.Namespace, names: str) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names.split()}
 
 
-def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str) -> int:
+def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str, yes: bool = True) -> int:
     print(json.dumps(answer, ensure_ascii=False) if args.json else text)
-    return 0
+    return 0 if yes else 1
 
 
 def recipe(name: str) -> Path:
@@ -406,19 +357,6 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of its own renamings
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it offers a kernel of the Hub
-
-
-COMMANDS = (
-    _add_demo,
-    _add_launch,
-    _add_doctor,
-    _add_evaluate,
-    _add_grade,
-    _add_report,
-    _add_push,
-    _add_plan,
-    _add_bench,
-)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,5 @@ from grpo_math.evaluation.compare import Change, ResultsError, changed, compare,
 from grpo_math.report.page import ReportFiles, report
 from grpo_math.report.terminal import terminal_changes, terminal_table
 
-__all__ = [
-    "Change",
-    "ReportFiles",
-    "ResultsError",
-    "changed",
-    "compare",
-    "read_results",
-    "report",
-    "terminal_changes",
-    "terminal_table",
-]
+__all__ = ["Change", "ReportFiles", "ResultsError", "changed", "compare", "read_results", "report"]
+__all__ += ["terminal_changes", "terminal_table"]

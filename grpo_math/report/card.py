@@ -22,7 +22,7 @@ from grpo_math.problems import contamination
 from grpo_math.problems.datasets import SOURCES
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.report.page import diagnosis, paired_of
-from grpo_math.report.run_dir import Run
+from grpo_math.report.run_dir import Run, mapping
 from grpo_math.report.terminal import moved, table
 from grpo_math.run import metrics
 
@@ -36,6 +36,15 @@ RECIPE = (
     *("gradient_accumulation_steps", "num_processes", "distributed_type", "difficulty_band", "curriculum", "seed"),
 )
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
+# What is pushed beside the weights and the plots, where it is there.
+RESULTS = {
+    "config.yaml": "every setting, the hardware, the versions, the command",
+    "history.jsonl": "one line a step",
+    "before.json": "the evaluation before training, answer by answer",
+    "after.json": "the one after training",
+    "report.html": "all of it as one page: plots, findings, problems that changed, every completion",
+}
+PLOTS = {"training": "reward, accuracy and loss by step", "details": "more of them: entropy, lengths, time, memory"}
 ASKED = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
@@ -78,18 +87,10 @@ def base_of(config: dict[str, Any], stated: str | None = None) -> Base:
 def model_card(run: Run, repo_id: str, base: Base, kind: str) -> str:
     """The card of ``kind`` adapter, model or merged, as Markdown with its metadata at the top."""
     paired = paired_of(run)
-    parts = [
-        f"# {repo_id.rpartition('/')[2]}",
-        _opening(run, base, kind),
-        _results(run, paired, kind),
-        _use(run, repo_id, base, kind),
-        _training(run, base, kind),
-        _plots(run),
-        _findings(run, paired),
-        _licence(base),
-        _files(run, kind),
-    ]
-    return f"---\n{_metadata(run, repo_id, base, kind)}\n---\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+    parts = [_opening(run, base, kind), _results(run, paired, kind), _use(run, repo_id, base, kind)]
+    parts += [_training(run, base, kind), _plots(run), _findings(run, paired), _licence(base), _files(run, kind)]
+    head = f"---\n{_metadata(run, repo_id, base, kind)}\n---\n\n# {repo_id.rpartition('/')[2]}"
+    return "\n\n".join([head, *filter(None, parts)]) + "\n"
 
 
 # The metadata that the Hub reads
@@ -119,9 +120,7 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str) -> str:
         )
     data = ModelCardData(
         base_model=base.hub,
-        base_model_relation={"adapter": "adapter", "model": "finetune", "merged": "finetune"}[kind]
-        if base.hub
-        else None,
+        base_model_relation=("adapter" if lora else "finetune") if base.hub else None,
         datasets=sorted(known) or None,
         eval_results=results or None,
         library_name="peft" if lora else "transformers",
@@ -137,21 +136,19 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str) -> str:
 
 
 def _opening(run: Run, base: Base, kind: str) -> str:
-    text = (
-        f"A {KINDS[kind]} of {base.shown}, trained with GRPO on {_data_link(_data(run))} by grpo_math, a plugin on TRL."
-    )
-    if _is_embedded(run):
+    data = _data_link(_data(run))
+    text = f"A {KINDS[kind]} of {base.shown}, trained with GRPO on {data} by grpo_math, a plugin on TRL."
+    if run.config.get("model_name_or_path") == EMBEDDED:
         text += (
             "\n\nThe base that was trained is a 4-bit version of these weights, read back into bfloat16. On the "
             "published weights the figures below will differ a little."
         )
     if kind == "merged":
-        text += "\n\nThe weights are the base's in bfloat16 with the adapter added. "
-        text += (
-            "The adapter was trained on the base in 4 bit: the figures below are of that model, and not of this one."
-            if _quantised(run)
-            else "The figures below are of base and adapter side by side; merging rounds."
-        )
+        figures = "The figures below are of base and adapter side by side; merging rounds."
+        if _quantised(run):
+            trained = "The adapter was trained on the base in 4 bit"
+            figures = f"{trained}: the figures below are of that model, and not of this one."
+        text += f"\n\nThe weights are the base's in bfloat16 with the adapter added. {figures}"
     return text
 
 
@@ -192,10 +189,11 @@ def _training(run: Run, base: Base, kind: str) -> str:
         ["training data", f"{_data_link(_data(run))}, split `{config.get('dataset_split')}`"],
         ["steps", f"{last.get(metrics.STEP, 0):.0f}"],
         ["hardware", _hardware(config)],
-        ["software", _software(_dict(config.get("versions")))],
+        ["software", _software(mapping(config.get("versions")))],
     ]
     names = [*RECIPE, *(LORA if kind != "model" else ())]
-    recipe = [[f"`{name}`", _value(config[name])] for name in names if _stated(config.get(name))]
+    said = {name: value for name in names if (value := config.get(name)) is not None and value is not False}
+    recipe = [[f"`{name}`", _value(value)] for name, value in said.items()]
     parts = [
         "## Training",
         _table([["", ""], *facts]),
@@ -211,9 +209,8 @@ def _training(run: Run, base: Base, kind: str) -> str:
 
 
 def _plots(run: Run) -> str:
-    there = [name for name in ("training", "details") if (run.directory / "plots" / f"{name}.png").exists()]
-    words = {"training": "reward, accuracy and loss by step", "details": "more of them: entropy, lengths, time, memory"}
-    images = {name: f"![{words[name]}](plots/{name}.png)" for name in there}
+    there = {name: words for name, words in PLOTS.items() if (run.directory / "plots" / f"{name}.png").exists()}
+    images = {name: f"![{words}](plots/{name}.png)" for name, words in there.items()}
     if "details" in images:
         images["details"] = f"<details><summary>More plots</summary>\n\n{images['details']}\n\n</details>"
     return "\n\n".join(images.values())
@@ -226,60 +223,52 @@ def _findings(run: Run, paired: PairedDifference | None) -> str:
 
 
 def _use(run: Run, repo_id: str, base: Base, kind: str) -> str:
-    name, path = repo_id.rpartition("/")[2], base.hub or "PATH_OF_THE_BASE"
+    name, path, adapter = repo_id.rpartition("/")[2], base.hub or "PATH_OF_THE_BASE", kind == "adapter"
+    quantised = adapter and _quantised(run)
     after = run.after or run.before or {}
     template = str(run.config.get("template") or "gsm8k")
     prompt = TEMPLATES.get(template, TEMPLATES["gsm8k"])(_asked(after))
     tokens = after.get("max_new_tokens") or run.config.get("max_completion_length") or 256
-    chat = isinstance(prompt, list)
-    lines_of_chat = [f"    {json.dumps(message, ensure_ascii=False)}," for message in prompt if chat]
-    said = "\n".join(["[", *lines_of_chat, "]"]) if chat else repr(prompt)
-    revision = f', revision="{base.revision}"' if base.revision != "main" else ""
-    settings = f'dtype="bfloat16", device_map="auto"{revision if kind == "adapter" else ""}'
-    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
-    if kind == "adapter":
-        lines.insert(0, "from peft import PeftModel")
-        if _quantised(run):
-            bits = 4 if run.config.get("load_in_4bit") else 8
-            lines[1] = "from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig"
-            settings += f", quantization_config={_quantisation(run.config, bits)}"
-        lines += ["", f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")']
-        lines += [f'base = AutoModelForCausalLM.from_pretrained("{path}", {settings})']
-        lines += [f'model = PeftModel.from_pretrained(base, "{repo_id}")']
-    else:
-        lines += ["", f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")']
-        lines += [f'model = AutoModelForCausalLM.from_pretrained("{repo_id}", {settings})']
-    lines += ["", f"prompt = {said}"]
-    if chat:
-        lines += [
-            'inputs = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", '
-            "return_dict=True)"
-        ]
-    else:
-        lines += ['inputs = tokenizer(prompt, return_tensors="pt")']
-    lines += [
+    asked, inputs, where = repr(prompt), 'tokenizer(prompt, return_tensors="pt")', "completions"
+    if chat := isinstance(prompt, list):
+        asked = "\n".join(["[", *(f"    {json.dumps(message, ensure_ascii=False)}," for message in prompt), "]"])
+        options = 'prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True'
+        inputs, where = f"tokenizer.apply_chat_template({options})", "chat/completions"
+    settings = 'dtype="bfloat16", device_map="auto"'
+    if adapter and base.revision != "main":
+        settings += f', revision="{base.revision}"'
+    if quantised:
+        settings += f", quantization_config={_quantisation(run.config)}"
+    load = f'AutoModelForCausalLM.from_pretrained("{path if adapter else repo_id}", {settings})'
+    both = [f"base = {load}", f'model = PeftModel.from_pretrained(base, "{repo_id}")']
+    lines = [
+        *(["from peft import PeftModel"] if adapter else []),
+        f"from transformers import AutoModelForCausalLM, AutoTokenizer{', BitsAndBytesConfig' * quantised}",
+        "",
+        f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")',
+        *(both if adapter else [f"model = {load}"]),
+        "",
+        f"prompt = {asked}",
+        f"inputs = {inputs}",
         f"output = model.generate(**inputs.to(model.device), max_new_tokens={tokens}, do_sample=False)",
         'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
     ]
-    if kind == "adapter":
+    served, serve = repo_id, f"vllm serve {repo_id}"
+    if adapter:
         rank = served_rank(int(run.config.get("lora_r") or 16))
-        at = f" --revision {base.revision}" if revision else ""
+        at = "" if base.revision == "main" else f" --revision {base.revision}"
+        served = name
         serve = f"vllm serve {path}{at} --enable-lora --max-lora-rank {rank} --lora-modules {name}={repo_id}"
-    else:
-        name, serve = repo_id, f"vllm serve {repo_id}"
-    body: dict[str, Any] = {"model": name, **({"messages": prompt} if chat else {"prompt": prompt})}
-    body |= {"max_tokens": tokens, "temperature": 0}
-    where = "chat/completions" if chat else "completions"
+    body = {"model": served, "messages" if chat else "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     quoted = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     ask = f"curl http://127.0.0.1:8000/v1/{where} -H 'Content-Type: application/json' \\\n    -d '{quoted}'"
-    return "\n\n".join(
-        [
-            f"## Use\n\nWith the prompt that it was trained on, the template `{template}`:",
-            _fence("python", "\n".join(lines)),
-            "With vLLM:" if not _quantised(run) or kind != "adapter" else "With vLLM, where the base is not quantised:",
-            _fence("bash", f"{serve}\n\n{ask}"),
-        ]
-    )
+    parts = [
+        f"## Use\n\nWith the prompt that it was trained on, the template `{template}`:",
+        _fence("python", "\n".join(lines)),
+        "With vLLM, where the base is not quantised:" if quantised else "With vLLM:",
+        _fence("bash", f"{serve}\n\n{ask}"),
+    ]
+    return "\n\n".join(parts)
 
 
 def _licence(base: Base) -> str:
@@ -293,19 +282,9 @@ def _licence(base: Base) -> str:
 
 
 def _files(run: Run, kind: str) -> str:
-    rows = [["file", "what it holds"]]
-    rows += [
-        ["`adapter_model.safetensors`, `adapter_config.json`" if kind == "adapter" else "`*.safetensors`", "weights"]
-    ]
-    for name, words in (
-        ("config.yaml", "every setting, the hardware, the versions, the command"),
-        ("history.jsonl", "one line a step"),
-        ("before.json", "the evaluation before training, answer by answer"),
-        ("after.json", "the one after training"),
-        ("report.html", "all of it as one page: plots, findings, problems that changed, every completion"),
-    ):
-        if (run.directory / name).exists():
-            rows.append([f"`{name}`", words])
+    weights = "`adapter_model.safetensors`, `adapter_config.json`" if kind == "adapter" else "`*.safetensors`"
+    there = [[f"`{name}`", words] for name, words in RESULTS.items() if (run.directory / name).exists()]
+    rows = [["file", "what it holds"], [weights, "weights"], *there]
     return f"## Files\n\n{_table(rows)}"
 
 
@@ -344,7 +323,7 @@ def _sampling(results: dict[str, Any]) -> str:
 
 
 def _hardware(config: dict[str, Any]) -> str:
-    found, processes = _dict(config.get("hardware")), config.get("num_processes", 1)
+    found, processes = mapping(config.get("hardware")), config.get("num_processes", 1)
     if "gpu" in found and not config.get("use_cpu"):
         text = f"{found.get('gpus')} x {found['gpu']}, {found.get('gpu_memory_gb')} GB each"
     else:
@@ -364,16 +343,12 @@ def _asked(results: dict[str, Any]) -> str:
     return first if isinstance(first, str) and 0 < len(first) <= 300 else ASKED
 
 
-def _stated(value: Any) -> bool:
-    return value is not None and value is not False
-
-
 def _quantised(run: Run) -> bool:
     return bool(run.config.get("load_in_4bit") or run.config.get("load_in_8bit"))
 
 
-def _quantisation(config: dict[str, Any], bits: int) -> str:
-    if bits == 8:
+def _quantisation(config: dict[str, Any]) -> str:
+    if not config.get("load_in_4bit"):
         return "BitsAndBytesConfig(load_in_8bit=True)"
     kind = config.get("bnb_4bit_quant_type") or "nf4"
     nested = bool(config.get("use_bnb_nested_quant"))
@@ -383,18 +358,10 @@ def _quantisation(config: dict[str, Any], bits: int) -> str:
     )
 
 
-def _is_embedded(run: Run) -> bool:
-    return run.config.get("model_name_or_path") == EMBEDDED
-
-
 def _value(value: Any) -> str:
-    return (
-        ", ".join(map(_value, value))
-        if isinstance(value, list)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _table(rows: list[list[str]], right: bool = False) -> str:
@@ -411,7 +378,3 @@ def _fence(language: str, text: str) -> str:
     """A block of code, whatever runs of backticks stand in it."""
     longest = max([2, *(len(run) for run in re.findall(r"`+", text))])
     return f"{'`' * (longest + 1)}{language}\n{text}\n{'`' * (longest + 1)}"
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -5,7 +5,7 @@ repeat. Each large file is uploaded for itself before the one commit that names 
 their hash, so that a push that was cut goes on with what the repository lacks. The same files make no second commit.
 
 A failure of the network or the Hub (5xx, 408, 429, a connection that breaks, no answer in `SECONDS`) is tried again
-after `WAITS` seconds, then ends in a `PushError`; what the user has to mend is a `UserError` at once. Where
+after `WAITS` seconds, then ends in a `PushError`; what the user has to put right is a `UserError` at once. Where
 `huggingface_hub` uploads through Xet, hf_xet tries again by itself.
 
 The only module that writes to the network. Does not train, evaluate, or delete anything on the Hub.
@@ -29,7 +29,7 @@ from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.generation.models import EMBEDDED, model_path
 from grpo_math.planner.model import is_folder, read_config
 from grpo_math.report import report
-from grpo_math.report.card import Base, base_of, model_card
+from grpo_math.report.card import RESULTS, Base, base_of, model_card
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import lock
 from grpo_math.run.checkpoints import FINISHED, SUMS
@@ -40,9 +40,10 @@ SECONDS = 120.0  # without a byte from the Hub, until an attempt is given up
 
 # Of adapter/ or model/: the weights, the configuration and the tokenizer.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
-RESULTS = ("config.yaml", "history.jsonl", "before.json", "after.json", "report.html")
 # What a loader would read beside, or instead of, what is pushed.
 LOADED = ("adapter_config.json", "adapter_model.*", "model*.safetensors", "*.safetensors.index.json", "pytorch_model*")
+# Modules whose errors may pass. Not Python's own ConnectionError: it is hf_xet's, which has tried for minutes.
+NETWORK = ("httpx", "httpx2", "httpcore", "requests")
 
 Content = Path | bytes
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def push(
     the base's name on the Hub, where the run was trained from a folder. ``revision``: a branch, made if it is not
     there.
 
-    Raises, each in one line: `UserError` for what the user can mend (a run that has not ended, a name, a token, a
+    Raises, each in one line: `UserError` for what the user can put right (a run that has not ended, a name, a token, a
     repository that holds something else), `PushError`, which is one too, where the Hub or the network ended it.
 
     >>> push("runs/nowhere", "ada/sums")
@@ -99,7 +100,9 @@ def push(
         if private and not there.private:
             reason = "is a public repository already"
             raise ConfigError("repo_id", repo_id, reason, "make it private in its settings, or leave out --private")
-        with _scratch(run.directory) if kind == "merged" else nullcontext() as scratch:
+        # Beside the run, since /tmp may be too small for a whole model.
+        room = tempfile.TemporaryDirectory(prefix=".merged-", dir=run.directory) if kind == "merged" else nullcontext()
+        with room as scratch:
             if scratch:
                 files |= _merged(folder, run, Path(scratch))
             _refuse_strangers(repo_id, [file.rfilename for file in there.siblings or []], files)
@@ -117,8 +120,7 @@ def push_finished(
         return push(run_dir, repo_id, private=private, revision=revision)
     except (UserError, KeyboardInterrupt) as error:
         again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or run_dir.resolve().name}"
-        again += " --private" if private else ""
-        again += f" --revision {revision}" if revision else ""
+        again += " --private" * bool(private) + (f" --revision {revision}" if revision else "")
         said = f"the run is whole in {run_dir}, and is not on the Hub ({str(error) or 'interrupted'}): {again}"
         raise PushError(said) from None
 
@@ -136,8 +138,9 @@ def _finished(run_dir: Path, merge: bool) -> tuple[Run, str, Path]:
         reason = f"is in use: {owner} trains there"
         raise ConfigError("run_dir", str(run_dir), reason, "push when it has ended, or train with --push_to_hub")
     if not (run_dir / FINISHED).exists():  # what adapter/ may hold is then of an earlier, shorter run
-        reason = "holds a run that has not come to its end"
-        raise ConfigError("run_dir", str(run_dir), reason, "start the training again, which goes on, and then push")
+        reason = "holds a run that has not finished"
+        remedy = "start the training again: it goes on where it stopped; then push"
+        raise ConfigError("run_dir", str(run_dir), reason, remedy)
     for name, kind in (("adapter", "merged" if merge else "adapter"), ("model", "model")):
         folder = run_dir / name
         if any(folder.glob("*.safetensors")):
@@ -159,11 +162,6 @@ def _files(run: Run, folder: Path, base: Base, kind: str) -> dict[str, Content]:
         files["adapter_config.json"] = (json.dumps(said, indent=2, sort_keys=True) + "\n").encode("utf-8")
     files |= {name: run.directory / name for name in RESULTS if (run.directory / name).exists()}
     return files | {f"plots/{path.name}": path for path in sorted((run.directory / "plots").glob("*.png"))}
-
-
-def _scratch(run_dir: Path) -> tempfile.TemporaryDirectory[str]:
-    """Beside the run, since /tmp may be too small for a whole model."""
-    return tempfile.TemporaryDirectory(prefix=".merged-", dir=run_dir)
 
 
 def _of_a_model(folder: Path) -> dict[str, Content]:
@@ -208,17 +206,16 @@ def _licence(api: Any, run: Run, base: Base) -> dict[str, Any]:
     name = str(run.config.get("model_name_or_path"))
     if name == EMBEDDED:
         return {"license": "apache-2.0"}
+    card, said = Path(name).expanduser() / "README.md", {}
     try:
-        if is_folder(name) and (Path(name).expanduser() / "README.md").exists():
-            said = metadata_load(Path(name).expanduser() / "README.md") or {}
+        if is_folder(name) and card.exists():
+            said = metadata_load(card) or {}
         elif base.hub:
             revision = None if base.revision == "main" else base.revision
-            card = _again(lambda: api.model_info(base.hub, revision=revision), base.hub).card_data
-            said = card.to_dict() if card else {}
-        else:
-            said = {}
+            if found := _again(lambda: api.model_info(base.hub, revision=revision), base.hub).card_data:
+                said = found.to_dict()
     except (UserError, ValueError, OSError):
-        said = {}
+        return {}
     return {key: said[key] for key in ("license", "license_name", "license_link") if isinstance(said.get(key), str)}
 
 
@@ -262,10 +259,8 @@ def _upload(api: Any, repo_id: str, revision: str | None, files: dict[str, Conte
     for number, name in enumerate(large, start=1):
         _say(f"{number} of {len(large)}: {name}, {_size(files[name]) / 1e6:,.1f} MB")
         _again(lambda name=name: api.preupload_lfs_files(repo_id, [add(name)], revision=revision), repo_id)  # type: ignore[misc]
-    message = "A run of grpo_math"
-    made = _again(
-        lambda: api.create_commit(repo_id, map(add, sorted(files)), commit_message=message, revision=revision), repo_id
-    )
+    about = {"commit_message": "A run of grpo_math", "revision": revision}
+    made = _again(lambda: api.create_commit(repo_id, map(add, sorted(files)), **about), repo_id)
     _say("all of it was there already" if made.oid == head else f"one commit of {len(files)} files")
 
 
@@ -274,16 +269,22 @@ def _size(content: Content) -> int:
 
 
 def _again(attempt: Callable[[], T], repo_id: str) -> T:
-    """The answer of the first attempt that gets one; what is no use to repeat is raised at once."""
+    """The answer of the first attempt that gets one; a failure that would only repeat itself is raised at once."""
     for wait in (*WAITS, None):
         try:
             return attempt()
         except UserError:
             raise
         except Exception as error:
-            if (refusal := _refusal(error, repo_id)) is not None:
-                raise refusal from None
-            why = _why(error)
+            causes = list(_causes(error))
+            responses = [getattr(cause, "response", None) for cause in causes]
+            response = next((response for response in responses if response is not None), None)
+            status = getattr(response, "status_code", None)
+            if status is not None or not any(type(cause).__module__.partition(".")[0] in NETWORK for cause in causes):
+                said = one_line(getattr(response, "text", "") or error, _secrets())
+                if (refusal := _refusal(error, status, said, repo_id)) is not None:
+                    raise refusal from None
+            why = f"HTTP {status}" if status else type(causes[-1]).__name__
             if wait is None:
                 said = f"{repo_id} is not pushed: the Hub does not answer as it should ({why}, {len(WAITS) + 1} times)"
                 raise PushError(f"{said}: the same command goes on from here") from None
@@ -292,10 +293,15 @@ def _again(attempt: Callable[[], T], repo_id: str) -> T:
     raise AssertionError("unreachable")
 
 
-def _refusal(error: Exception, repo_id: str) -> UserError | None:
-    """The line that a failure ends with; None for one that may pass."""
-    status = _status(error)
-    said = one_line(getattr(_response(error), "text", "") or error, _secrets())
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that it was made from: a thread of an upload wraps its own."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _refusal(error: Exception, status: int | None, said: str, repo_id: str) -> UserError | None:
+    """The line that a failure ends with; None for a status that may pass: 409 and 412 too, somebody else is writing."""
     if status == 401:
         return UserError(f"the Hub does not take this token for {repo_id} (401): hf auth login, or another HF_TOKEN")
     if status == 403:
@@ -303,46 +309,12 @@ def _refusal(error: Exception, repo_id: str) -> UserError | None:
     if status == 404:
         return UserError(f"{repo_id} is not there, or is hidden from this token (404): check the name and the token")
     if status in (400, 402, 413, 422):
-        return PushError(f"the Hub refuses {repo_id} ({status}, {said}): mend what it names")
-    if status is not None:  # 409 and 412 among them: somebody else is writing
+        return PushError(f"the Hub refuses {repo_id} ({status}, {said}): put right what it names")
+    if status is not None:
         return None
-    if _of_the_network(error):
-        return None
-    if isinstance(error, (ValueError, OSError, RuntimeError)):
-        return PushError(
-            f"{repo_id} is not pushed ({type(error).__name__}: {said}): the same command goes on from here"
-        )
-    raise error
-
-
-def _response(error: BaseException | None) -> Any:
-    """Of an error of the Hub, or of the one that it was made from: one thread of an upload wraps its own."""
-    while error is not None:
-        if (response := getattr(error, "response", None)) is not None:
-            return response
-        error = error.__cause__
-    return None
-
-
-def _status(error: Exception) -> int | None:
-    return getattr(_response(error), "status_code", None)
-
-
-def _of_the_network(error: BaseException | None) -> bool:
-    """Python's own ConnectionError is none: it is hf_xet's, which has tried again by itself, for minutes."""
-    while error is not None:
-        if type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "requests"):
-            return True
-        error = error.__cause__
-    return False
-
-
-def _why(error: Exception) -> str:
-    status = _status(error)
-    last: BaseException = error
-    while last.__cause__ is not None:
-        last = last.__cause__
-    return f"HTTP {status}" if status else type(last).__name__
+    if not isinstance(error, (ValueError, OSError, RuntimeError)):
+        raise error
+    return PushError(f"{repo_id} is not pushed ({type(error).__name__}: {said}): the same command goes on from here")
 
 
 def _secrets() -> set[str]:
@@ -363,8 +335,8 @@ def _patient() -> Iterator[None]:
         made.timeout = SECONDS
         return made
 
-    log, before = logging.getLogger("huggingface_hub"), logging.getLogger("huggingface_hub").level
-    bars = not are_progress_bars_disabled()
+    log = logging.getLogger("huggingface_hub")
+    before, bars = log.level, not are_progress_bars_disabled()
     huggingface_hub.set_client_factory(client)
     log.setLevel(logging.ERROR)
     if not sys.stderr.isatty():

@@ -22,21 +22,11 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS, diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.compare import (
-    ANSWER_RIGHT,
-    Change,
-    Results,
-    ResultsError,
-    categories_of,
-    changed,
-    compare,
-    count,
-    share,
-)
+from grpo_math.evaluation import compare
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, wilson
 from grpo_math.report.memory import memory_html
 from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed, inline_svg, render, shows
-from grpo_math.report.run_dir import Run, read_run
+from grpo_math.report.run_dir import Run, mapping, read_run
 from grpo_math.report.viewer import CHANGE_NAMES, safe_json, viewer, visible
 from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES
@@ -75,8 +65,8 @@ def paired_of(run: Run) -> PairedDifference | None:
     """Before and after; results that cannot be compared become a note."""
     if run.before and run.after:
         try:
-            return compare(run.before, run.after)
-        except ResultsError as error:
+            return compare.compare(run.before, run.after)
+        except compare.ResultsError as error:
             run.notes.append(f"before.json and after.json are not compared: {error}")
     return None
 
@@ -84,7 +74,7 @@ def paired_of(run: Run) -> PairedDifference | None:
 def diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
     """Findings of the history, with the evaluation before it as step 0 and the one after it as its last line."""
     before, after = (
-        {"accuracy": share(results), "n": len(results["rows"])} if results else None
+        {"accuracy": compare.share(results), "n": len(results["rows"])} if results else None
         for results in (run.before, run.after if paired else None)
     )
     last = int(run.history[-1][metrics.STEP]) if run.history else 1
@@ -99,6 +89,7 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
         for name in ("page.html", "page.css", "math.js", "page.js")
     )
     script = f'"use strict";\n{maths}\n{own}'
+    notes = "".join(f"<li>{_escape(note)}</li>" for note in run.notes)
     parts = {
         "style": style,
         "script": script,
@@ -107,7 +98,7 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
         "headline": _headline(run, paired),
         "facts": _facts(run),
         "findings": _findings(run, findings),
-        "notes": _notes(run.notes),
+        "notes": _section("Missing or skipped", f"<ul>{notes}</ul>", "notes") if run.notes else "",
         "categories": _category_table(run, paired),
         "plots": _figures(run),
         "memory": _section("Memory", memory) if (memory := memory_html(run)) else "",
@@ -121,24 +112,24 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
 
 def _headline(run: Run, paired: PairedDifference | None) -> str:
     if run.before and run.after:
-        figures = f"{_percent(share(run.before))} <span class=arrow>→</span> {_percent(share(run.after))}"
+        before, after = (_percent(compare.share(results)) for results in (run.before, run.after))
+        figures = f"{before} <span class=arrow>→</span> {after}"
     elif run.before or run.after:
         when, results = ("before", run.before) if run.before else ("after", run.after)
         assert results is not None
-        lo, hi = wilson(count(results, "correct"), len(results["rows"]))
-        words = f"accuracy {when} training, 95% interval {_percent(lo)} to {_percent(hi)}"
-        return f"<p class=figures>{_percent(share(results))}</p><p>{words}, n = {len(results['rows'])} problems</p>"
+        n = len(results["rows"])
+        lo, hi = wilson(compare.count(results, "correct"), n)
+        words = f"accuracy {when} training, 95% interval {_percent(lo)} to {_percent(hi)}, n = {n} problems"
+        return f"<p class=figures>{_percent(compare.share(results))}</p><p>{words}</p>"
     else:
         return "<p>This run holds no evaluation.</p>"
+    figures = f"<p class=figures>{figures}</p>"
     if paired is None:
-        return (
-            f"<p class=figures>{figures}</p><p>held-out accuracy before and after training; not compared, see below</p>"
-        )
+        return f"{figures}<p>held-out accuracy before and after training; not compared, see below</p>"
     p = mcnemar(paired.gained, paired.lost)
     verdict = "The interval holds zero: no clear change." if paired.lo <= 0 <= paired.hi else ""
     return (
-        f"<p class=figures>{figures}</p>"
-        f"<p class=difference><strong>{_points(paired.difference)} points</strong>, 95% paired interval "
+        f"{figures}<p class=difference><strong>{_points(paired.difference)} points</strong>, 95% paired interval "
         f"{_points(paired.lo)} to {_points(paired.hi)}. {verdict}</p>"
         f"<p>Held-out accuracy before and after training on the same {paired.n} problems: {paired.gained} went from "
         f"wrong to right and {paired.lost} back (McNemar p {'&lt; 0.0001' if p < 0.0001 else f'= {p:.2g}'}).</p>"
@@ -156,27 +147,20 @@ def _facts(run: Run) -> str:
         "training seed": run.config.get("seed"),
         "last step": f"{run.history[-1][metrics.STEP]:.0f}" if run.history else None,
     }
-    return "".join(
-        f"<div><dt>{name}</dt><dd>{_escape(value)}</dd></div>" for name, value in facts.items() if value is not None
-    )
+    said = {name: _escape(value) for name, value in facts.items() if value is not None}
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in said.items())
 
 
 def _findings(run: Run, findings: list[Finding]) -> str:
     if not run.history:
         return ""
-    items = [
-        f'<li><strong class="{finding.level}">{finding.level}</strong> {_escape(finding.message)}.'
-        f"<br>Remedy: {_escape(finding.remedy)}</li>"
-        for finding in findings
-    ]
+    items = "".join(
+        f'<li><strong class="{found.level}">{found.level}</strong> {_escape(found.message)}.'
+        f"<br>Remedy: {_escape(found.remedy)}</li>"
+        for found in findings
+    )
     none = f"<p>None of the {len(CHECKS)} checks found anything in these {len(run.history)} steps.</p>"
-    return _section("Diagnosis", f"<ul>{''.join(items)}</ul>" if items else none, "findings")
-
-
-def _notes(notes: list[str]) -> str:
-    if not notes:
-        return ""
-    return _section("Missing or skipped", f"<ul>{''.join(f'<li>{_escape(note)}</li>' for note in notes)}</ul>", "notes")
+    return _section("Diagnosis", f"<ul>{items}</ul>" if items else none, "findings")
 
 
 def _section(title: str, body: str, kind: str = "") -> str:
@@ -184,24 +168,24 @@ def _section(title: str, body: str, kind: str = "") -> str:
 
 
 def _category_table(run: Run, paired: PairedDifference | None) -> str:
-    several = [(name, results) for name, results in (("before", run.before), ("after", run.after)) if results]
+    several = {name: results for name, results in (("before", run.before), ("after", run.after)) if results}
     if not several:
         return ""
+    sides = several.values()
     # A label and, for each results file, (how it reads, the share).
     rows: list[tuple[str, list[tuple[str, float]]]] = []
-    for category in categories_of(*(results for _, results in several)):
-        shares = [share(results, (category,)) for _, results in several]
-        texts = [f"{count(results, category)} ({_percent(s)})" for s, (_, results) in zip(shares, several, strict=True)]
-        rows.append((CATEGORIES.get(category, category), list(zip(texts, shares, strict=True))))
-    shares = [share(results, ANSWER_RIGHT) for _, results in several]
-    rows.append(("answer right in any format", [(_percent(value), value) for value in shares]))
+    for category in compare.categories_of(*sides):
+        values = [(compare.count(results, category), compare.share(results, (category,))) for results in sides]
+        rows.append((CATEGORIES.get(category, category), [(f"{n} ({_percent(part)})", part) for n, part in values]))
+    more: dict[str, list[Any]] = {}
+    more["answer right in any format"] = [compare.share(results, compare.ANSWER_RIGHT) for results in sides]
     for name in ("pass@k", "maj@k"):
-        tables = [_dict(results.get(name)) for _, results in several]
-        for k in tables[0]:
-            values = [value for table in tables if isinstance(value := table.get(k), (int, float))]
-            if len(values) == len(tables):
-                rows.append((name.replace("@k", f"@{k}"), [(_percent(value), value) for value in values]))
-    names = ["outcome", *(name for name, _ in several), *(["change in points"] if paired else [])]
+        for k in mapping(next(iter(sides)).get(name)):
+            more[name.replace("@k", f"@{k}")] = [mapping(results.get(name)).get(k) for results in sides]
+    for label, shares in more.items():
+        if all(isinstance(value, (int, float)) for value in shares):
+            rows.append((label, [(_percent(value), value) for value in shares]))
+    names = ["outcome", *several, *(["change in points"] if paired else [])]
     head = "".join(f"<th scope=col>{name}</th>" for name in names)
     body = ""
     for label, cells in rows:
@@ -214,9 +198,8 @@ def _category_table(run: Run, paired: PairedDifference | None) -> str:
 def _figures(run: Run) -> str:
     groups = [[panel for panel in panels if shows(run, panel)] for panels in (TRAINING, DETAILS)]
     drawn = condensed(run)
-    first, more = (
-        f"<div class=plots>{''.join(_figure(run, drawn, panel) for panel in panels)}</div>" for panels in groups
-    )
+    figures = ("".join(_figure(run, drawn, panel) for panel in panels) for panels in groups)
+    first, more = (f"<div class=plots>{figure}</div>" for figure in figures)
     if groups[1]:
         first += f"<details><summary>More plots ({len(groups[1])})</summary>{more}</details>"
     return _section("Training", first) if any(groups) else ""
@@ -227,10 +210,10 @@ def _figure(run: Run, drawn: Run, panel: Panel) -> str:
     return f"<figure>{inline_svg(render(drawn, [panel], 'svg'))}<figcaption>{words}</figcaption></figure>"
 
 
-def _changes(before: Results, after: Results) -> str:
+def _changes(before: compare.Results, after: compare.Results) -> str:
     parts = []
     for lost, name in ((False, CHANGE_NAMES[0, 1]), (True, CHANGE_NAMES[1, 0])):
-        changes = changed(before, after, limit=None, lost=lost)
+        changes = compare.changed(before, after, limit=None, lost=lost)
         parts.append(f"<h3>From {name}: {len(changes)}</h3>")
         parts += [_change(change, opened=not place) for place, change in enumerate(changes[:CHANGES_SHOWN])]
         if len(changes) > CHANGES_SHOWN:
@@ -238,7 +221,7 @@ def _changes(before: Results, after: Results) -> str:
     return _section("Problems that changed", "".join(parts))
 
 
-def _change(change: Change, opened: bool) -> str:
+def _change(change: compare.Change, opened: bool) -> str:
     sides = "".join(
         f"<div><h4>{name}</h4><pre class=text dir=auto>{_escape(_beginning(text))}</pre></div>"
         for name, text in (("before", change.before), ("after", change.after))
@@ -256,13 +239,12 @@ def _beginning(text: str) -> str:
 def _settings(run: Run) -> str:
     config = dict(run.config)
     command = config.pop("command", None)
-    versions = _dict(config.pop("versions", None)) or _dict((run.after or run.before or {}).get("versions"))
+    versions = mapping(config.pop("versions", None)) or mapping((run.after or run.before or {}).get("versions"))
     parts = [f"<h3>Command</h3><pre>{_escape(command)}</pre>"] if isinstance(command, str) else []
     for name, table in (("Versions", versions), ("Settings", config)):
         if table:
-            rows = "".join(
-                f"<tr><th scope=row>{_escape(key)}</th><td>{_escape(value)}</td></tr>" for key, value in _flat(table)
-            )
+            cells = ((_escape(key), _escape(value)) for key, value in _flat(table))
+            rows = "".join(f"<tr><th scope=row>{key}</th><td>{value}</td></tr>" for key, value in cells)
             parts.append(f"<details><summary>{name} ({len(table)})</summary><table>{rows}</table></details>")
     return _section("Configuration", "".join(parts) or "<p>No settings and no versions are recorded.</p>")
 
@@ -281,10 +263,6 @@ def _flat(table: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, str
 
 def _escape(value: object) -> str:
     return escape(visible(str(value)))
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _percent(value: float) -> str:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpo_math.evaluation.compare import count, share
 from grpo_math.evaluation.stats import wilson
@@ -26,18 +26,12 @@ from grpo_math.run.machine import GB
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which the colour-blind can tell apart. The page turns each into a CSS variable.
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#aa4499"
-INK, MUTED, GRID = "#1b1f24", "#57606b", "#d9dee3"
-CSS_COLOURS = {
-    BLUE: "blue",
-    ORANGE: "orange",
-    GREEN: "green",
-    PURPLE: "purple",
-    INK: "ink",
-    MUTED: "muted",
-    GRID: "grid",
-}
+# Okabe and Ito's colours, which the colour-blind can tell apart, and three greys; the page has a CSS variable for each.
+CSS_COLOURS = {"#0072b2": "blue", "#d55e00": "orange", "#009e73": "green", "#aa4499": "purple"}
+CSS_COLOURS |= {"#1b1f24": "ink", "#57606b": "muted", "#d9dee3": "grid"}
+BLUE, ORANGE, GREEN, PURPLE, INK, MUTED, GRID = CSS_COLOURS
+MOST_POINTS = 500
+LEGEND = {"borderpad": 0, "borderaxespad": 0.5, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 1.2}
 
 
 class Panel(NamedTuple):
@@ -48,12 +42,13 @@ class Panel(NamedTuple):
     draw: Callable[[Axes, Run, Panel], None]
 
 
+def _has(row: dict[str, float], *keys: str) -> bool:
+    return all(math.isfinite(row.get(key, math.nan)) for key in keys)
+
+
 def _series(history: History, key: str) -> tuple[list[float], list[float]]:
-    points = [(row[metrics.STEP], row[key]) for row in history if math.isfinite(row.get(key, math.nan))]
-    return [step for step, _ in points], [value for _, value in points]
-
-
-MOST_POINTS = 500
+    rows = [row for row in history if _has(row, key)]
+    return [row[metrics.STEP] for row in rows], [row[key] for row in rows]
 
 
 def condensed(run: Run) -> Run:
@@ -68,12 +63,8 @@ def condensed(run: Run) -> Run:
     rows = []
     for start in range(0, len(run.history), size):
         block = run.history[start : start + size]
-        row = {}
-        for key in dict.fromkeys(key for part in block for key in part):
-            values = [part[key] for part in block if math.isfinite(part.get(key, math.nan))]
-            if values:
-                row[key] = extreme.get(key, fmean)(values)
-        rows.append(row)
+        values = {key: _series(block, key)[1] for key in dict.fromkeys(key for row in block for key in row)}
+        rows.append({key: extreme.get(key, fmean)(found) for key, found in values.items() if found})
     return replace(run, history=rows)
 
 
@@ -88,152 +79,128 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in near]
 
 
-def _line(axes: Axes, steps: Sequence[float], values: Sequence[float], label: str, colour: str) -> None:
-    if len(values) < 12:
+def _line(axes: Axes, run: Run, key: str, label: str, colour: str) -> None:
+    steps, values = _series(run.history, key)
+    if len(values) >= 12:
+        axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
+        window = min(51, max(3, len(values) // 10) | 1)
+        axes.plot(steps, moving_average(values, window), color=colour, linewidth=2, label=label)
+    elif values:
         axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=label)
-        return
-    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
-    window = min(51, max(3, len(values) // 10) | 1)
-    axes.plot(steps, moving_average(values, window), color=colour, linewidth=2, label=label)
 
 
 def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
-    for key, label, colour in panel.lines:
-        steps, values = _series(run.history, key)
-        if values:
-            _line(axes, steps, values, label, colour)
-    if metrics.METRICS[panel.lines[0][0]].unit == "share":
-        axes.set_ylim(bottom=0, top=min(1.02, max(0.05, axes.get_ylim()[1])))
-
-
-def _draw_memory(axes: Axes, run: Run, panel: Panel) -> None:
-    """Whole or half GB on the axis, from 0."""
+    """A loss with the line at zero, shares and bytes from zero on, with whole or half GB on the axis."""
     from matplotlib.ticker import MaxNLocator
 
-    _draw_lines(axes, run, panel)
-    top = 1.05 * axes.get_ylim()[1]
-    axes.set_ylim(0, top)
-    ticks = MaxNLocator(nbins=6).tick_values(0, top / GB)
-    axes.set_yticks([GB * tick for tick in ticks if GB * tick <= top])
-
-
-def _draw_loss(axes: Axes, run: Run, panel: Panel) -> None:
-    axes.axhline(0, color=MUTED, linewidth=0.8)
-    _draw_lines(axes, run, panel)
+    unit = metrics.METRICS[panel.lines[0][0]].unit
+    if unit == "loss":
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+    for line in panel.lines:
+        _line(axes, run, *line)
+    top = axes.get_ylim()[1]
+    if unit == "share":
+        axes.set_ylim(bottom=0, top=min(1.02, max(0.05, top)))
+    elif unit == "bytes":
+        axes.set_ylim(0, 1.05 * top)
+        ticks = MaxNLocator(nbins=6).tick_values(0, 1.05 * top / GB)
+        axes.set_yticks([GB * tick for tick in ticks if GB * tick <= 1.05 * top])
 
 
 def _draw_accuracy(axes: Axes, run: Run, panel: Panel) -> None:
-    (train_key, train_label, blue), (heldout_key, heldout_label, orange) = panel.lines
-    steps, values = _series(run.history, train_key)
-    if values:
-        _line(axes, steps, values, train_label, blue)
-    steps, values = _series(run.history, heldout_key)
+    training, (key, label, colour) = panel.lines
+    _line(axes, run, *training)
+    steps, values = _series(run.history, key)
     few = len(steps) <= 40
-    axes.plot(steps, values, color=orange, linewidth=1.4, marker="o" if few else "", markersize=4, zorder=3)
+    axes.plot(steps, values, color=colour, linewidth=1.4, marker="o" if few else "", markersize=4, zorder=3)
     for row in run.history if few else ():
-        value, n = row.get(heldout_key, math.nan), row.get(metrics.HELDOUT_N, 0)
-        if math.isfinite(value) and n:
-            axes.plot([row[metrics.STEP]] * 2, wilson(value * n, n), color=orange, linewidth=1, alpha=0.6, zorder=3)
-    last = run.history[-1][metrics.STEP]
-    for step, results in ((0.0, run.before), (last, run.after)):
+        if _has(row, key) and (n := row.get(metrics.HELDOUT_N, 0)):
+            interval = wilson(row[key] * n, n)
+            axes.plot([row[metrics.STEP]] * 2, interval, color=colour, linewidth=1, alpha=0.6, zorder=3)
+    for step, results in ((0.0, run.before), (run.history[-1][metrics.STEP], run.after)):
         if results:
-            lo, hi = wilson(count(results, "correct"), len(results["rows"]))
-            axes.plot([step, step], [lo, hi], color=orange, linewidth=1.6, zorder=4)
-            axes.plot([step], [share(results)], color=orange, marker="D", markersize=6, zorder=5)
-    axes.plot([], [], color=orange, linewidth=1.6, marker="D", markersize=6, label=heldout_label)
+            interval = wilson(count(results, "correct"), len(results["rows"]))
+            axes.plot([step, step], interval, color=colour, linewidth=1.6, zorder=4)
+            axes.plot([step], [share(results)], color=colour, marker="D", markersize=6, zorder=5)
+    axes.plot([], [], color=colour, linewidth=1.6, marker="D", markersize=6, label=label)
     axes.set_ylim(0, 1.02)
 
 
 def _draw_band(axes: Axes, run: Run, panel: Panel) -> None:
-    (mean, label, colour), (low, _, _), (high, _, _) = panel.lines
-    band = [row for row in run.history if all(math.isfinite(row.get(key, math.nan)) for key in (low, high))]
-    if band:
+    mean, (low, _, colour), (high, _, _) = panel.lines
+    if band := [row for row in run.history if _has(row, low, high)]:
         steps, lows, highs = ([row[key] for row in band] for key in (metrics.STEP, low, high))
         axes.fill_between(steps, lows, highs, color=colour, alpha=0.18, linewidth=0, label="min to max")
-    steps, values = _series(run.history, mean)
-    if values:
-        _line(axes, steps, values, label, colour)
+    _line(axes, run, *mean)
 
 
 def _draw_phases(axes: Axes, run: Run, panel: Panel) -> None:
     """Seconds of a step, stacked; what no phase accounts for is drawn last, so that the top is the step."""
-    keys = [line for line in panel.lines if _series(run.history, line[0])[1]]
-    rows = [row for row in run.history if all(math.isfinite(row.get(key, math.nan)) for key, _, _ in keys)]
+    lines = [line for line in panel.lines if _series(run.history, line[0])[1]]
+    rows = [row for row in run.history if _has(row, *(key for key, _, _ in lines))]
     window = min(51, max(1, len(rows) // 10) | 1)
     steps, bottom = [row[metrics.STEP] for row in rows], [0.0] * len(rows)
-    for key, label, colour in keys:
-        values = [row[key] for row in rows]
-        pairs = zip(bottom, values, strict=True)
-        top = [max(pair) if key == metrics.SECONDS_STEP else sum(pair) for pair in pairs]
+    for key, label, colour in lines:
+        reach = max if key == metrics.SECONDS_STEP else sum
+        top = [reach((below, row[key])) for below, row in zip(bottom, rows, strict=True)]
         below, above = moving_average(bottom, window), moving_average(top, window)
         axes.fill_between(steps, below, above, color=colour, alpha=0.75, linewidth=0, label=label)
         bottom = top
     axes.set_ylim(bottom=0)
 
 
+def _panel(title: str, *lines: tuple[str, str, str], draw: Callable[[Axes, Run, Panel], None] = _draw_lines) -> Panel:
+    return Panel(title, lines, draw)
+
+
 TRAINING = (
-    Panel("Average reward", ((metrics.REWARD, "mean of the step", BLUE),), _draw_lines),
-    Panel(
+    _panel("Average reward", (metrics.REWARD, "mean of the step", BLUE)),
+    _panel(
         "Accuracy",
-        (
-            (metrics.ACCURACY, "training completions", BLUE),
-            (metrics.HELDOUT_ACCURACY, "held-out with 95% interval", ORANGE),
-        ),
-        _draw_accuracy,
+        (metrics.ACCURACY, "training completions", BLUE),
+        (metrics.HELDOUT_ACCURACY, "held-out with 95% interval", ORANGE),
+        draw=_draw_accuracy,
     ),
-    Panel("Policy loss", ((metrics.LOSS, "loss", BLUE),), _draw_loss),
-    Panel(
+    _panel("Policy loss", (metrics.LOSS, "loss", BLUE)),
+    _panel(
         "Reward range",
-        ((metrics.REWARD, "mean", BLUE), (metrics.REWARD_MIN, "min", BLUE), (metrics.REWARD_MAX, "max", BLUE)),
-        _draw_band,
+        *((metrics.REWARD, "mean", BLUE), (metrics.REWARD_MIN, "min", BLUE), (metrics.REWARD_MAX, "max", BLUE)),
+        draw=_draw_band,
     ),
 )
 DETAILS = (
-    Panel("KL to the reference", ((metrics.KL, "KL", BLUE),), _draw_lines),
-    Panel("Entropy", ((metrics.ENTROPY, "entropy", BLUE),), _draw_lines),
-    Panel(
-        "Completion length", ((metrics.LENGTH_MEAN, "mean", BLUE), (metrics.LENGTH_MAX, "longest", ORANGE)), _draw_lines
-    ),
-    Panel("Truncated completions", ((metrics.TRUNCATED, "cut at the limit", BLUE),), _draw_lines),
-    Panel(
+    _panel("KL to the reference", (metrics.KL, "KL", BLUE)),
+    _panel("Entropy", (metrics.ENTROPY, "entropy", BLUE)),
+    _panel("Completion length", (metrics.LENGTH_MEAN, "mean", BLUE), (metrics.LENGTH_MAX, "longest", ORANGE)),
+    _panel("Truncated completions", (metrics.TRUNCATED, "cut at the limit", BLUE)),
+    _panel(
         "Clipped tokens",
-        (
-            (metrics.CLIP_REGION, "either side", BLUE),
-            (metrics.CLIP_LOW, "below", ORANGE),
-            (metrics.CLIP_HIGH, "above", GREEN),
-        ),
-        _draw_lines,
+        (metrics.CLIP_REGION, "either side", BLUE),
+        (metrics.CLIP_LOW, "below", ORANGE),
+        (metrics.CLIP_HIGH, "above", GREEN),
     ),
-    Panel(
+    _panel(
         "Degenerate groups",
-        (
-            (metrics.DEGENERATE, "all rewards equal", BLUE),
-            (metrics.ALL_RIGHT, "all right", GREEN),
-            (metrics.ALL_WRONG, "all wrong", ORANGE),
-        ),
-        _draw_lines,
+        (metrics.DEGENERATE, "all rewards equal", BLUE),
+        (metrics.ALL_RIGHT, "all right", GREEN),
+        (metrics.ALL_WRONG, "all wrong", ORANGE),
     ),
-    Panel("Gradient norm", ((metrics.GRAD_NORM, "before clipping", BLUE),), _draw_lines),
-    Panel(
+    _panel("Gradient norm", (metrics.GRAD_NORM, "before clipping", BLUE)),
+    _panel(
         "Time by phase",
-        (
-            (metrics.SECONDS_GENERATE, "generation", BLUE),
-            (metrics.SECONDS_SYNC, "weights to vLLM", INK),
-            (metrics.SECONDS_GRADE, "grading", GREEN),
-            (metrics.SECONDS_SCORE, "scoring", PURPLE),
-            (metrics.SECONDS_UPDATE, "update", ORANGE),
-            (metrics.SECONDS_STEP, "other", MUTED),
-        ),
-        _draw_phases,
+        (metrics.SECONDS_GENERATE, "generation", BLUE),
+        (metrics.SECONDS_SYNC, "weights to vLLM", INK),
+        (metrics.SECONDS_GRADE, "grading", GREEN),
+        (metrics.SECONDS_SCORE, "scoring", PURPLE),
+        (metrics.SECONDS_UPDATE, "update", ORANGE),
+        (metrics.SECONDS_STEP, "other", MUTED),
+        draw=_draw_phases,
     ),
-    Panel(
+    _panel(
         "Memory",
-        (
-            (metrics.MEMORY_ALLOCATED, "GPU, tensors", BLUE),
-            (metrics.MEMORY_RESERVED, "GPU, held", ORANGE),
-            (metrics.MEMORY_RESIDENT, "main memory", GREEN),
-        ),
-        _draw_memory,
+        (metrics.MEMORY_ALLOCATED, "GPU, tensors", BLUE),
+        (metrics.MEMORY_RESERVED, "GPU, held", ORANGE),
+        (metrics.MEMORY_RESIDENT, "main memory", GREEN),
     ),
 )
 
@@ -257,22 +224,11 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
         if unit in ("share", "bytes"):
             axes.yaxis.set_major_formatter(lambda value, _: _figure(value, unit))
         # Between title and plot, where it covers nothing.
-        axes.legend(
-            ncols=len(axes.get_legend_handles_labels()[1]),
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            frameon=False,
-            fontsize=9.5,
-            labelcolor=MUTED,
-            borderpad=0,
-            borderaxespad=0.5,
-            handlelength=1.2,
-            handletextpad=0.5,
-            columnspacing=1.2,
-        )
+        place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, **LEGEND}
+        labels = axes.get_legend_handles_labels()[1]
+        axes.legend(ncols=len(labels), fontsize=9.5, labelcolor=MUTED, **place)
     else:
-        axes.set_yticks([])
-        axes.set_xticks([])
+        axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not logged in this run", ha="center", va="center", color=MUTED, transform=axes.transAxes)
 
 
@@ -282,7 +238,7 @@ def shows(run: Run, panel: Panel) -> bool:
 
 
 def render(run: Run, panels: Sequence[Panel], kind: str) -> bytes:
-    """The panels as one figure, two in a row. The object interface leaves pyplot's global state alone."""
+    """The panels as one figure, two in a row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -305,8 +261,8 @@ def inline_svg(svg: bytes) -> str:
     text = svg.decode("utf-8")
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r'^<svg ([^>]*?)width="[^"]*"', r'<svg aria-hidden="true" \1', text)
-    text = re.sub(r'^(<svg [^>]*?)height="[^"]*"', r"\1", text)
+    text = re.sub(r"^<svg [^>]*>", lambda tag: re.sub(r' (?:width|height)="[^"]*"', "", tag[0]), text)
+    text = text.replace("<svg ", '<svg aria-hidden="true" ', 1)
     return re.sub("|".join(CSS_COLOURS), lambda found: f"var(--{CSS_COLOURS[found[0]]})", text)
 
 

@@ -32,19 +32,17 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
 
+FILES = ("history.jsonl", "before.json", "after.json", "config.yaml")
 MOST_COMPLETION_FILES = 250
 MOST_COMPLETION_CHARACTERS = 20_000_000
 
 
 def read_run(run_dir: str | Path) -> Run:
     """Read all that is readable. A folder with none of the run's files is a `ConfigError`."""
-    run = Run(Path(run_dir))
-    if not run.directory.is_dir():
-        raise ConfigError("run_dir", str(run_dir), "is not a folder", "give the run directory that training wrote")
-    if not any(
-        (run.directory / name).exists() for name in ("history.jsonl", "before.json", "after.json", "config.yaml")
-    ):
+    run, reason = Run(Path(run_dir)), "is not a folder"
+    if run.directory.is_dir():
         reason = "holds no config.yaml, history.jsonl, before.json or after.json"
+    if not any((run.directory / name).exists() for name in FILES):
         raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
     _read_config(run)
     _read_history(run)
@@ -92,10 +90,8 @@ def _read_history(run: Run) -> None:
             what = "half written" if number == len(lines) else "not a JSON object with a step"
             run.notes.append(f"history.jsonl line {number} is {what}: it was skipped")
         elif put(by_step, line):
-            step = line[metrics.STEP]
-            run.notes.append(
-                f"history.jsonl line {number}: the run was resumed and repeats step {step}, which counts anew"
-            )
+            what = f"the run was resumed and repeats step {line[metrics.STEP]}, which counts anew"
+            run.notes.append(f"history.jsonl line {number}: {what}")
     run.history = [by_step[step] for step in sorted(by_step)]
     if not run.history:
         run.notes.append("history.jsonl has no step yet: there are no training curves")
@@ -117,9 +113,8 @@ def _read_completions(run: Run) -> None:
     """TRL's logged completions, evenly thinned by step where a run has more than a page can carry."""
     files = sorted((run.directory / "completions").glob("*.parquet"))
     if not files:
-        run.notes.append(
-            "completions/ is missing or empty: there are no training completions to show (see log_completions)"
-        )
+        why = "there are no training completions to show (see log_completions)"
+        run.notes.append(f"completions/ is missing or empty: {why}")
         return
     import pyarrow
     import pyarrow.parquet as parquet
@@ -142,9 +137,13 @@ def _read_completions(run: Run) -> None:
     thin = -(-size // MOST_COMPLETION_CHARACTERS) or 1
     run.completions = [row for rows in batches[::-1][::thin][::-1] for row in rows]
     if stride * thin > 1:
-        run.notes.append(
-            f"the training completions of one logged step in {stride * thin} are shown: all of them are in completions/"
-        )
+        shown = f"the training completions of one logged step in {stride * thin} are shown"
+        run.notes.append(f"{shown}: all of them are in completions/")
+
+
+def mapping(value: object) -> dict[str, Any]:
+    """The table that is expected here; an empty one where a file holds something else, or nothing."""
+    return value if isinstance(value, dict) else {}
 
 
 def text_of(value: object) -> str:

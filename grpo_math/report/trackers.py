@@ -49,11 +49,8 @@ class Trackers(TrainerCallback):
         asked = os.environ.get("WANDB_MODE", "").lower()
         mode: Any = "disabled" if asked == "disabled" else "offline" if why else None
         folder = Path(os.environ.get("WANDB_DIR") or run_dir)
-        common: dict[str, Any] = {
-            "project": os.environ.get("WANDB_PROJECT") or self.settings["project"],
-            "name": self.settings.get("run_name") or run_dir.name,
-            "dir": folder,
-        }
+        project, name = os.environ.get("WANDB_PROJECT") or self.settings["project"], self.settings.get("run_name")
+        common: dict[str, Any] = {"project": project, "name": name or run_dir.name, "dir": folder}
         still: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "x_disable_meta": True}
         waits: dict[str, Any] = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
         try:
@@ -109,14 +106,13 @@ class Trackers(TrainerCallback):
         import trackio
 
         run = self.trackio
+        settings = {name: value for name, value in run.config.items() if not name.startswith("_")}  # it is written anew
         trackio.init(
             project=run.project,
             name=run.name,
             resume="must",
             embed=False,
-            config={
-                name: value for name, value in run.config.items() if not name.startswith("_")
-            },  # it is written anew
+            config=settings,
             space_id=self.settings.get("trackio_space_id"),
             bucket_id=self.settings.get("trackio_bucket_id"),
             private=self.settings.get("hub_private_repo"),

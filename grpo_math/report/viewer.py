@@ -1,7 +1,6 @@
 r"""A run's completions -> what the page's viewer shows: sources of rows, each with its filters and its sorts.
 
-The model's output is hostile text: a character that would be invisible, or would turn the text around it, is shown by
-its name, and the JSON holds no ``<``, ``>`` or ``&``.
+A character that would be invisible, or would turn the text around it, is shown by its name.
 
 >>> print(visible("1\u202e2\x1b[31m\n3"))
 1⟨U+202E⟩2␛[31m
@@ -14,7 +13,6 @@ import json
 import re
 from typing import Any
 
-from grpo_math.evaluation.compare import Results
 from grpo_math.report.run_dir import Run, prompt_of, text_of
 from grpo_math.run.metrics import CATEGORIES
 
@@ -51,15 +49,13 @@ class Prompts(dict[tuple[str, str], int]):
 def viewer(run: Run, comparable: bool) -> dict[str, Any]:
     """``{"prompts", "sources"}``; ``comparable``: a problem's completions before and after stand side by side."""
     prompts = Prompts()
-    sources = [_heldout_source(run.before, run.after, comparable, prompts), _training_source(run.completions, prompts)]
+    sources = [_heldout_source(run, comparable, prompts), _training_source(run.completions, prompts)]
     return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
 
 
-def _heldout_source(
-    before: Results | None, after: Results | None, comparable: bool, prompts: Prompts
-) -> dict[str, Any]:
+def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, Any]:
     by_id: dict[str, dict[str, dict[str, Any]]] = {}
-    for name, results in (("before", before), ("after", after)):
+    for name, results in (("before", run.before), ("after", run.after)):
         for row in results["rows"] if results else ():
             key = str(row["id"]) if comparable else f"{name} {row['id']}"
             by_id.setdefault(key, {})[name] = row
@@ -68,26 +64,16 @@ def _heldout_source(
         any_row = next(iter(sides.values()))
         fields = {name: str(row["category"]) for name, row in sides.items()}
         if len(sides) == 2:
-            right = (int(fields["before"] == "correct"), int(fields["after"] == "correct"))
-            fields["change"] = CHANGE_NAMES[right]
-        rows.append(
-            {
-                "title": visible(f"{key}, gold {any_row.get('gold')}"),
-                "prompt": prompts.number(text_of(any_row.get("problem"))),
-                "fields": fields,
-                "keys": {f"tokens {name}": row.get("tokens") for name, row in sides.items()},
-                "sides": [
-                    {
-                        "label": name,
-                        "badge": str(row["category"]),
-                        "facts": visible(_row_facts(row)),
-                        "text": visible(text_of(row["completion"])),
-                    }
-                    for name, row in sides.items()
-                ],
-            }
-        )
+            fields["change"] = CHANGE_NAMES[int(fields["before"] == "correct"), int(fields["after"] == "correct")]
+        shown = [_side(name, fields[name], _row_facts(row), text_of(row["completion"])) for name, row in sides.items()]
+        keys = {f"tokens {name}": row.get("tokens") for name, row in sides.items()}
+        number, title = prompts.number(text_of(any_row.get("problem"))), visible(f"{key}, gold {any_row.get('gold')}")
+        rows.append({"title": title, "prompt": number, "fields": fields, "keys": keys, "sides": shown})
     return _source("Held-out problems", rows, ("change", "before", "after"), CATEGORIES)
+
+
+def _side(label: str, badge: str, facts: str, text: str) -> dict[str, str]:
+    return {"label": label, "badge": badge, "facts": visible(facts), "text": visible(text)}
 
 
 def _row_facts(row: dict[str, Any]) -> str:
@@ -100,23 +86,12 @@ def _training_source(completions: list[dict[str, Any]], prompts: Prompts) -> dic
     for row in completions:
         values = {name: v for name, v in row.items() if name not in ("step", "prompt", "completion", "verdict")}
         fields = {name: str(row[name]) for name in ("step", "verdict") if row.get(name) is not None}
-        text = text_of(row.get("completion"))
-        rows.append(
-            {
-                "title": visible(f"step {row.get('step')}"),
-                "prompt": prompts.number(*prompt_of(row.get("prompt"))),
-                "fields": fields,
-                "keys": {"step": row.get("step"), **values, "characters": len(text)},
-                "sides": [
-                    {
-                        "label": "completion",
-                        "badge": fields.get("verdict", ""),
-                        "facts": visible(", ".join(f"{name} {_short(value)}" for name, value in values.items())),
-                        "text": visible(text),
-                    }
-                ],
-            }
-        )
+        text, number = text_of(row.get("completion")), prompts.number(*prompt_of(row.get("prompt")))
+        facts = ", ".join(f"{name} {_short(value)}" for name, value in values.items())
+        keys = {"step": row.get("step"), **values, "characters": len(text)}
+        shown = [_side("completion", fields.get("verdict", ""), facts, text)]
+        title = visible(f"step {row.get('step')}")
+        rows.append({"title": title, "prompt": number, "fields": fields, "keys": keys, "sides": shown})
     return _source("Training completions", rows, ("step", "verdict"), {})
 
 

@@ -62,7 +62,7 @@ def failed_write(error: BaseException, run_dir: Path) -> WriteError | None:
     why = os.strerror(number) if number else "the write failed"
     folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(folder).free / GB
-    once = "there is room" if number in {0, *NO_ROOM} else "that is mended"
+    once = "there is room" if number in {0, *NO_ROOM} else "that is fixed"
     return WriteError(f"{named} {failed}: {why} ({free:.1f} GB free there); {goes_on(run_dir)} once {once}")
 
 

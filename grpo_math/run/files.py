@@ -26,7 +26,7 @@ def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> N
     """Raise `ConfigError` unless the folder, or the nearest of its parents that is there, can be written to."""
     there = existing(folder)
     if not there.is_dir() or read_only(there):
-        raise ConfigError(field, value, f"cannot be written: {there} is read-only, or no folder", remedy)
+        raise ConfigError(field, value, f"cannot be written: {there} is read-only, or not a folder", remedy)
 
 
 def write_json(path: str | Path, content: Any) -> None:

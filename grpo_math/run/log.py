@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 
 from grpo_math.run import files, metrics
 from grpo_math.run.disk import naming
-from grpo_math.run.history import number
+from grpo_math.run.history import number, numbers
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
@@ -29,14 +29,8 @@ from grpo_math.run.watchdog import Watchdog
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
     """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
-    content = {
-        **without_secrets(settings),
-        "distributed_type": distributed_type,
-        "num_processes": processes,
-        "hardware": hardware(),
-        "versions": versions(),
-        "command": command_line(argv),
-    }
+    ran = {"distributed_type": distributed_type, "num_processes": processes, "command": command_line(argv)}
+    content = {**without_secrets(settings), **ran, "hardware": hardware(), "versions": versions()}
     plain = json.loads(json.dumps(content, default=str))
     files.replace_text(path, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True))
 
@@ -77,8 +71,7 @@ class History(TrainerCallback):
             self.append(state.global_step, logs)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
-        numbers = {name: number(value) for name, value in values.items()}
-        line = {metrics.STEP: step, **{name: value for name, value in numbers.items() if value is not None}}
+        line = numbers({metrics.STEP: step, **values})
         with naming(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -131,10 +124,7 @@ class Progress(TrainerCallback):
         if self.bar is not None:
             self.bar.update(state.global_step - self.bar.n)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -148,8 +138,7 @@ class Beat(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.watchdog.step(state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.watchdog.step(state.global_step)
+    on_step_end = on_train_begin
 
 
 class StopOnSignal(TrainerCallback):

@@ -92,16 +92,12 @@ class Peers:
                 if code is None:
                     time.sleep(PAUSE)
                     if self.rank < min((other.rank for other in self.peers if not other.gone()), default=sys.maxsize):
-                        os.write(2, f"\nerror: {self._line(peer)}\n".encode())
+                        lost = f"rank {peer.rank} (process {peer.pid}) was killed or has crashed"
+                        advice = f"{self.advice()} (the kernel's log, dmesg, tells whether memory had run out)"
+                        os.write(2, f"\nerror: {lost}, and the others cannot go on without it: {advice}\n".encode())
                     os._exit(GONE)
                 if not self._left.wait(PATIENCE):
                     os._exit(code)
-
-    def _line(self, peer: Peer) -> str:
-        return (
-            f"rank {peer.rank} (process {peer.pid}) was killed or has crashed, and the others cannot go on without it: "
-            f"{self.advice()} (the kernel's log, dmesg, tells whether memory had run out)"
-        )
 
 
 def _found(rank: int, pid: int, note: int, token: bytes) -> Peer | None:

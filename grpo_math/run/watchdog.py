@@ -128,10 +128,8 @@ def stacks(frames: dict[int, FrameType]) -> str:
     lines = []
     for ident, frame in frames.items():
         lines.append(f"Thread {names.get(ident, ident)}:")
-        lines += [
-            f'  File "{place.f_code.co_filename}", line {place.f_lineno} in {place.f_code.co_name}'
-            for place in _callers(frame)
-        ]
+        for place in _callers(frame):
+            lines.append(f'  File "{place.f_code.co_filename}", line {place.f_lineno} in {place.f_code.co_name}')
     return "\n".join(lines) + "\n"
 
 

@@ -106,16 +106,19 @@ def serve(argv: Sequence[str]) -> int:
         return 0
     recipe = read(rest).sound().stated()
     if options.check:
-        return _check(recipe, options.json)
+        sent = "adapter" if devices.sends_adapter({**DEFAULTS, **recipe}) else "weights"
+        answer = sent if starts_server(recipe) else "none"
+        print(json.dumps({"server": answer}) if options.json else answer)
+        return 0
     if options.json:
         raise UserError("--json would be ignored without --check: leave it out")
     for word in more:  # vLLM takes the last, and any beginning of a name
         if any(name.startswith(word.partition("=")[0]) for name in ("--host", "--port")) and len(word) > 3:
-            raise UserError(f"{word} after -- would pass by what is checked: write it before the --")
+            raise UserError(f"{word} after -- would bypass the checks: write it before the --")
     if options.port is not None and not 1 <= options.port <= 65535:
         raise ConfigError("port", options.port, "is out of range", "give a number from 1 to 65535")
     if options.host is not None and not is_address(f"http://{options.host}"):
-        raise ConfigError("host", options.host, "is no host", "give a name or an IP address")
+        raise ConfigError("host", options.host, "is not a host", "give a name or an IP address")
     gpus = gpus_of(recipe, options.gpus)
     refuse_used(gpus)
     layout = _of_server(recipe, gpus)
@@ -130,14 +133,6 @@ def serve(argv: Sequence[str]) -> int:
             raise UserError(server.ended())
         except KeyboardInterrupt:
             return 0
-
-
-def _check(recipe: Mapping[str, Any], as_json: bool) -> int:
-    """Say what a run of the recipe sends to a server that is started for it: adapters, weights, or none at all."""
-    sent = "adapter" if devices.sends_adapter({**DEFAULTS, **recipe}) else "weights"
-    answer = sent if starts_server(recipe) else "none"
-    print(json.dumps({"server": answer}) if as_json else answer)
-    return 0
 
 
 def _of_server(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
@@ -161,10 +156,8 @@ class _Parser(argparse.ArgumentParser):
 def _options(argv: Sequence[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in names:
-        if name in ("--check", "--json"):
-            parser.add_argument(name, action="store_true")
-        else:
-            parser.add_argument(name, type=int if name in ("--gpus", "--port") else str)
+        kind: dict[str, Any] = {"type": int} if name in ("--gpus", "--port") else {}
+        parser.add_argument(name, **({"action": "store_true"} if name in ("--check", "--json") else kind))
     return parser.parse_known_args(list(argv))
 
 

@@ -35,19 +35,16 @@ def gpus_of(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
         return []
     gpus = devices.visible()
     if wanted is not None and not 0 < wanted <= len(gpus):
-        there = f"{len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
-        raise ConfigError(
-            "gpus", wanted, f"cannot be had: {there}", f"give 1 to {len(gpus)}" if gpus else "leave it out"
-        )
+        reason = f"cannot be had: {len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
+        raise ConfigError("gpus", wanted, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
     return gpus[:wanted]
 
 
 def refuse_used(gpus: Sequence[Gpu]) -> None:
     for gpu in gpus:
         if gpu.used_by:
-            raise UserError(
-                f"GPU {gpu.number} is in use by {gpu.used_by}: end that, or name other GPUs in CUDA_VISIBLE_DEVICES"
-            )
+            remedy = "end that, or name other GPUs in CUDA_VISIBLE_DEVICES"
+            raise UserError(f"GPU {gpu.number} is in use by {gpu.used_by}: {remedy}")
 
 
 class Config(NamedTuple):
@@ -85,12 +82,8 @@ def arrange(
             if not (whole and name.startswith("zero3")):
                 configs[name] = _config(name)
     try:
-        name, counted = planner.choose(
-            recipe,
-            {name: config.says if config else None for name, config in configs.items()},
-            gpus=len(gpus),
-            gpu_gb=min(gpu.gb for gpu in gpus),
-        )
+        said = {name: config.says if config else None for name, config in configs.items()}
+        name, counted = planner.choose(recipe, said, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
         layout, config, problems = counted.layout, configs[name], counted.problems
     except UserError as error:
         if isinstance(error, NotPlanned):
@@ -130,11 +123,8 @@ def _installed(package: str) -> bool:
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
-    said = []
-    for role in layout.roles():
-        numbers = [gpus[i].number for i in role["gpus"]]
-        said.append(f"GPU {', '.join(map(str, numbers))}: {role['role']}")
-    return "; ".join(said)
+    said = ((", ".join(str(gpus[i].number) for i in role["gpus"]), role["role"]) for role in layout.roles())
+    return "; ".join(f"GPU {numbers}: {role}" for numbers, role in said)
 
 
 def environment(gpus: Sequence[Gpu]) -> dict[str, str]:

@@ -51,9 +51,9 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> int:
-    """Parse, train, and say how it ended: one line where there is something to mend, and an exit code.
+    """Parse, train, and say how it ended: one line about what is to be put right, and an exit code.
 
-    ``read``: the recipe, where it has been read already. 2: the user's to mend; 1: only the push has failed, or a bug;
+    ``read``: the recipe, where it has been read already. 2: bad input; 1: only the push has failed, or a bug;
     the others are those of run/signals.py.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -207,16 +207,14 @@ class Run:
         """Leave out problems and order them by their pass rates, where the recipe asks for that."""
         if not self.arguments.needs_pass_rates:
             return
-        trainer, config, rows = self.trainer, self.config, self.setup.rows
-        rates = pass_rates.measure(
+        trainer, config, rows, how = self.trainer, self.config, self.setup.rows, self.measured_how
+        model, tokenizer, file = (
             trainer.accelerator.unwrap_model(trainer.model),
             trainer.processing_class,
-            rows,
             self.rates_file,
-            self.measured_how,
-            seed=config.seed,
-            grade_timeout=config.grade_timeout,
         )
+        timeout = config.grade_timeout
+        rates = pass_rates.measure(model, tokenizer, rows, file, how, seed=config.seed, grade_timeout=timeout)
         trainer.train_dataset = to_dataset(by_difficulty(rows, rates, self.arguments, config, self.is_main))
 
     def score(self, problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
@@ -242,7 +240,7 @@ class Run:
         except OutOfMemory as error:
             raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
         finally:
-            self.progress.close()  # the line of an error is then one of its own
+            self.progress.on_train_end()  # the line of an error is then one of its own
         if stop.heeded:
             if self.is_main:
                 what = "Interrupted" if stop.code == INTERRUPTED else "Stopped"

@@ -45,11 +45,9 @@ class Supervised:
         self._open()
 
     def _open(self) -> None:
-        with contextlib.ExitStack() as stack:
-            output = None
-            if self.log:
-                self.log.parent.mkdir(parents=True, exist_ok=True)
-                output = stack.enter_context(open(self.log, "ab"))
+        if self.log:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.log, "ab") if self.log else contextlib.nullcontext() as output:
             self.kept = Kept(self.start.command, environment=self.start.environment, output=output, grace=20.0)
 
     @property
@@ -120,8 +118,7 @@ def start_of(
     settings = {**DEFAULTS, **recipe}
     adapter = devices.sends_adapter(settings)
     if host not in server.LOCAL and not adapter:  # no key helps: TRL's sync sends none
-        warning = f"--host {host} lets whoever reaches it change the weights: only serve to a closed network"
-        print(f"warning: {warning}", file=sys.stderr)
+        say("warning:", f"--host {host} lets whoever reaches it change the weights: only serve to a closed network")
     executable = _executable()
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
@@ -156,7 +153,7 @@ def _executable() -> str:
     found = shutil.which(named or "vllm") or (str(beside) if beside.exists() and not named else None)
     remedy = "make an environment for it with launch/vllm_environment.sh and name its vllm in GRPO_MATH_VLLM"
     if not found:
-        why = f"GRPO_MATH_VLLM={named!r} is no program" if named else "vllm is not installed"
+        why = f"GRPO_MATH_VLLM={named!r} is not a program" if named else "vllm is not installed"
         raise UserError(f"{why}, and the recipe wants a server (vllm_mode=server): {remedy}")
     python = Path(found).with_name("python")
     if python.exists():  # asking vllm itself takes ten seconds

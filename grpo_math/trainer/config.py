@@ -106,7 +106,7 @@ class MathGRPOConfig(GRPOConfig):
         refuse(self)
         super().__post_init__()
         if self.activation_offloading and self.device.type == "cpu":
-            reason = "has no GPU here whose memory it could spare"
+            reason = "has no GPU here to save memory on"
             raise ConfigError("activation_offloading", True, reason, "leave it out")
         refuse_refresh_within_a_rollout(self)
 

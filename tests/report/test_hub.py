@@ -408,7 +408,7 @@ def test_a_run_that_has_not_ended_is_refused_even_where_an_earlier_one_left_its_
     run = changed(adapter_run, tmp_path)
     (run / FINISHED).unlink()
     _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert "has not come to its end: start the training again, which goes on, and then push" in lines[-1]
+    assert "has not finished: start the training again: it goes on where it stopped; then push" in lines[-1]
     hold = (
         f"from pathlib import Path; from grpo_math.run import lock; lock.hold(Path({str(run)!r})); print(1, flush=True)"
     )
@@ -447,7 +447,7 @@ def test_a_merge_that_cannot_be_is_refused(hub, push, adapter_run, model_run, ti
             ["--repo_id", "ada/sums", "--base_model", "/models/mine"],
             "base_model='/models/mine' is not a name for a model",
         ),
-        (["--repo_id", "ada/sums", "--privat"], "is no option of grpo-math push"),
+        (["--repo_id", "ada/sums", "--privat"], "is not an option of grpo-math push"),
         (["--repo_id"], "expected one argument"),
     ],
 )

@@ -266,7 +266,7 @@ def test_a_folder_that_turns_read_only_in_the_middle_is_one_line(tiny, tmp_path)
     assert done.returncode == 2, done.stderr
     line = only(done.stderr.splitlines(), "error: ")
     assert "run/history.jsonl could not be written: Read-only file system (" in line
-    assert "the same command goes on from checkpoint-2 once that is mended" in line
+    assert "the same command goes on from checkpoint-2 once that is fixed" in line
     assert "Traceback" not in done.stderr
 
 
@@ -281,7 +281,7 @@ def test_a_folder_that_gives_way_to_a_file_is_one_line(train, tmp_path):
     assert code == 2
     line = only(lines, "error: ")
     assert "run/history.jsonl cannot be read or written: Not a directory (" in line
-    assert line.endswith("; the same command starts it anew once that is mended")
+    assert line.endswith("; the same command starts it anew once that is fixed")
 
 
 def read_only(folder: Path) -> Path:

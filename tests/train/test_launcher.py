@@ -280,7 +280,7 @@ def test_vllm_that_is_not_there_is_refused(machine):
     machine.environment["PATH"] = str(machine.bin) + ":/usr/bin:/bin"
     assert "vllm is not installed, and the recipe wants a server" in machine.refused()
     machine.environment["GRPO_MATH_VLLM"] = "/nowhere/vllm"
-    assert "GRPO_MATH_VLLM='/nowhere/vllm' is no program" in machine.refused()
+    assert "GRPO_MATH_VLLM='/nowhere/vllm' is not a program" in machine.refused()
 
 
 def test_a_server_of_a_wrong_version_is_refused_and_stopped(machine):
@@ -459,7 +459,7 @@ def test_serve_to_other_machines_needs_a_key_where_adapters_are_loaded(use_peft,
     assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set VLLM_API_KEY" in line
     for word in ("--host", "--hos=0.0.0.0", "--port"):
         line = machine.refused("--", word, "0.0.0.0", command="serve", recipe={"use_peft": use_peft})
-        assert line == f"error: {word} after -- would pass by what is checked: write it before the --"
+        assert line == f"error: {word} after -- would bypass the checks: write it before the --"
     assert not machine.starts.exists()
 
 
