@@ -291,11 +291,11 @@ def _split(content: str) -> str:
 
 
 def _level_name(level: int) -> str:
-    for name, number in LEVELS.items():
-        if number == level:
-            return name
-    valid = ", ".join(f"{number} ({name})" for name, number in LEVELS.items())
-    raise ConfigError("levels", level, "is not a level", f"use {valid}")
+    names = {number: name for name, number in LEVELS.items()}
+    if level not in names:
+        valid = ", ".join(f"{number} ({name})" for number, name in names.items())
+        raise ConfigError("levels", level, "is not a level", f"use {valid}")
+    return names[level]
 
 
 def _id(level: str, form: Form, numbers: tuple[int, ...]) -> str:
@@ -305,7 +305,7 @@ def _id(level: str, form: Form, numbers: tuple[int, ...]) -> str:
 def _all(level: str, split: str, ranges: Ranges) -> Iterator[Filled]:
     low, high = getattr(ranges, level)
     if not 0 <= low <= high:
-        raise ConfigError(f"ranges.{level}", (low, high), "is no range", "give (smallest, largest), both >= 0")
+        raise ConfigError(f"ranges.{level}", (low, high), "is not a range", "give (smallest, largest), both >= 0")
     least = 1 if level == "word" else 0  # a story in which nothing is left reads oddly
     for form in FORMS[level]:
         shape = SHAPES[form.shape]
