@@ -9,7 +9,7 @@ from typing import Any
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.settings.fields import fields
 
-Settings = Mapping[str, Any]  # fields of a recipe, by name
+Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
 
 PLANNED = (
     *("model_name_or_path", "model_revision", "model_init_kwargs", "dtype", "attn_implementation", "use_peft"),
@@ -30,8 +30,8 @@ class NotPlanned(ConfigError):
 
 
 OPTIMIZERS = (
-    *("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
-    "sgd",
+    *("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit"),
+    *("paged_adamw_8bit", "paged_adamw_32bit", "sgd"),
 )
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -91,10 +91,10 @@ class Zero:
     A bucket's ``auto`` is hidden x hidden, as transformers fills it in; DeepSpeed's own default is 5e8 elements.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None, hidden: int) -> None:
+    def __init__(self, config: Settings | None, hidden: int) -> None:
         zero = dict((config or {}).get("zero_optimization") or {})
-        self.stage = int(zero.get("stage", 0)) if config is not None else 0
         self.active = config is not None
+        self.stage = int(zero.get("stage", 0))
         if self.active and self.stage not in (1, 2, 3):
             reason = "in DeepSpeed's settings is not known to the plan"
             raise NotPlanned("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")
