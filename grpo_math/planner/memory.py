@@ -119,15 +119,13 @@ def trainable(shape: Shape, settings: Settings) -> list[tuple[int, int]]:
     A LoRA of rank r (arXiv 2106.09685) has r x n_in and n_out x r; DoRA (arXiv 2402.09353) n_out more.
     """
     if settings["use_peft"]:
-        r, tensors = settings["lora_r"], []
-        for linear in targets(shape, settings):
-            tensors += [(r * linear.n_in, shape.layers), (r * linear.n_out, shape.layers)]
-            tensors += [(linear.n_out, shape.layers)] if settings["use_dora"] else []
-        return tensors
-    tensors = [(shape.vocab * shape.hidden, 1 if shape.tied else 2)]
-    for linear in shape.linears():
-        tensors.append((linear.weights, shape.layers))
-        tensors += [(linear.n_out, shape.layers)] if linear.bias else []
+        r, adapted = settings["lora_r"], targets(shape, settings)
+        sizes = [size for linear in adapted for size in (r * linear.n_in, r * linear.n_out)]
+        sizes += [linear.n_out for linear in adapted if settings["use_dora"]]
+        return [(size, shape.layers) for size in sizes]
+    sizes = [linear.weights for linear in shape.linears()]
+    sizes += [linear.n_out for linear in shape.linears() if linear.bias]
+    tensors = [(shape.vocab * shape.hidden, 1 if shape.tied else 2), *((size, shape.layers) for size in sizes)]
     tensors.append((shape.hidden, shape.layers * shape.norms_per_layer + 1))
     return tensors + ([(shape.head_dim, 2 * shape.layers)] if shape.qk_norm else [])
 
@@ -190,11 +188,9 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
     bytes, partitioned over processes from stage 1; gradients from stage 2; weights from stage 3; offloaded, all of it
     lies in main memory (arXiv 2101.06840). A bucket of gradients is allocated whole. DDP holds its gradients twice.
     """
-    n, full = processes, not settings["use_peft"]
-    tensors = trainable(shape, settings)
+    n, full, tensors = processes, not settings["use_peft"], trainable(shape, settings)
     trained = sum(size * count for size, count in tensors)
-    share = -(-trained // n)
-    element = precise.stream if full else precise.adapter
+    share, element = -(-trained // n), precise.stream if full else precise.adapter
     base = weights(shape, settings, precise.stream)
     always, main = {**base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
     if zero.stage == 3:
@@ -207,17 +203,15 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
         always["reference"] = sum(always.values())
     always["cuda_context"] = 0 if settings["use_cpu"] else CONTEXT
     communication = COMMUNICATION if n > 1 and not settings["use_cpu"] else 0
-    backward = {"gradients": trained * element, "communication": communication}
+    backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         state = optimizer_bytes([(share, 1)], settings["optim"], 4) + 4 * share
         if zero.offloads_optimizer:
             main["optimizer"], state = n * (state + 4 * share), 0
-        backward["communication"] += zero.bucket * element * (2 if zero.overlaps else 1)
-        backward["gradients"] = share * element if zero.stage >= 2 else trained * element
+        backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
         communication += trained * element if n > 1 else 0
-        backward["communication"] = communication
     return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
 
 
