@@ -29,6 +29,7 @@ ZERO_2 = {
     "train_micro_batch_size_per_gpu": "auto",
     "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
 }
+SLEEPING = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 
 
 def plan(
@@ -295,45 +296,37 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
     Each is the lines of the recipe that change, as a mapping.
     """
     s, rows, wanted, generation = counted.settings, counted.batch.rows, counted.sequence, counted.layout.generation
-    changes: list[dict[str, Any]] = []
-    in_16_bit = [{"dtype": "bfloat16"}] if s["dtype"] == "float32" and not s["use_cpu"] else []
-    changes += in_16_bit if s["use_peft"] else []  # frozen weights lose next to nothing by it
-    if not s["pack_updates"]:
-        changes.append({"pack_updates": True})
-    if generation == "colocate":
-        longer = not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted
-        length = {"vllm_max_model_length": wanted} if longer else {}
-        changes += [length] if longer else []
-        if not s["vllm_enable_sleep_mode"]:
-            changes.append({"vllm_enable_sleep_mode": True})
-        changes += [{**length, "vllm_gpu_memory_utilization": share / 20} for share in range(19, 0, -1)]
-    if not s["gradient_checkpointing"]:
-        changes.append({"gradient_checkpointing": True})
+    gpu, lora, colocated, quantised = not s["use_cpu"], s["use_peft"], generation == "colocate", counted.quantised
+    half = gpu and s["dtype"] == "float32"
+    longer = colocated and (not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted)
+    length = {"vllm_max_model_length": wanted} if longer else {}
+    smaller: list[dict[str, Any]] = []
     if activations.packs(counted.machine.shape, s) and not counted.given & WHOLE:
-        budget = s["update_token_budget"] or rows * wanted
-        halves = [budget // 2**k for k in range(1, 8) if budget // 2**k >= wanted]
-        changes += [{"update_token_budget": half} for half in halves]
+        budgets = [(s["update_token_budget"] or rows * wanted) // 2**k for k in range(1, 8)]
+        smaller = [{"update_token_budget": budget} for budget in budgets if budget >= wanted]
     elif rows > 1 and rows % 2 == 0:
         steps = counted.batch.steps * 2
-        changes.append({"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps})
-    if s["gradient_checkpointing"] and not s["activation_offloading"] and not s["use_cpu"]:
-        changes.append({"activation_offloading": True})
-    if s["optim"] in ("adamw_torch", "adamw_torch_fused") and not s["use_cpu"]:
-        changes.append({"optim": "adamw_8bit"})
-    if not counted.zero.active and not s["use_cpu"] and not counted.quantised:
-        changes.append({"deepspeed": ZERO_2})
-    if s["use_peft"] and not s["use_cpu"] and not counted.quantised:
-        changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
-    if not s["use_peft"]:
-        changes += in_16_bit
-        changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
-    if generation == "colocate":
-        changes.append({"use_vllm": False})
-    if generation == "transformers" and not s["use_cpu"]:
-        changes.append({"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True})
-    if s["max_completion_length"] > 256:
-        changes.append({"max_completion_length": s["max_completion_length"] // 2})
-    return changes
+        smaller = [{"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps}]
+    adamw = s["optim"] in ("adamw_torch", "adamw_torch_fused")
+    changes: list[tuple[bool, dict[str, Any]]] = [
+        (half and lora, {"dtype": "bfloat16"}),  # frozen weights lose next to nothing by it
+        (not s["pack_updates"], {"pack_updates": True}),
+        (longer, length),
+        (colocated and not s["vllm_enable_sleep_mode"], {"vllm_enable_sleep_mode": True}),
+        *((colocated, {**length, "vllm_gpu_memory_utilization": share / 20}) for share in range(19, 0, -1)),
+        (not s["gradient_checkpointing"], {"gradient_checkpointing": True}),
+        *((True, change) for change in smaller),
+        (gpu and s["gradient_checkpointing"] and not s["activation_offloading"], {"activation_offloading": True}),
+        (gpu and adamw, {"optim": "adamw_8bit"}),
+        (gpu and not counted.zero.active and not quantised, {"deepspeed": ZERO_2}),
+        (gpu and lora and not quantised, {"load_in_4bit": True, "use_bnb_nested_quant": True}),
+        (half and not lora, {"dtype": "bfloat16"}),
+        (not lora, {"use_peft": True, "lora_target_modules": "all-linear"}),
+        (colocated, {"use_vllm": False}),
+        (gpu and generation == "transformers", SLEEPING),
+        (s["max_completion_length"] > 256, {"max_completion_length": s["max_completion_length"] // 2}),
+    ]
+    return [change for saves, change in changes if saves]
 
 
 def suggest(counted: Counted) -> list[dict[str, Any]]:
