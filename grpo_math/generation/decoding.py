@@ -20,8 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode, logits_process
 
-# What a layer's buffer has room for beyond the tokens that it holds.
-ROOM = 64
+ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
 # What `generate` hands to its loop besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: for fewer rows they give the same scores.

@@ -101,6 +101,8 @@ class AdapterGeneration(VLLMGeneration):
 
     def _init_vllm(self) -> None:
         refuse_unserved(self.model)
+        peft_config: Any = self.model.peft_config[ADAPTER]
+        self.rank = peft_config.r
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         float32 = False  # on either side
@@ -127,9 +129,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
-            raise UserError(
-                "vllm_sync=adapter samples from text alone: set vllm_sync to merged for prompts with images"
-            )
+            raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
         if self.mode == "colocate":
             if self.enable_sleep_mode and self._llm_weights_sleeping:
                 self.sync_weights()
@@ -144,13 +144,9 @@ class AdapterGeneration(VLLMGeneration):
         self.rollouts += 1
         first = self.accelerator.process_index * len(prompts)
         own = slice(first, first + len(prompts))
-        logprobs = [[[logprob] for logprob in row] for row in sampled.logprobs[own]]
-        return (
-            list(prompts),
-            sampled.token_ids[own],
-            logprobs,
-            [[[id_] for id_ in ids] for ids in sampled.token_ids[own]],
-        )
+        token_ids, logprobs = sampled.token_ids[own], sampled.logprobs[own]
+        nested = ([[[value] for value in row] for row in rows] for rows in (logprobs, token_ids))
+        return list(prompts), token_ids, *nested
 
     # Servers
 
@@ -158,9 +154,7 @@ class AdapterGeneration(VLLMGeneration):
         """Check every server; whether it and the trainer compute in float32."""
         base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
-        peft_config: Any = self.model.peft_config[ADAPTER]
-        rank, precision = peft_config.r, self.accelerator.mixed_precision
-        dtypes = {str(self.model.dtype)} | ({precision} - {"no"})
+        rank, dtypes = self.rank, {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
         for server in self.servers:
             server.wait(self.server_timeout, progress=_say_once(f"waiting for the vLLM server at {server.url}"))
             server.check_version()
@@ -286,8 +280,7 @@ class AdapterGeneration(VLLMGeneration):
         made: Any = getattr(vllm_generation, "LLM", None)
         if made is None:
             raise UserError("vllm_mode=colocate needs vLLM where the training runs: pip install grpo_math[vllm]")
-        peft_config: Any = self.model.peft_config[ADAPTER]
-        lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(peft_config.r)}
+        lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
         vllm_generation.LLM = lambda **kwargs: _WithAdapter(made(**kwargs, **lora))
         try:
             super()._init_vllm()

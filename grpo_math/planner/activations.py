@@ -205,7 +205,7 @@ def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision)
     return tile + hidden + full * shape.vocab * shape.hidden * (4 + precise.stream)
 
 
-def layer_workspace(shape: Shape, precise: Precision, work: Work) -> int:
+def layer_workspace(shape: Shape, precise: Precision, tokens: int) -> int:
     """An allowance for gradients on their way through one layer: three of the MLP's width, two of the stream in
     float32."""
-    return work.tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+    return tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)

@@ -175,12 +175,8 @@ def recommend(gpus: int, tokens: int) -> list[dict[str, Any]]:
     One GPU: vLLM beside the policy, asleep in an update, with the largest share that there is room for; transformers
     where there is room for none. Several: a server, so that neither waits for the other's memory.
     """
-    beside = {
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_max_model_length": tokens,
-        "vllm_enable_sleep_mode": True,
-    }
+    asleep = {"vllm_enable_sleep_mode": True}
+    beside = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": tokens, **asleep}
     sleeping = [{**beside, "vllm_gpu_memory_utilization": share} for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
     server = [{"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": tokens}] if gpus > 1 else []
     return [*server, *sleeping, {"use_vllm": False}]

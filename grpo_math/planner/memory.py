@@ -227,7 +227,7 @@ def phases(
         **always,
         **backward,
         "activations": activations.activations(shape, settings, precise, work, cpu=cpu),
-        "layer_workspace": activations.layer_workspace(shape, precise, work),
+        "layer_workspace": activations.layer_workspace(shape, precise, work.tokens),
         "lm_head_workspace": activations.lm_head_workspace(shape, full, work.scored, precise),
     }
     generation = {**always}
@@ -257,7 +257,7 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     rows = -(-run.rollout // run.processes)
     cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
     prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows
-    prefill = prompts * run.prompt * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+    prefill = activations.layer_workspace(shape, precise, prompts * run.prompt)
     return {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16 + prefill}
 
 

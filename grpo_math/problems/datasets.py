@@ -184,9 +184,8 @@ def _open(name: str, split: str, data_dir: str | None) -> tuple[str, Iterator[tu
     if source is None:
         if not name.endswith((".jsonl", ".json")) and not re.search(r"[/\\]", name):
             one_of("dataset", name, (*NAMES, "path/to/file.jsonl"))
-        return name, _lines(
-            Path(name).expanduser(), "dataset", f"give a .jsonl file that can be read, or {', '.join(NAMES)}"
-        )
+        remedy = f"give a .jsonl file that can be read, or {', '.join(NAMES)}"
+        return name, _lines(Path(name).expanduser(), "dataset", remedy)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if folder:
         path = Path(folder).expanduser() / source.files[split]
@@ -361,12 +360,12 @@ def _skipped(errors: list[DataError], total: int) -> str:
     lines: dict[str, list[int]] = {}
     for error in errors:
         lines.setdefault(f"{error.field} {error.reason}", []).append(error.line)
-    reasons = [f"{reason} ({_listed('line', numbers)})" for reason, numbers in lines.items()]
+    reasons = [f"{reason} ({_listed(numbers)})" for reason, numbers in lines.items()]
     if len(reasons) > 5:
         reasons[5:] = [f"and {len(reasons) - 5} more reasons"]
     return f"skipped {len(errors):,} of {total:,} rows of {errors[0].file}: {'; '.join(reasons)}"
 
 
-def _listed(noun: str, numbers: list[int]) -> str:
+def _listed(numbers: list[int]) -> str:
     more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}"
+    return f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}"
