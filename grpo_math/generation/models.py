@@ -53,7 +53,7 @@ def embedded_model() -> Path:
     except OSError as error:
         where = "GRPO_MATH_CACHE" if os.environ.get("GRPO_MATH_CACHE") else "XDG_CACHE_HOME"
         reason = f"cannot be written ({error.strerror}), and the embedded model is not there yet"
-        raise ConfigError(where, str(cache_dir()), reason, "name a folder that can be") from None
+        raise ConfigError(where, str(cache_dir()), reason, "name a folder that can be written") from None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
         gguf = _gguf_file(Path(scratch))
         print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
@@ -160,7 +160,7 @@ def check_weights(path: str) -> None:
         return
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
-        raise refuse("is an encoder with a decoder, which GRPO does not train", "give one that has a decoder alone")
+        raise refuse("is an encoder with a decoder, which GRPO does not train", "give a decoder-only model")
     name = (config.architectures or ["its class"])[0]
     own = getattr(transformers, name, None)
     if config.architectures and own is None:

@@ -171,7 +171,7 @@ class Server:
         if minor and SUPPORTED[0] <= minor <= SUPPORTED[1]:
             return version
         (_, first), (_, last) = SUPPORTED
-        remedy = f"serve with pip install 'vllm>=0.{first},<0.{last + 1}'"
+        remedy = f"pip install 'vllm>=0.{first},<0.{last + 1}'"
         raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}")
 
     def healthy(self) -> bool:
@@ -195,7 +195,7 @@ class Server:
         while not self.healthy():
             waited = time.monotonic() - started
             if alive is not None and not alive():
-                raise ServerError(f"the vLLM server of {self.url} ended before it was up: its own log says why")
+                raise ServerError(f"the vLLM server at {self.url} ended before it was up: its own log says why")
             if waited >= seconds:
                 raise ServerError(
                     f"no vLLM server answers at {self.url} after {seconds:.0f} seconds: see that it runs and that the "

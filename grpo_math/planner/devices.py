@@ -80,7 +80,7 @@ def arrange(
         if gpus % tp or shape.heads % tp:
             reason = f"does not divide {gpus} GPUs and {shape.heads} heads"
             raise ConfigError("vllm_tensor_parallel_size", tp, reason, "use 1")
-        sleeps = "sleeps in an update" if settings["vllm_enable_sleep_mode"] else "keeps its share in an update"
+        sleeps = "sleeps during updates" if settings["vllm_enable_sleep_mode"] else "keeps its share during updates"
         return Layout("colocate", gpus, 0, tp, f"vllm_mode is colocate: vLLM shares each GPU, and {sleeps}")
     if url := elsewhere(settings):
         return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")

@@ -117,7 +117,7 @@ def _read(
         there, size = devices.here()
         if not there:
             option = "gpus" if gpus is None else "gpu-memory"
-            raise ConfigError(option, None, "is not said, and there is no GPU here", "use --gpus 1 --gpu-memory 24")
+            raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu-memory 24")
         gpus, gpu_gb = gpus or there, gpu_gb or size
     for option, value in (("gpus", gpus), ("gpu-memory", gpu_gb)):
         if not value or value <= 0:

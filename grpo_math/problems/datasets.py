@@ -121,7 +121,7 @@ def load_problems(
             raise error
     if not rows:
         why = f" ({errors[0].field} {errors[0].reason}, line {errors[0].line})" if errors else ""
-        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "look at the file")
+        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "check the file")
     if errors:
         logger.warning(_skipped(errors, len(rows) + len(errors)))
     if limit is not None:
@@ -208,7 +208,7 @@ def _split(name: str, split: str) -> str:
 
 def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:
     if path.is_fifo():
-        raise ConfigError(field, str(path), "is a pipe, which can be read once", remedy)
+        raise ConfigError(field, str(path), "is a pipe, which can be read only once", remedy)
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
