@@ -27,8 +27,7 @@ UNSERVED = {
     "use_dora": "vLLM has no DoRA",
     "modules_to_save": "vLLM takes no whole modules beside an adapter",
     "lora_bias": "vLLM takes no biases of adapters",
-    "rank_pattern": "vLLM scales every layer by the same lora_alpha / r",
-    "alpha_pattern": "vLLM scales every layer by the same lora_alpha / r",
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), "vLLM scales every layer by the same lora_alpha / r"),
     "layer_replication": "vLLM's base has no replicated layers",
     "target_parameters": "vLLM adapts linear layers, not bare parameters",
     "trainable_token_indices": "vLLM keeps the base's embeddings",
@@ -44,7 +43,7 @@ MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways of initi
 
 def refuse_unserved(model: Any) -> None:
     """Raise `ConfigError` for the first thing in the trained adapter that vLLM does not serve as it is trained."""
-    config = model.peft_config[ADAPTER]
+    config, head = model.peft_config[ADAPTER], model.get_output_embeddings()
     if config.peft_type != PeftType.LORA:
         raise _refusal("peft_type", getattr(config.peft_type, "value", config.peft_type), "vLLM takes LoRA alone")
     for name, why in UNSERVED.items():
@@ -54,14 +53,13 @@ def refuse_unserved(model: Any) -> None:
         raise _refusal("bias", config.bias, "vLLM takes no biases beside an adapter")
     if str(config.init_lora_weights).lower().startswith(MOVE_THE_BASE):
         raise _refusal("init_lora_weights", config.init_lora_weights, "it changes the base, which vLLM has unchanged")
-    head = model.get_output_embeddings()
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            base = layer.get_base_layer()
+            base, last = layer.get_base_layer(), name.rsplit(".", 1)[-1]
             if isinstance(base, nn.Embedding) or layer is head or base is head:
-                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts no embeddings and no LM head")
+                raise _refusal("target_modules", last, "vLLM adapts no embeddings and no LM head")
             if isinstance(base, nn.modules.conv._ConvNd):
-                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts linear layers alone")
+                raise _refusal("target_modules", last, "vLLM adapts linear layers alone")
 
 
 def _refusal(name: str, value: object, why: str) -> ConfigError:
@@ -97,8 +95,8 @@ def scaled(model: Any, factor: float) -> Iterator[None]:
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer) and ADAPTER in layer.scaling]
     before = [layer.scaling[ADAPTER] for layer in layers]
     try:
-        for layer, scale in zip(layers, before, strict=True):
-            layer.scaling[ADAPTER] = scale * factor
+        for layer in layers:
+            layer.scaling[ADAPTER] *= factor
         yield
     finally:
         for layer, scale in zip(layers, before, strict=True):

@@ -53,14 +53,12 @@ def complete(
 
 def token_ids(tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Exactly the ids that TRL trains on: the chat template for messages, the plain text otherwise."""
-    return [
-        tokenizer(text=prompt)["input_ids"]
-        if isinstance(prompt, str)
-        else tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=True)[
-            "input_ids"
-        ]
+    settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    encoded = [
+        tokenizer(text=prompt) if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **settings)
         for prompt in prompts
     ]
+    return [encoding["input_ids"] for encoding in encoded]
 
 
 def batches(ids: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:

@@ -20,8 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode, logits_process
 
-# What a layer's buffer has room for beyond the tokens that it holds.
-ROOM = 64
+ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
 # What `generate` hands to its loop besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: for fewer rows they give the same scores.
@@ -107,8 +106,7 @@ def decode(
     # Without an end token transformers samples on for rows that a criterion has stopped: none may leave.
     ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     rows = torch.arange(batch, device=input_ids.device)  # which row of the batch each computed row is
-    unfinished = torch.ones(batch, dtype=torch.bool, device=input_ids.device)
-    processor = logits_processor
+    unfinished, processor = torch.ones_like(rows, dtype=torch.bool), logits_processor
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
     with model._optimize_model_for_decode():
         while True:
@@ -193,9 +191,8 @@ class GrowingLayer(DynamicLayer):
 
     def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
         self.rows, self.length = rows, length
-        keys, values = (buffer[:rows, :, :length] for buffer in self.buffers)
-        self.keys, self.values = keys, values
-        return keys, values
+        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self.buffers)
+        return self.keys, self.values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         start, end = self.length, self.length + key_states.size(2)

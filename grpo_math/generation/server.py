@@ -30,6 +30,8 @@ SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 LOCAL = ("127.0.0.1", "localhost", "::1")
 BUSY = (502, 503, 504)  # the server is there, and asks for patience
+# Said in every request: what is left out vLLM takes from the model's generation_config.
+SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 class ServerError(UserError):
@@ -150,21 +152,17 @@ class Server:
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, *, patience: float = 4.0) -> None:
         if not is_address(url):
-            shown = "***" if "@" in url else url
-            reason = "is no address, or holds a user or password" if "@" in url else "is no address"
+            shown, reason = "***" if "@" in url else url, "is not an address, or holds a user or password"
             raise ConfigError("vllm_server_base_url", shown, reason, "give one such as http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self.timeout, self.patience = timeout, patience
         self._api_key = api_key or _key()
         self._open = build_opener(ProxyHandler({}), NoRedirects).open
 
-    def __repr__(self) -> str:
-        return f"Server({self.url!r})"
-
     # What it is
 
     def version(self) -> str:
-        return self._get("/version")["version"]
+        return self._ask("/version")["version"]
 
     def check_version(self) -> str:
         """The version; raises `ServerError` for one that TRL does not support."""
@@ -173,15 +171,13 @@ class Server:
         if minor and SUPPORTED[0] <= minor <= SUPPORTED[1]:
             return version
         (_, first), (_, last) = SUPPORTED
-        raise ServerError(
-            f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: serve with "
-            f"pip install 'vllm>=0.{first},<0.{last + 1}'"
-        )
+        remedy = f"pip install 'vllm>=0.{first},<0.{last + 1}'"
+        raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}")
 
     def healthy(self) -> bool:
         """Whether it answers and its engine lives; at once, never raises."""
         try:
-            self._send("GET", "/health", None, timeout=min(self.timeout, 10.0))
+            self._send("/health", timeout=min(self.timeout, 10.0))
         except ServerError:
             return False
         return True
@@ -199,7 +195,7 @@ class Server:
         while not self.healthy():
             waited = time.monotonic() - started
             if alive is not None and not alive():
-                raise ServerError(f"the vLLM server of {self.url} ended before it was up: its own log says why")
+                raise ServerError(f"the vLLM server at {self.url} ended before it was up: its own log says why")
             if waited >= seconds:
                 raise ServerError(
                     f"no vLLM server answers at {self.url} after {seconds:.0f} seconds: see that it runs and that the "
@@ -211,40 +207,37 @@ class Server:
 
     def models(self) -> list[str]:
         """The names that it serves: the base model first, then the adapters."""
-        return [model["id"] for model in self._get("/v1/models")["data"]]
+        return [model["id"] for model in self._ask("/v1/models")["data"]]
 
     def settings(self) -> dict[str, Any]:
         """Its resolved configuration (vLLM's `VllmConfig` as JSON)."""
         try:
-            return self._get("/server_info?config_format=json")["vllm_config"]
+            return self._ask("/server_info?config_format=json")["vllm_config"]
         except ServerError as error:
             if error.status != 404:
                 raise
-            raise ServerError(
-                f"{self.url} has no development paths, which the sync needs: start it with VLLM_SERVER_DEV_MODE=1", 404
-            ) from None
+            reason = "has no development paths, which the sync needs: start it with VLLM_SERVER_DEV_MODE=1"
+            raise ServerError(f"{self.url} {reason}", 404) from None
 
     # Adapters
 
     def load_adapter(self, name: str, path: str) -> None:
         """Make the adapter in the folder ``path``, as the server sees it, known under a new name."""
         try:
-            self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            self._ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except ServerError as error:
             if error.status != 404:
                 raise
             reason = f"{error}: see that the server can read that folder (GRPO_MATH_ADAPTER_DIR names another place)"
             if str(error).endswith("404: Not Found"):  # which is what a path that is not there answers
-                reason = (
-                    f"{self.url} takes no adapters while it runs: start it with --enable-lora and "
-                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-                )
+                remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+                reason = f"{self.url} takes no adapters while it runs: {remedy}"
             raise ServerError(reason, 404) from None
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; one that it does not know, after a restart for example, is no error."""
         try:
-            self._post("/v1/unload_lora_adapter", {"lora_name": name})
+            self._ask("/v1/unload_lora_adapter", {"lora_name": name})
         except ServerError as error:
             if error.status != 404:
                 raise
@@ -256,41 +249,30 @@ class Server:
         prompts: Sequence[Sequence[int]],
         *,
         model: str,
-        n: int = 1,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        max_tokens: int = 16,
-        seed: int | None = None,
         logprobs: bool = True,
         extra: Mapping[str, Any] | None = None,
+        **sampling: float | None,
     ) -> Sampled:
-        """``n`` completions of each prompt of token ids, by the base model or an adapter of that name.
+        """Completions of each prompt of token ids, by the base model or an adapter of that name.
 
-        ``extra`` goes into the request as it is, over the rest. An empty list of prompts asks nothing.
+        ``sampling`` are vLLM's own names, over `SAMPLING`; ``extra`` goes into the request as it is, over the rest. An
+        empty list of prompts asks nothing.
         """
         if not prompts:
             return Sampled([], [] if logprobs else None)
         body = {
+            **SAMPLING,
+            **sampling,
             "model": model,
             "prompt": [list(prompt) for prompt in prompts],
-            "n": n,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "max_tokens": max_tokens,
             "return_token_ids": True,
-            **({} if seed is None else {"seed": seed}),
             **({"logprobs": 0, "return_tokens_as_token_ids": True} if logprobs else {}),
             **(extra or {}),
         }
-        choices = sorted(self._post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-        if len(choices) != n * len(prompts):
-            raise ServerError(f"{self.url} gave {len(choices)} completions of {len(prompts)} prompts with n={n}")
+        choices = sorted(self._ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        if len(choices) != body["n"] * len(prompts):
+            wanted = f"{len(prompts)} prompts with n={body['n']}"
+            raise ServerError(f"{self.url} gave {len(choices)} completions of {wanted}")
         token_ids = [choice["token_ids"] for choice in choices]
         if not logprobs:
             return Sampled(token_ids, None)
@@ -298,17 +280,12 @@ class Server:
 
     # HTTP
 
-    def _get(self, path: str) -> Any:
-        return self._patiently("GET", path, None)
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._patiently("POST", path, body)
-
-    def _patiently(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """`_send`, again where nobody is there or the server is busy."""
         started, pause = time.monotonic(), 0.5
         while True:
             try:
-                return self._send(method, path, body)
+                return self._send(path, body)
             except ServerError as error:
                 left = self.patience - (time.monotonic() - started)
                 if error.status not in (None, *BUSY) or left <= 0:
@@ -316,13 +293,13 @@ class Server:
             time.sleep(min(pause, left))
             pause *= 2
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> Any:
-        """One request -> the JSON of the answer, or its text; None where it is empty."""
+    def _send(self, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """One request, a POST where it has a body -> the JSON of the answer, or its text; None where it is empty."""
         headers = {"Content-Type": "application/json"}
         if self._api_key:
             headers["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, headers=headers, method=method)
+        request = Request(self.url + path, data=data, headers=headers)
         try:
             with self._open(request, timeout=timeout or self.timeout) as response:
                 text = response.read().decode()

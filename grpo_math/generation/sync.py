@@ -86,8 +86,7 @@ class AdapterGeneration(VLLMGeneration):
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
-        self.syncs = 0
-        self.sent = 0  # folders
+        self.syncs, self.sent = 0, 0  # sent: folders
         self.folder: Path | None = None  # of the adapter that vLLM has
         self.servers: list[Server] = []
         self.seed, self.rollouts = args.seed, 0  # how many were sampled by servers: the seeds follow from both
@@ -102,6 +101,8 @@ class AdapterGeneration(VLLMGeneration):
 
     def _init_vllm(self) -> None:
         refuse_unserved(self.model)
+        peft_config: Any = self.model.peft_config[ADAPTER]
+        self.rank = peft_config.r
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         float32 = False  # on either side
@@ -127,10 +128,8 @@ class AdapterGeneration(VLLMGeneration):
         self.canary.due = self.canary.agreed < 2
 
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
-        if images is not None and any(image is not None for image in images):
-            raise UserError(
-                "vllm_sync=adapter samples from text alone: set vllm_sync to merged for prompts with images"
-            )
+        if any(image is not None for image in images or ()):
+            raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
         if self.mode == "colocate":
             if self.enable_sleep_mode and self._llm_weights_sleeping:
                 self.sync_weights()
@@ -144,13 +143,10 @@ class AdapterGeneration(VLLMGeneration):
             sampled = on_main(partial(self._sample, everyones[::num_generations], num_generations))
         self.rollouts += 1
         first = self.accelerator.process_index * len(prompts)
-        token_ids, logprobs = (values[first : first + len(prompts)] for values in sampled)
-        return (
-            list(prompts),
-            token_ids,
-            [[[logprob] for logprob in row] for row in logprobs],
-            [[[token] for token in row] for row in token_ids],
-        )
+        own = slice(first, first + len(prompts))
+        token_ids, logprobs = sampled.token_ids[own], sampled.logprobs[own]
+        nested = ([[[value] for value in row] for row in rows] for rows in (logprobs, token_ids))
+        return list(prompts), token_ids, *nested
 
     # Servers
 
@@ -158,9 +154,7 @@ class AdapterGeneration(VLLMGeneration):
         """Check every server; whether it and the trainer compute in float32."""
         base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
-        peft_config: Any = self.model.peft_config[ADAPTER]
-        rank, precision = peft_config.r, self.accelerator.mixed_precision
-        dtypes = {str(self.model.dtype)} | ({precision} - {"no"})
+        rank, dtypes = self.rank, {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
         for server in self.servers:
             server.wait(self.server_timeout, progress=_say_once(f"waiting for the vLLM server at {server.url}"))
             server.check_version()
@@ -175,9 +169,7 @@ class AdapterGeneration(VLLMGeneration):
                 remedy = "start it with a larger --max-model-len"
                 raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
             dtypes.add(settings["model_config"]["dtype"])
-        self.vllm_client: Any = SimpleNamespace(
-            get_server_info=self.servers[0].settings
-        )  # TRL reads logprobs_mode there
+        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # for its logprobs_mode
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}
 
     def _sample(self, prompts: list[list[int]], n: int) -> Sampled:
@@ -217,9 +209,8 @@ class AdapterGeneration(VLLMGeneration):
         with ThreadPoolExecutor(k) as pool:
             shares = list(pool.map(share, range(k)))
         found = [shares[i % k][i // k] for i in range(len(prompts))]
-        return Sampled(
-            [ids for one in found for ids in one.token_ids], [row for one in found for row in one.logprobs or []]
-        )
+        logprobs = [row for one in found for row in one.logprobs or []]
+        return Sampled([ids for one in found for ids in one.token_ids], logprobs)
 
     def _outliving_restarts(self, server: Server, call: Callable[[], Any]) -> Any:
         """What ``call`` returns; where the server was lost, again once it is back and has the adapter."""
@@ -286,16 +277,11 @@ class AdapterGeneration(VLLMGeneration):
 
     def _load_colocated(self) -> None:
         """TRL's own engine, made to take adapters."""
-        if not hasattr(vllm_generation, "LLM"):
-            raise UserError(
-                "vllm_mode=colocate needs vLLM in the environment of the training: pip install grpo_math[vllm]"
-            )
-        made = vllm_generation.LLM
-        peft_config: Any = self.model.peft_config[ADAPTER]
-        rank = served_rank(peft_config.r)
-        vllm_generation.LLM = lambda **kwargs: _WithAdapter(
-            made(**kwargs, enable_lora=True, max_loras=1, max_lora_rank=rank)
-        )
+        made: Any = getattr(vllm_generation, "LLM", None)
+        if made is None:
+            raise UserError("vllm_mode=colocate needs vLLM where the training runs: pip install grpo_math[vllm]")
+        lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
+        vllm_generation.LLM = lambda **kwargs: _WithAdapter(made(**kwargs, **lora))
         try:
             super()._init_vllm()
         finally:
@@ -326,12 +312,9 @@ class AdapterGeneration(VLLMGeneration):
 
     def _ask_servers(self, prompt: list[int]) -> list[Answer]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
-        answers = []
-        for server in self.servers:
-            ask = partial(server.generate, [prompt], **greedy)
-            sampled = self._outliving_restarts(server, partial(ask, model=self.name))
-            answers.append((sampled.token_ids[0], sampled.logprobs[0]))
-        return answers
+        asks = [partial(server.generate, [prompt], model=self.name, **greedy) for server in self.servers]
+        answers = [self._outliving_restarts(*each) for each in zip(self.servers, asks, strict=True)]
+        return [(sampled.token_ids[0], sampled.logprobs[0]) for sampled in answers]
 
 
 class _WithAdapter:

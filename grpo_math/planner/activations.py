@@ -7,11 +7,11 @@ Does not know how large a micro-batch is: memory.py does.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner.model import Linear, Shape
+from grpo_math.planner.model import ATTENTION, MLP, Linear, Shape
+from grpo_math.planner.settings import Settings
 
 OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
@@ -52,7 +52,7 @@ class Work(NamedTuple):
         return self.rows * self.completion + self.last
 
 
-def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
+def targets(shape: Shape, settings: Settings) -> tuple[Linear, ...]:
     """The linear maps of a layer that get a LoRA: peft's reading of ``lora_target_modules``.
 
     peft's own choice for these families is q_proj and v_proj. TRL makes the one name of a list a string, which peft
@@ -68,24 +68,22 @@ def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
     linears = shape.linears()
     if wanted == "all-linear":
         return linears
-    if isinstance(wanted, str):
-        return _found(tuple(x for x in linears if re.fullmatch(wanted, f"model.layers.0.{x.path}")), wanted)
-    paths = {f"model.layers.0.{linear.path}" for linear in linears}
-    for name in wanted:
-        if not any(path == name or path.endswith(f".{name}") for path in paths):
-            _found((), name)
-    return tuple(x for x in linears if any(f".{x.path}".endswith(f".{name}") for name in wanted))
+    names = [wanted] if isinstance(wanted, str) else wanted
+    found = {name: tuple(x for x in linears if _matches(x, name, isinstance(wanted, str))) for name in names}
+    for name in names:
+        if not found[name]:
+            remedy = f"use all-linear, or {', '.join((*ATTENTION, *MLP))}"
+            raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
+    return tuple(x for x in linears if any(x in found[name] for name in names))
 
 
-def _found(linears: tuple[Linear, ...], wanted: str) -> tuple[Linear, ...]:
-    if linears:
-        return linears
-    names = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
-    raise ConfigError("lora_target_modules", wanted, "matches no linear map of a layer", f"use all-linear, or {names}")
+def _matches(linear: Linear, name: str, pattern: bool) -> bool:
+    path = f"model.layers.0.{linear.path}"
+    return bool(re.fullmatch(name, path)) if pattern else f".{path}".endswith(f".{name}")
 
 
 def layer_saved(
-    shape: Shape, settings: Mapping[str, Any], precise: Precision, work: Work, *, cpu: bool = False, first: bool = False
+    shape: Shape, settings: Settings, precise: Precision, work: Work, *, cpu: bool = False, first: bool = False
 ) -> int:
     """Bytes that autograd keeps of one layer, as transformers writes it.
 
@@ -110,16 +108,14 @@ def layer_saved(
     norms = norm(h, s) * shape.norms_per_layer - (first and not full) * norm(h, s)
     if shape.qk_norm:
         norms += norm(q, c, shape.heads) + norm(kv, c, shape.kv_heads)
-    maps = inputs(("q_proj", "k_proj", "v_proj"), h, s) + inputs(
-        ("o_proj",), q, c, not work.packed and kernel != "eager"
-    )
-    maps += inputs(("gate_proj", "up_proj"), h, s) + inputs(("down_proj",), i, c) + 3 * c * i
+    maps = inputs(ATTENTION[:3], h, s) + inputs(ATTENTION[3:], q, c, not work.packed and kernel != "eager")
+    maps += inputs(MLP[:2], h, s) + inputs(MLP[2:], i, c) + 3 * c * i
     cast = sum(linear.weights for linear in shape.linears()) * c if s != c else 0
     return tokens * (norms + maps) + _attention_saved(shape, precise, work, kernel, cpu) + cast
 
 
 def _inputs_saved(
-    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Mapping[str, Any], precise: Precision, held: bool
+    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Settings, precise: Precision, held: bool
 ) -> int:
     """Bytes a token of the linear maps that share one input of ``dtype``; ``lora`` says which of them have one.
 
@@ -145,12 +141,12 @@ def _inputs_saved(
     return own + (shared and not held) * dtype * n_in
 
 
-def packs(shape: Shape, settings: Mapping[str, Any]) -> bool:
+def packs(shape: Shape, settings: Settings) -> bool:
     """Whether the trainer packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
     return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
 
 
-def attention_kernel(shape: Shape, settings: Mapping[str, Any]) -> str:
+def attention_kernel(shape: Shape, settings: Settings) -> str:
     """eager, flash or sdpa. Where nothing is asked for, transformers runs Gemma 2, with soft-capped scores, eagerly."""
     asked = settings["attn_implementation"] or ("eager" if shape.family == "gemma2" else "sdpa")
     return "flash" if "flash" in asked else asked
@@ -179,26 +175,24 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
     kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
     prompts = tokens - work.scored
     whole = tokens if kept_whole else prompts
-    saved = whole * c * (q + kv) + tokens * c * kv  # queries and keys, values
-    saved += prompts * (c * q + 4 * heads)
+    saved = whole * c * (q + kv) + tokens * c * kv + prompts * (c * q + 4 * heads)  # queries and keys, values, outputs
     saved += work.scored * (2 * c * q + 4 * heads) + 2 * keys * c * (kv if cpu else q)
     return saved + work.prompts * work.completion * (work.prompt - 1 + work.completion) * c
 
 
-def activations(shape: Shape, settings: Mapping[str, Any], precise: Precision, work: Work, *, cpu: bool = False) -> int:
+def activations(shape: Shape, settings: Settings, precise: Precision, work: Work, *, cpu: bool = False) -> int:
     """Bytes kept between the forward and the backward pass of the largest micro-batch.
 
     With checkpointing (arXiv 1604.06174): the input of every layer, and all of the one layer that is recomputed.
     Without: all of every layer. Both: the rotary tables, the last norm, and the scored hidden states of the LM head.
     """
     s, h, tokens = precise.stream, shape.hidden, work.tokens
-    full = not settings["use_peft"]
+    full, layer = not settings["use_peft"], layer_saved(shape, settings, precise, work, cpu=cpu)
     ends = tokens * (2 * shape.head_dim * s + 4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
     if settings["gradient_checkpointing"]:
         kept = min(shape.layers, OFFLOAD_STASH) if settings["activation_offloading"] else shape.layers
-        return kept * tokens * h * s + layer_saved(shape, settings, precise, work, cpu=cpu) + ends
-    first = layer_saved(shape, settings, precise, work, cpu=cpu, first=True)
-    return first + (shape.layers - 1) * layer_saved(shape, settings, precise, work, cpu=cpu) + ends
+        return kept * tokens * h * s + layer + ends
+    return layer_saved(shape, settings, precise, work, cpu=cpu, first=True) + (shape.layers - 1) * layer + ends
 
 
 def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
@@ -211,7 +205,7 @@ def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision)
     return tile + hidden + full * shape.vocab * shape.hidden * (4 + precise.stream)
 
 
-def layer_workspace(shape: Shape, precise: Precision, work: Work) -> int:
+def layer_workspace(shape: Shape, precise: Precision, tokens: int) -> int:
     """An allowance for gradients on their way through one layer: three of the MLP's width, two of the stream in
     float32."""
-    return work.tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+    return tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)

@@ -6,12 +6,13 @@ would suit these GPUs.
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, weights
 from grpo_math.planner.model import Shape
+from grpo_math.planner.settings import Settings
 
 
 class Gpu(NamedTuple):
@@ -23,8 +24,7 @@ class Gpu(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """``policy`` GPUs train, one process each; ``server`` GPUs generate, in groups of ``tensor_parallel``; ``idle`` do
-    nothing, and ``why`` says why."""
+    """``policy`` GPUs train, one process each; ``server`` GPUs generate, in groups of ``tensor_parallel``."""
 
     generation: str  # transformers, colocate or server
     policy: int
@@ -44,9 +44,8 @@ class Layout(NamedTuple):
         >>> Layout("server", 4, 4, 2, "").name, Layout("server", 1, 1, 1, "").name, Layout("colocate", 2, 0, 1, "").name
         ('4+4 tp2', '1+1', 'colocate')
         """
-        if self.generation != "server":
-            return self.generation
-        return f"{self.server}+{self.policy}" + (f" tp{self.tensor_parallel}" if self.tensor_parallel > 1 else "")
+        both = f"{self.server}+{self.policy}" + f" tp{self.tensor_parallel}" * (self.tensor_parallel > 1)
+        return both if self.generation == "server" else self.generation
 
     def roles(self) -> list[dict[str, Any]]:
         """Each GPU once: the server's first, then the policy's.
@@ -54,21 +53,20 @@ class Layout(NamedTuple):
         >>> Layout("server", 2, 2, 2, "").roles()
         [{'role': 'vLLM server, tensor parallel 2', 'gpus': [0, 1]}, {'role': 'policy', 'gpus': [2, 3]}]
         """
-        roles: list[dict[str, Any]] = []
-        if self.server:
-            name = "vLLM server" + (f", tensor parallel {self.tensor_parallel}" if self.tensor_parallel > 1 else "")
-            name += f", data parallel {self.data_parallel}" if self.data_parallel > 1 else ""
-            roles.append({"role": name, "gpus": list(range(self.server))})
-        if self.idle:
-            first = self.server + self.policy
-            roles.append({"role": "idle", "gpus": list(range(first, first + self.idle))})
-        role = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
-        gpus = list(range(self.server, self.server + self.policy))
-        return [*roles, {"role": role.get(self.generation, "policy"), "gpus": gpus}] if gpus else roles
+        name = "vLLM server" + f", tensor parallel {self.tensor_parallel}" * (self.tensor_parallel > 1)
+        name += f", data parallel {self.data_parallel}" * (self.data_parallel > 1)
+        own = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
+        policy, idle = self.server, self.server + self.policy  # the first of each
+        roles = [
+            {"role": name, "gpus": list(range(policy))},
+            {"role": "idle", "gpus": list(range(idle, idle + self.idle))},
+            {"role": own.get(self.generation, "policy"), "gpus": list(range(policy, idle))},
+        ]
+        return [role for role in roles if role["gpus"]]
 
 
 def arrange(
-    shape: Shape, settings: Mapping[str, Any], gpus: int, gpu_bytes: int, prompt: int, divides: Callable[[int], bool]
+    shape: Shape, settings: Settings, gpus: int, gpu_bytes: int, prompt: int, divides: Callable[[int], bool]
 ) -> Layout:
     """The layout that the recipe asks for on ``gpus`` GPUs; ``divides(n)``: the batch comes out even on n processes.
 
@@ -82,17 +80,28 @@ def arrange(
         if gpus % tp or shape.heads % tp:
             reason = f"does not divide {gpus} GPUs and {shape.heads} heads"
             raise ConfigError("vllm_tensor_parallel_size", tp, reason, "use 1")
-        sleeps = "sleeps in an update" if settings["vllm_enable_sleep_mode"] else "keeps its share in an update"
+        sleeps = "sleeps during updates" if settings["vllm_enable_sleep_mode"] else "keeps its share during updates"
         return Layout("colocate", gpus, 0, tp, f"vllm_mode is colocate: vLLM shares each GPU, and {sleeps}")
-    if elsewhere(settings):
-        return Layout("server", gpus, 0, 1, f"the server is at {elsewhere(settings)}: every GPU trains")
+    if url := elsewhere(settings):
+        return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
     if gpus < 2:
         reason = "needs a GPU of its own, and there is one"
         raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
-    return _server(shape, settings, gpus, gpu_bytes, prompt, divides)
+    need = tensor_parallel(shape, settings, gpu_bytes, prompt, gpus - 1)
+    tried = [(policy, *server_ranks(shape, settings, gpus - policy, need)) for policy in range(gpus - need, 0, -1)]
+    even = [found for found in tried if divides(found[0])]
+    # As few idle GPUs as can be, then as many for the policy. If the batch suits no number, settings/batch.py says so.
+    policy, server, tp = min(even or tried[:1], key=lambda found: (gpus - found[0] - found[1], -found[0]))
+    held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
+    why = f"{held} the server's weights and a sequence"
+    why += f"; the batch divides by {policy} for the policy" if policy > 1 else ""
+    why += f"; the server takes {tp}, since TRL sends weights to no data parallel ranks" if tp > need else ""
+    if idle := gpus - policy - server:
+        why += f"; {idle} stay idle, which neither the server's heads nor the batch divide by"
+    return Layout("server", policy, server, tp, why, idle)
 
 
-def uncounted(settings: Mapping[str, Any], gpus: int, divides: Callable[[int], bool]) -> Layout:
+def uncounted(settings: Settings, gpus: int, divides: Callable[[int], bool]) -> Layout:
     """`arrange` for a model whose bytes the plan cannot count: the server gets as many GPUs as the recipe says.
 
     >>> uncounted({"use_vllm": True, "vllm_mode": "server", "vllm_tensor_parallel_size": 2}, 8, lambda n: n < 5).name
@@ -101,18 +110,17 @@ def uncounted(settings: Mapping[str, Any], gpus: int, divides: Callable[[int], b
     why, tp = "the plan does not know this recipe's memory", settings.get("vllm_tensor_parallel_size", 1)
     if not settings.get("use_vllm") or settings.get("vllm_mode", "colocate") == "colocate":
         return Layout("colocate" if settings.get("use_vllm") else "transformers", gpus, 0, tp, why)
-    if elsewhere(settings):
-        return Layout("server", gpus, 0, 1, f"the server is at {elsewhere(settings)}: every GPU trains")
+    if url := elsewhere(settings):
+        return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
     if gpus <= tp:
         raise ConfigError("vllm_mode", "server", f"needs {tp} GPUs of {gpus} for itself", "set vllm_mode to colocate")
     policy = next((n for n in range(gpus - tp, 0, -1) if divides(n)), gpus - tp)
-    idle = gpus - tp - policy
-    return Layout(
-        "server", policy, tp, tp, why + (f", and the batch does not divide by {policy + idle}" * bool(idle)), idle
-    )
+    if idle := gpus - tp - policy:
+        why += f", and the batch does not divide by {policy + idle}"
+    return Layout("server", policy, tp, tp, why, idle)
 
 
-def elsewhere(settings: Mapping[str, Any]) -> str:
+def elsewhere(settings: Settings) -> str:
     """Where the server is that somebody else started, as the recipe says; "" if the run has to start its own.
 
     >>> elsewhere({"vllm_server_base_url": "http://node1:8000"}), elsewhere({"vllm_server_host": "127.0.0.1"})
@@ -123,31 +131,12 @@ def elsewhere(settings: Mapping[str, Any]) -> str:
     return settings.get("vllm_server_base_url") or ("" if own else host)
 
 
-def sends_adapter(settings: Mapping[str, Any]) -> bool:
+def sends_adapter(settings: Settings) -> bool:
     """Whether the adapter alone goes to the server. Otherwise all weights do, over TRL's NCCL path."""
     return bool(settings["use_peft"]) and settings.get("vllm_sync", "adapter") == "adapter"
 
 
-def _server(
-    shape: Shape, settings: Mapping[str, Any], gpus: int, gpu_bytes: int, prompt: int, divides: Callable[[int], bool]
-) -> Layout:
-    need = tensor_parallel(shape, settings, gpu_bytes, prompt, gpus - 1)
-    tried = [(policy, *server_ranks(shape, settings, gpus - policy, need)) for policy in range(gpus - need, 0, -1)]
-    even = [(policy, server, tp) for policy, server, tp in tried if divides(policy)]
-    # As few idle GPUs as can be, then as many for the policy. If the batch suits no number, settings/batch.py says so.
-    policy, server, tp = min(even or tried[:1], key=lambda found: (gpus - found[0] - found[1], -found[0]))
-    held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
-    why = f"{held} the server's weights and a sequence"
-    why += f"; the batch divides by {policy} for the policy" if policy > 1 else ""
-    if tp > need:
-        why += f"; the server takes {tp}, since TRL sends weights to no data parallel ranks"
-    idle = gpus - policy - server
-    if idle:
-        why += f"; {idle} stay idle, which neither the server's heads nor the batch divide by"
-    return Layout("server", policy, server, tp, why, idle)
-
-
-def server_ranks(shape: Shape, settings: Mapping[str, Any], gpus: int, need: int) -> tuple[int, int]:
+def server_ranks(shape: Shape, settings: Settings, gpus: int, need: int) -> tuple[int, int]:
     """(GPUs that a server can use of ``gpus``, tensor parallel size), where ``need`` GPUs hold the model.
 
     An adapter goes to data parallel copies alike. TRL's weight transfer knows none of a dense model (its
@@ -163,19 +152,19 @@ def _sizes(shape: Shape) -> list[int]:
     return [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0]
 
 
-def tensor_parallel(shape: Shape, settings: Mapping[str, Any], gpu_bytes: int, prompt: int, most: int) -> int:
+def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: int, most: int) -> int:
     """The fewest GPUs that hold the weights and a sequence: a power of two that divides the heads, at most ``most``.
 
     ``vllm_tensor_parallel_size`` in the recipe is a lower bound.
     """
     stated = settings["vllm_tensor_parallel_size"]
-    if stated not in _sizes(shape) or stated > max(1, most):
-        reason = f"does not suit {shape.heads} heads and {max(1, most)} GPU{'' if most < 2 else 's'} for the server"
+    if stated not in _sizes(shape) or stated > most:
+        reason = f"does not suit {shape.heads} heads and {most} GPU{'s' * (most > 1)} for the server"
         raise ConfigError("vllm_tensor_parallel_size", stated, reason, "leave it out")
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
     of_server = {**settings, "cast_lm_head_to_fp32": False, "vllm_max_model_length": tokens}
     held = sum(weights(shape, of_server, 2).values()) + sequence_bytes(shape, of_server, prompt)
-    choices = [tp for tp in _sizes(shape) if stated <= tp <= max(1, most)]
+    choices = [tp for tp in _sizes(shape) if stated <= tp <= most]
     fits = [tp for tp in choices if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * gpu_bytes]
     return fits[0] if fits else choices[-1]
 
@@ -186,14 +175,9 @@ def recommend(gpus: int, tokens: int) -> list[dict[str, Any]]:
     One GPU: vLLM beside the policy, asleep in an update, with the largest share that there is room for; transformers
     where there is room for none. Several: a server, so that neither waits for the other's memory.
     """
-    beside = {
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_max_model_length": tokens,
-        "vllm_enable_sleep_mode": True,
-    }
-    shares = (0.6, 0.5, 0.4, 0.3, 0.2)
-    sleeping = [{**beside, "vllm_gpu_memory_utilization": share} for share in shares]
+    asleep = {"vllm_enable_sleep_mode": True}
+    beside = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": tokens, **asleep}
+    sleeping = [{**beside, "vllm_gpu_memory_utilization": share} for share in (0.6, 0.5, 0.4, 0.3, 0.2)]
     server = [{"use_vllm": True, "vllm_mode": "server", "vllm_max_model_length": tokens}] if gpus > 1 else []
     return [*server, *sleeping, {"use_vllm": False}]
 
@@ -217,7 +201,7 @@ def visible() -> list[Gpu]:
         for index, uuid, total, used in rows:
             pids = ", ".join(pid for where, pid in processes if where == uuid)
             taken = int(used) / 1024 if used.isdigit() and int(used) > int(total) / 10 else 0
-            by = f"process {pids}" if pids else (f"something that holds {taken:.1f} GB" if taken else "")
+            by = f"process {pids}" if pids else f"something that holds {taken:.1f} GB" if taken else ""
             gpus[uuid] = Gpu(int(index), int(total) / 1024, by)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []

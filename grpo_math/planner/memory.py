@@ -8,21 +8,12 @@ allocates on a CPU; on a GPU nothing here has been measured.
 Does not know fragmentation: plan.py keeps a margin for it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from grpo_math.planner.activations import (
-    Precision,
-    Work,
-    activations,
-    layer_workspace,
-    lm_head_workspace,
-    packs,
-    targets,
-)
+from grpo_math.planner import activations
+from grpo_math.planner.activations import Precision, Work, packs, targets
 from grpo_math.planner.model import Shape
-from grpo_math.planner.settings import Zero
+from grpo_math.planner.settings import Settings, Zero
 from grpo_math.run.machine import GB
 from grpo_math.trainer.arrange import fill
 
@@ -53,8 +44,7 @@ TERMS = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What memory needs to know of a run besides its settings: the GPUs of the policy and the batch."""
 
     processes: int
@@ -66,7 +56,7 @@ class Run:
     generation: str  # transformers, colocate or server
 
 
-def precision(settings: Mapping[str, Any], zero: Zero, deepspeed: Mapping[str, Any] | None) -> Precision:
+def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Precision:
     """How TRL, peft and accelerate load this recipe.
 
     peft holds a LoRA's weights in float32 over a 16-bit base (autocast_adapter_dtype). TRL turns them to bfloat16 over
@@ -89,7 +79,7 @@ def precision(settings: Mapping[str, Any], zero: Zero, deepspeed: Mapping[str, A
 # What is stored
 
 
-def weights(shape: Shape, settings: Mapping[str, Any], stream: int) -> dict[str, int]:
+def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
     """Bytes of the base model.
 
     4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight in blocks of 64; a block's constant takes 4 bytes, or 1
@@ -97,14 +87,10 @@ def weights(shape: Shape, settings: Mapping[str, Any], stream: int) -> dict[str,
     and the table of 16 floats of each matrix. 8 bit (arXiv 2208.07339): 1 byte a weight, 4 a row. Embeddings, LM head,
     norms and biases stay as they are.
     """
-    parts = shape.parameters()
-    head = parts["head"] or (parts["embedding"] if settings["cast_lm_head_to_fp32"] else 0)
-    other = (parts["embedding"] + parts["norms"]) * stream
+    parts, linears = shape.parameters(), shape.linears()
+    other = sum(parts[name] for name in ("embedding", "norms", "head")) * stream
     if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
-        other += head * 4 - (parts["embedding"] * stream if shape.tied else 0)
-    else:
-        other += head * stream
-    linears = shape.linears()
+        other += (4 - stream) * parts["embedding" if shape.tied else "head"]
     biases = shape.layers * sum(linear.n_out for linear in linears if linear.bias) * stream
     if settings["load_in_4bit"] or shape.prequantized:
         nested = settings["use_bnb_nested_quant"] or shape.prequantized
@@ -127,21 +113,19 @@ def four_bit(n: int, nested: bool) -> int:
     return -(-n // 2) + constants + 16 * 4
 
 
-def trainable(shape: Shape, settings: Mapping[str, Any]) -> list[tuple[int, int]]:
+def trainable(shape: Shape, settings: Settings) -> list[tuple[int, int]]:
     """(parameters of a tensor, how many such tensors) of all that is trained.
 
     A LoRA of rank r (arXiv 2106.09685) has r x n_in and n_out x r; DoRA (arXiv 2402.09353) n_out more.
     """
     if settings["use_peft"]:
-        r, tensors = settings["lora_r"], []
-        for linear in targets(shape, settings):
-            tensors += [(r * linear.n_in, shape.layers), (r * linear.n_out, shape.layers)]
-            tensors += [(linear.n_out, shape.layers)] if settings["use_dora"] else []
-        return tensors
-    tensors = [(shape.vocab * shape.hidden, 1 if shape.tied else 2)]
-    for linear in shape.linears():
-        tensors.append((linear.weights, shape.layers))
-        tensors += [(linear.n_out, shape.layers)] if linear.bias else []
+        r, adapted = settings["lora_r"], targets(shape, settings)
+        sizes = [size for linear in adapted for size in (r * linear.n_in, r * linear.n_out)]
+        sizes += [linear.n_out for linear in adapted if settings["use_dora"]]
+        return [(size, shape.layers) for size in sizes]
+    sizes = [linear.weights for linear in shape.linears()]
+    sizes += [linear.n_out for linear in shape.linears() if linear.bias]
+    tensors = [(shape.vocab * shape.hidden, 1 if shape.tied else 2), *((size, shape.layers) for size in sizes)]
     tensors.append((shape.hidden, shape.layers * shape.norms_per_layer + 1))
     return tensors + ([(shape.head_dim, 2 * shape.layers)] if shape.qk_norm else [])
 
@@ -172,7 +156,7 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
 # The phases
 
 
-def work_of(shape: Shape, settings: Mapping[str, Any], run: Run) -> Work:
+def work_of(shape: Shape, settings: Settings, run: Run) -> Work:
     """The largest micro-batch that trainer/trainer.py can make: completions of full length, filled to the token budget.
 
     The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
@@ -197,18 +181,16 @@ class Stored(NamedTuple):
     main: dict[str, int]
 
 
-def stored(shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, processes: int) -> Stored:
+def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int) -> Stored:
     """Weights, reference, gradients and optimizer state, on each GPU and in main memory.
 
     Mixed-precision state under DeepSpeed (arXiv 1910.02054): float32 weights, two moments and a float32 gradient, 16
     bytes, partitioned over processes from stage 1; gradients from stage 2; weights from stage 3; offloaded, all of it
     lies in main memory (arXiv 2101.06840). A bucket of gradients is allocated whole. DDP holds its gradients twice.
     """
-    n, full = processes, not settings["use_peft"]
-    tensors = trainable(shape, settings)
+    n, full, tensors = processes, not settings["use_peft"], trainable(shape, settings)
     trained = sum(size * count for size, count in tensors)
-    share = -(-trained // n)
-    element = precise.stream if full else precise.adapter
+    share, element = -(-trained // n), precise.stream if full else precise.adapter
     base = weights(shape, settings, precise.stream)
     always, main = {**base, "adapter": 0 if full else trained * element}, {"processes": n * PROCESS}
     if zero.stage == 3:
@@ -221,22 +203,20 @@ def stored(shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Preci
         always["reference"] = sum(always.values())
     always["cuda_context"] = 0 if settings["use_cpu"] else CONTEXT
     communication = COMMUNICATION if n > 1 and not settings["use_cpu"] else 0
-    backward = {"gradients": trained * element, "communication": communication}
+    backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         state = optimizer_bytes([(share, 1)], settings["optim"], 4) + 4 * share
         if zero.offloads_optimizer:
             main["optimizer"], state = n * (state + 4 * share), 0
-        backward["communication"] += zero.bucket * element * (2 if zero.overlaps else 1)
-        backward["gradients"] = share * element if zero.stage >= 2 else trained * element
+        backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
         communication += trained * element if n > 1 else 0
-        backward["communication"] = communication
     return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
 
 
 def phases(
-    shape: Shape, settings: Mapping[str, Any], zero: Zero, precise: Precision, run: Run
+    shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
     cpu, work, full = settings["use_cpu"], work_of(shape, settings, run), not settings["use_peft"]
@@ -246,9 +226,9 @@ def phases(
     training = {
         **always,
         **backward,
-        "activations": activations(shape, settings, precise, work, cpu=cpu),
-        "layer_workspace": layer_workspace(shape, precise, work),
-        "lm_head_workspace": lm_head_workspace(shape, full, work.scored, precise),
+        "activations": activations.activations(shape, settings, precise, work, cpu=cpu),
+        "layer_workspace": activations.layer_workspace(shape, precise, work.tokens),
+        "lm_head_workspace": activations.lm_head_workspace(shape, full, work.scored, precise),
     }
     generation = {**always}
     if zero.stage == 3:
@@ -270,18 +250,18 @@ def phases(
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
 
-def _transformers_generation(shape: Shape, settings: Mapping[str, Any], precise: Precision, run: Run) -> dict[str, int]:
+def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
     """`generate` samples a process's whole rollout at once: keys and values of rows x (prompt + completion) tokens (and
     of a layer twice, when its buffer grows), four float32 copies of the logits, and the temporaries of the prefill,
     which takes each prompt once or, unpacked, each row."""
     rows = -(-run.rollout // run.processes)
     cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
     prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows
-    prefill = prompts * run.prompt * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+    prefill = activations.layer_workspace(shape, precise, prompts * run.prompt)
     return {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16 + prefill}
 
 
-def vllm(shape: Shape, settings: Mapping[str, Any], share: float, prompt: int) -> dict[str, int]:
+def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:
     """vLLM takes its whole share of the GPU: weights in 16 bit (TRL hands it bitsandbytes where the base is quantised),
     overhead, and keys and values in the rest; at least those of one sequence of its context length."""
     tp = settings["vllm_tensor_parallel_size"]
@@ -291,10 +271,10 @@ def vllm(shape: Shape, settings: Mapping[str, Any], share: float, prompt: int) -
     return {"vllm_weights": own, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}
 
 
-def context_length(shape: Shape, settings: Mapping[str, Any], prompt: int) -> int:
+def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
     """Tokens of one sequence that vLLM must be able to hold: its context length, by default the model's own."""
     return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
 
 
-def sequence_bytes(shape: Shape, settings: Mapping[str, Any], prompt: int) -> int:
+def sequence_bytes(shape: Shape, settings: Settings, prompt: int) -> int:
     return context_length(shape, settings, prompt) * shape.kv_bytes_per_token(2)

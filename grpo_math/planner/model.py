@@ -30,7 +30,7 @@ ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_pro
 
 
 class Linear(NamedTuple):
-    """A linear map of one layer, ``n_in`` -> ``n_out``; ``path`` is its name within the layer."""
+    """A linear map of one layer; ``path`` is its name within the layer."""
 
     path: str
     n_in: int
@@ -98,12 +98,12 @@ class Shape:
     def parameters(self) -> dict[str, int]:
         """Parameters by group; a tied head has none of its own."""
         sizes = {linear.name: linear.weights + linear.bias * linear.n_out for linear in self.linears()}
-        norms = self.layers * (self.norms_per_layer * self.hidden + 2 * self.head_dim * self.qk_norm) + self.hidden
+        norms = self.norms_per_layer * self.hidden + 2 * self.head_dim * self.qk_norm
         return {
             "embedding": self.vocab * self.hidden,
             "attention": self.layers * sum(sizes[name] for name in ATTENTION),
             "mlp": self.layers * sum(sizes[name] for name in MLP),
-            "norms": norms,
+            "norms": self.layers * norms + self.hidden,
             "head": 0 if self.tied else self.vocab * self.hidden,
         }
 
@@ -137,15 +137,17 @@ no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
     def whole(name: str, default: int | None = None) -> int:
         value = config.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            reason = f"has {name}={value!r} in its config.json, where a positive whole number belongs"
-            raise ConfigError("model_name_or_path", source, reason, "check the file")
+            raise _refusal(source, f"has {name}={value!r} in its config.json, which is not a positive whole number")
         return value
 
     hidden, heads = whole("hidden_size"), whole("num_attention_heads")
     if "head_dim" not in config and hidden % heads:
-        reason = f"has hidden_size={hidden}, which is no multiple of num_attention_heads={heads}, and no head_dim"
-        raise ConfigError("model_name_or_path", source, reason, "check its config.json")
+        what = f"hidden_size={hidden}, which is not a multiple of num_attention_heads={heads}, and no head_dim"
+        raise _refusal(source, f"has {what}")
     bias = bool(config.get("attention_bias")) if family != "qwen2" else False
+    window = config.get("sliding_window") or (4096 if family == "gemma2" else None)
+    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
+        window = None
     return Shape(
         family=family,
         layers=whole("num_hidden_layers"),
@@ -160,23 +162,15 @@ no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
         o_bias=bias,
         mlp_bias=bool(config.get("mlp_bias", False)),
         max_tokens=config.get("max_position_embeddings"),
-        sliding_window=_window(family, config),
+        sliding_window=window,
         prequantized=_prequantized(source, config),
     )
 
 
-def _window(family: str, config: Mapping[str, Any]) -> int | None:
-    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
-        return None
-    return config.get("sliding_window") or (4096 if family == "gemma2" else None)
-
-
 def _prequantized(source: str, config: Mapping[str, Any]) -> bool:
     how = config.get("quantization_config")
-    if not how:
-        return False
-    if how.get("quant_method") == "bitsandbytes" and how.get("load_in_4bit"):
-        return True
+    if not how or (how.get("quant_method") == "bitsandbytes" and how.get("load_in_4bit")):
+        return bool(how)
     reason = f"is stored quantised by {how.get('quant_method')!r}, whose sizes the plan does not know"
     raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
 
@@ -194,10 +188,9 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
     if path.is_dir():
         path = path / "config.json"
         if not path.exists():
-            raise ConfigError("model_name_or_path", name, "has no config.json", "give the folder of a model")
+            raise _refusal(name, "has no config.json", "give the folder of a model")
     else:
-        shapes = shipped()
-        known = EMBEDDED_ON_HUB if name == EMBEDDED else name
+        shapes, known = shipped(), EMBEDDED_ON_HUB if name == EMBEDDED else name
         # A model and its post-trained form have one shape.
         for same in (known, *(known.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
             if same in shapes:
@@ -206,14 +199,18 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError("model_name_or_path", name, f"has no readable config.json ({error})", "check it") from None
+        raise _refusal(name, f"has no readable config.json ({error})") from None
     if not isinstance(config, dict):
-        raise ConfigError("model_name_or_path", name, "has a config.json that holds no object", "check it")
+        raise _refusal(name, "has a config.json that is not an object")
     return config
 
 
+def _refusal(name: str, reason: str, remedy: str = "check its config.json") -> ConfigError:
+    return ConfigError("model_name_or_path", name, reason, remedy)
+
+
 def is_folder(name: str) -> bool:
-    """Is a model of this name a local one, and none of the Hub?
+    """Whether a model of this name is a local folder and not on the Hub.
 
     >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
     (False, True, True)
@@ -230,6 +227,6 @@ def _download(name: str, revision: str, offline: bool) -> Path:
     except Exception as error:
         # The Hub's client raises a dozen kinds, from a bad name to no network; each means: no shapes.
         raise UserError(
-            f"model_name_or_path={name!r} is no folder here, no shipped shape, and its config.json did not come from "
-            f"the Hub ({first_line(error)}): give a folder that holds its config.json"
+            f"model_name_or_path={name!r} is not a folder here nor a shipped shape, and its config.json did not come "
+            f"from the Hub ({first_line(error)}): give a folder that holds its config.json"
         ) from None

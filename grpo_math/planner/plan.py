@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner import activations, devices, memory
 from grpo_math.planner.memory import Run
 from grpo_math.planner.model import Shape, read_config, shape_of
-from grpo_math.planner.settings import NotPlanned, Zero, resolve
+from grpo_math.planner.settings import NotPlanned, Settings, Zero, resolve
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
@@ -28,16 +29,17 @@ ZERO_2 = {
     "train_micro_batch_size_per_gpu": "auto",
     "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
 }
+SLEEPING = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 
 
 def plan(
-    recipe: Mapping[str, Any],
+    recipe: Settings,
     *,
     gpus: int | None = None,
     gpu_gb: float | None = None,
     cpu_gb: float | None = None,
     prompt_tokens: int | None = None,
-    accelerate: Mapping[str, Any] | None = None,
+    accelerate: Settings | None = None,
     offline: bool = False,
 ) -> dict[str, Any]:
     """What `grpo-math plan --json` prints. GB are 2^30 bytes.
@@ -52,21 +54,13 @@ def plan(
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    machine, settings, given = _read(recipe, gpus, gpu_gb, cpu_gb, prompt_tokens, accelerate, offline)
-    counted = machine.count(settings, given)
-    answer = counted.answer()
-    answer["suggestions"] = [] if answer["fits"] else suggest(machine, settings, given, counted)
-    answer["recommended"] = None if settings["use_cpu"] else recommended(machine, settings, given, counted)
-    return answer
+    counted = Counted(*_read(recipe, gpus, gpu_gb, cpu_gb, accelerate, prompt_tokens, offline), set(recipe))
+    suggestions = [] if counted.fits else suggest(counted)
+    return {**counted.answer(), "suggestions": suggestions, "recommended": recommended(counted)}
 
 
 def choose(
-    recipe: Mapping[str, Any],
-    configs: Mapping[str, Mapping[str, Any] | None],
-    *,
-    gpus: int,
-    gpu_gb: float,
-    cpu_gb: float | None = None,
+    recipe: Settings, configs: Mapping[str, Settings | None], *, gpus: int, gpu_gb: float, cpu_gb: float | None = None
 ) -> tuple[str, Counted]:
     """(name, plan) of the first of the accelerate ``configs`` with which the recipe fits; of the first of all if none.
 
@@ -81,8 +75,7 @@ def choose(
     first: tuple[str, Counted] | None = None
     for name, accelerate in configs.items():
         try:
-            machine, settings, given = _read(recipe, gpus, gpu_gb, cpu_gb, None, accelerate)
-            counted = machine.count(settings, given)
+            counted = Counted(*_read(recipe, gpus, gpu_gb, cpu_gb, accelerate), set(recipe))
         except ConfigError:
             if first is None:
                 raise
@@ -94,30 +87,28 @@ def choose(
     return first
 
 
-def serve_layout(recipe: Mapping[str, Any], *, gpus: int, gpu_gb: float) -> devices.Layout:
+def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:
     """All of a machine's GPUs for the server.
 
     >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True}, gpus=4, gpu_gb=24).roles()[0]
     {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
     """
-    machine, settings, _ = _read(recipe, gpus, gpu_gb, None, None, None)
+    machine, settings = _read(recipe, gpus, gpu_gb)
     need = devices.tensor_parallel(machine.shape, settings, machine.gpu_bytes, machine.prompt, gpus)
     server, tp = devices.server_ranks(machine.shape, settings, gpus, need)
-    return devices.Layout(
-        "server", 0, server, tp, f"{need} GPU{'' if need == 1 else 's'} hold the model", gpus - server
-    )
+    why = "1 GPU holds the model" if need == 1 else f"{need} GPUs hold the model"
+    return devices.Layout("server", 0, server, tp, why, gpus - server)
 
 
 def _read(
-    recipe: Mapping[str, Any],
+    recipe: Settings,
     gpus: int | None,
     gpu_gb: float | None,
-    cpu_gb: float | None,
-    prompt_tokens: int | None,
-    accelerate: Mapping[str, Any] | None,
+    cpu_gb: float | None = None,
+    accelerate: Settings | None = None,
+    prompt: int | None = None,
     offline: bool = False,
-) -> tuple[Machine, dict[str, Any], set[str]]:
-    """The machine, the settings, and the names that the recipe states."""
+) -> tuple[Machine, dict[str, Any]]:
     settings = resolve(recipe)
     if settings["use_cpu"]:
         gpu_gb = cpu_gb = cpu_gb or main_memory()
@@ -126,87 +117,82 @@ def _read(
         there, size = devices.here()
         if not there:
             option = "gpus" if gpus is None else "gpu-memory"
-            raise ConfigError(option, None, "is not said, and there is no GPU here", "use --gpus 1 --gpu-memory 24")
+            raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu-memory 24")
         gpus, gpu_gb = gpus or there, gpu_gb or size
     for option, value in (("gpus", gpus), ("gpu-memory", gpu_gb)):
         if not value or value <= 0:
             raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu-memory 24")
     assert gpus is not None
     assert gpu_gb is not None
-    for option, stated in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt_tokens)):
+    for option, stated in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt)):
         if stated is not None and stated <= 0:
             raise ConfigError(option, stated, "is not above 0", "leave it out for the default")
-    cpu_gb = cpu_gb or main_memory()
     name = settings["model_name_or_path"]
     shape = shape_of(str(name), read_config(name, settings["model_revision"], offline))
-    prompt = prompt_tokens or _prompt_tokens(settings)
-    return Machine(shape, gpus, gpu_gb, cpu_gb, prompt, accelerate), settings, set(recipe)
+    left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
+    prompt = prompt or (left if left > 0 else PROMPT_TOKENS)
+    cpu_bytes = int((cpu_gb or main_memory()) * GB)
+    return Machine(shape, gpus, int(gpu_gb * GB), cpu_bytes, prompt, accelerate), settings
 
 
-class Machine:
+class Machine(NamedTuple):
     """What stays the same while settings are varied."""
 
-    def __init__(
-        self, shape: Shape, gpus: int, gpu_gb: float, cpu_gb: float, prompt: int, accelerate: Mapping[str, Any] | None
-    ) -> None:
-        self.shape, self.gpus, self.prompt, self.accelerate = shape, gpus, prompt, accelerate
-        self.gpu_bytes, self.cpu_bytes = int(gpu_gb * GB), int(cpu_gb * GB)
-
-    def count(self, settings: Mapping[str, Any], given: set[str]) -> Counted:
-        return Counted(self, settings, given)
+    shape: Shape
+    gpus: int
+    gpu_bytes: int
+    cpu_bytes: int
+    prompt: int
+    accelerate: Settings | None
 
 
 class Counted:
-    """One recipe on one machine, counted: layout, terms of each phase, and what is wrong with it."""
+    """One recipe on one machine, counted: layout, terms of each phase, and what is wrong with it.
 
-    def __init__(self, machine: Machine, settings: Mapping[str, Any], given: set[str]) -> None:
+    ``given``: the names that the recipe states.
+    """
+
+    def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
         self.machine, self.settings, self.given, shape = machine, settings, given, machine.shape
         if (kind := (machine.accelerate or {}).get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
             raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
         config = deepspeed_config(settings, machine.accelerate)
         self.zero = Zero(config, shape.hidden)
-        quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
-        if quantised and self.zero.stage == 3:
+        self.quantised = settings["load_in_4bit"] or settings["load_in_8bit"]
+        if self.quantised and self.zero.stage == 3:
             raise NotPlanned("load_in_4bit", True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
+        self.sequence = machine.prompt + settings["max_completion_length"]
         if settings["use_cpu"]:
             self.layout = devices.Layout("transformers", machine.gpus, 0, 1, "use_cpu is true")
         else:
-            self.layout = devices.arrange(
-                shape, settings, machine.gpus, machine.gpu_bytes, machine.prompt, lambda n: _divides(settings, given, n)
-            )
-        self.batch = batch.plan(settings, given, self.layout.policy)
-        run = Run(
-            processes=self.layout.policy,
-            rows=self.batch.rows,
-            steps=self.batch.steps,
-            rollout=self.batch.rollout,
-            prompt=machine.prompt,
-            gpu_bytes=machine.gpu_bytes,
-            generation=self.layout.generation,
-        )
-        self.precise = memory.precision(settings, self.zero, config)
-        self.phases, self.main = memory.phases(shape, settings, self.zero, self.precise, run)
+            gpus = machine.gpus, machine.gpu_bytes
+            self.layout = devices.arrange(shape, settings, *gpus, machine.prompt, partial(_divides, settings, given))
+        n, generation = self.layout.policy, self.layout.generation
+        self.batch = batch.plan(settings, given, n)
+        rows, steps, rollout = self.batch.rows, self.batch.steps, self.batch.rollout
+        self.run = Run(n, rows, steps, rollout, machine.prompt, machine.gpu_bytes, generation)
+        precise = memory.precision(settings, self.zero, config)
+        self.phases, self.main = memory.phases(shape, settings, self.zero, precise, self.run)
         if self.layout.server:
-            wanted = machine.prompt + settings["max_completion_length"]
-            of_server = {
-                **settings,
-                "vllm_tensor_parallel_size": self.layout.tensor_parallel,
-                "vllm_max_model_length": settings["vllm_max_model_length"] or wanted,  # its own command says it
-            }
+            length = settings["vllm_max_model_length"] or self.sequence  # its own command says it
+            own = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
             share = memory.VLLM_SERVER_SHARE * machine.gpu_bytes - memory.CONTEXT
-            server = memory.vllm(shape, of_server, share, machine.prompt)
+            server = memory.vllm(shape, {**settings, **own}, share, machine.prompt)
             self.phases["server"] = {**server, "cuda_context": memory.CONTEXT}
         if settings["use_cpu"]:  # every process has its own copy, and one memory holds them
-            n = machine.gpus
             self.phases = {
                 phase: {**{term: size * n for term, size in terms.items()}, "processes": self.main["processes"]}
                 for phase, terms in self.phases.items()
             }
+        self.limit, self.main_limit = int(MARGIN * machine.gpu_bytes), int(MARGIN * machine.cpu_bytes)
         self.problems = self._problems()
 
-    @property
-    def limit(self) -> int:
-        return int(MARGIN * self.machine.gpu_bytes)
+    def changed(self, changes: Settings) -> Counted | None:
+        """The recipe with other settings on the same machine; None where that cannot be planned."""
+        try:
+            return Counted(self.machine, resolve({**self.settings, **changes}), self.given | set(changes))
+        except ConfigError:
+            return None
 
     @property
     def peak_phase(self) -> str:
@@ -222,7 +208,7 @@ class Counted:
         """Bytes that are missing, over every phase, vLLM's share and main memory."""
         over = sum(max(0, sum(terms.values()) - self.limit) for terms in self.phases.values())
         over += max(0, self.vllm_needs - self.vllm_share)
-        return over + max(0, sum(self.main.values()) - int(MARGIN * self.machine.cpu_bytes))
+        return over + max(0, sum(self.main.values()) - self.main_limit)
 
     @property
     def vllm_share(self) -> int:
@@ -249,35 +235,28 @@ class Counted:
             if (total := sum(terms.values())) > self.limit:
                 usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB"
                 problems.append(f"{phase} needs {total / GB:.1f} GB of {where}, which has {usable} to give")
-        main, usable_main = sum(self.main.values()), int(MARGIN * machine.cpu_bytes)
-        if main > usable_main and not settings["use_cpu"]:
-            problems.append(f"{main / GB:.1f} GB of main memory are needed, and {usable_main / GB:.1f} there")
-        if self.layout.generation == "colocate":
-            if self.vllm_needs > self.vllm_share:
-                tokens = memory.context_length(shape, settings, machine.prompt)
-                problems.append(
-                    f"vLLM's share is {self.vllm_share / GB:.1f} GB, and its weights, overhead and one sequence of "
-                    f"{tokens} tokens take {self.vllm_needs / GB:.1f}"
-                )
-            if settings["load_in_8bit"]:
-                problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
-        wanted = machine.prompt + settings["max_completion_length"]
+        main, wanted = sum(self.main.values()), self.sequence
+        if main > self.main_limit and not settings["use_cpu"]:
+            problems.append(f"{main / GB:.1f} GB of main memory are needed, and there are {self.main_limit / GB:.1f}")
+        if self.vllm_needs > self.vllm_share:
+            tokens = memory.context_length(shape, settings, machine.prompt)
+            problems.append(
+                f"vLLM's share is {self.vllm_share / GB:.1f} GB, and its weights, overhead and one sequence of "
+                f"{tokens} tokens take {self.vllm_needs / GB:.1f}"
+            )
+        if self.layout.generation == "colocate" and settings["load_in_8bit"]:
+            problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
         longest = min(shape.max_tokens or wanted, settings["vllm_max_model_length"] or wanted)
         if wanted > longest:
             problems.append(f"prompt and completion come to {wanted} tokens, and the model is given {longest}")
         return problems
 
     def answer(self) -> dict[str, Any]:
-        phase = self.peak_phase
-        terms = self.phases[phase]
-        layout = self.layout.roles()
-        if self.settings["use_cpu"]:
+        phase, shape, cpu = self.peak_phase, self.machine.shape, self.settings["use_cpu"]
+        terms, layout = self.phases[phase], self.layout.roles()
+        if cpu:
             layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
-        work = memory.work_of(
-            self.machine.shape,
-            self.settings,
-            Run(self.layout.policy, self.batch.rows, self.batch.steps, self.batch.rollout, self.machine.prompt, 0, ""),
-        )
+        work = memory.work_of(shape, self.settings, self.run)
         return {
             "fits": self.fits,
             "problems": self.problems,
@@ -290,8 +269,8 @@ class Counted:
             "main_memory": self.main,
             "layout": layout,
             "why": self.layout.why,
-            "batch": self.batch.line("CPU process" if self.settings["use_cpu"] else "GPU"),
-            "model": {"parameters": self.machine.shape.total, "family": self.machine.shape.family},
+            "batch": self.batch.line("CPU process" if cpu else "GPU"),
+            "model": {"parameters": shape.total, "family": shape.family},
             "assumed": {
                 "prompt_tokens": self.machine.prompt,
                 "tokens_of_a_micro_batch": work.tokens,
@@ -300,7 +279,7 @@ class Counted:
         }
 
 
-def _divides(settings: Mapping[str, Any], given: set[str], processes: int) -> bool:
+def _divides(settings: Settings, given: set[str], processes: int) -> bool:
     try:
         batch.plan(settings, given, processes)
     except ConfigError:
@@ -308,65 +287,49 @@ def _divides(settings: Mapping[str, Any], given: set[str], processes: int) -> bo
     return True
 
 
-def _prompt_tokens(settings: Mapping[str, Any]) -> int:
-    length, completion = settings["vllm_max_model_length"], settings["max_completion_length"]
-    return length - completion if length and length > completion else PROMPT_TOKENS
-
-
 # What to change
 
 
-def candidates(settings: Mapping[str, Any], counted: Counted) -> list[dict[str, Any]]:
+def candidates(counted: Counted) -> list[dict[str, Any]]:
     """Changes that can save memory, cheapest first: those that cost no quality, then speed, then what is learned.
 
     Each is the lines of the recipe that change, as a mapping.
     """
-    s, rows, steps = settings, counted.batch.rows, counted.batch.steps
-    machine, generation = counted.machine, counted.layout.generation
-    changes: list[dict[str, Any]] = []
-    in_16_bit = [{"dtype": "bfloat16"}] if s["dtype"] == "float32" and not s["use_cpu"] else []
-    changes += in_16_bit if s["use_peft"] else []  # frozen weights lose next to nothing by it
-    packs = activations.packs(machine.shape, s)
-    if not s["pack_updates"]:
-        changes.append({"pack_updates": True})
-    if generation == "colocate":
-        wanted = machine.prompt + s["max_completion_length"]
-        longer = not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted
-        length = {"vllm_max_model_length": wanted} if longer else {}
-        changes += [length] if longer else []
-        if not s["vllm_enable_sleep_mode"]:
-            changes.append({"vllm_enable_sleep_mode": True})
-        changes += [{**length, "vllm_gpu_memory_utilization": share / 20} for share in range(19, 0, -1)]
-    if not s["gradient_checkpointing"]:
-        changes.append({"gradient_checkpointing": True})
-    if packs and not counted.given & WHOLE:
-        budget = s["update_token_budget"] or rows * (machine.prompt + s["max_completion_length"])
-        least = machine.prompt + s["max_completion_length"]
-        halves = [budget // 2**k for k in range(1, 8) if budget // 2**k >= least]
-        changes += [{"update_token_budget": half} for half in halves]
+    s, rows, wanted, generation = counted.settings, counted.batch.rows, counted.sequence, counted.layout.generation
+    gpu, lora, colocated, quantised = not s["use_cpu"], s["use_peft"], generation == "colocate", counted.quantised
+    half = gpu and s["dtype"] == "float32"
+    longer = colocated and (not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted)
+    length = {"vllm_max_model_length": wanted} if longer else {}
+    smaller: list[dict[str, Any]] = []
+    if activations.packs(counted.machine.shape, s) and not counted.given & WHOLE:
+        budgets = [(s["update_token_budget"] or rows * wanted) // 2**k for k in range(1, 8)]
+        smaller = [{"update_token_budget": budget} for budget in budgets if budget >= wanted]
     elif rows > 1 and rows % 2 == 0:
-        changes.append({"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps * 2})
-    if s["gradient_checkpointing"] and not s["activation_offloading"] and not s["use_cpu"]:
-        changes.append({"activation_offloading": True})
-    if s["optim"] in ("adamw_torch", "adamw_torch_fused") and not s["use_cpu"]:
-        changes.append({"optim": "adamw_8bit"})
-    if not counted.zero.active and not s["use_cpu"] and not (s["load_in_4bit"] or s["load_in_8bit"]):
-        changes.append({"deepspeed": ZERO_2})
-    if s["use_peft"] and not s["load_in_4bit"] and not s["load_in_8bit"] and not s["use_cpu"]:
-        changes.append({"load_in_4bit": True, "use_bnb_nested_quant": True})
-    if not s["use_peft"]:
-        changes += in_16_bit
-        changes.append({"use_peft": True, "lora_target_modules": "all-linear"})
-    if generation == "colocate":
-        changes.append({"use_vllm": False})
-    if generation == "transformers" and not s["use_cpu"]:
-        changes.append({"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True})
-    if s["max_completion_length"] > 256:
-        changes.append({"max_completion_length": s["max_completion_length"] // 2})
-    return changes
+        steps = counted.batch.steps * 2
+        smaller = [{"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps}]
+    adamw = s["optim"] in ("adamw_torch", "adamw_torch_fused")
+    changes: list[tuple[bool, dict[str, Any]]] = [
+        (half and lora, {"dtype": "bfloat16"}),  # frozen weights lose next to nothing by it
+        (not s["pack_updates"], {"pack_updates": True}),
+        (longer, length),
+        (colocated and not s["vllm_enable_sleep_mode"], {"vllm_enable_sleep_mode": True}),
+        *((colocated, {**length, "vllm_gpu_memory_utilization": share / 20}) for share in range(19, 0, -1)),
+        (not s["gradient_checkpointing"], {"gradient_checkpointing": True}),
+        *((True, change) for change in smaller),
+        (gpu and s["gradient_checkpointing"] and not s["activation_offloading"], {"activation_offloading": True}),
+        (gpu and adamw, {"optim": "adamw_8bit"}),
+        (gpu and not counted.zero.active and not quantised, {"deepspeed": ZERO_2}),
+        (gpu and lora and not quantised, {"load_in_4bit": True, "use_bnb_nested_quant": True}),
+        (half and not lora, {"dtype": "bfloat16"}),
+        (not lora, {"use_peft": True, "lora_target_modules": "all-linear"}),
+        (colocated, {"use_vllm": False}),
+        (gpu and generation == "transformers", SLEEPING),
+        (s["max_completion_length"] > 256, {"max_completion_length": s["max_completion_length"] // 2}),
+    ]
+    return [change for saves, change in changes if saves]
 
 
-def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], counted: Counted) -> list[dict[str, Any]]:
+def suggest(counted: Counted) -> list[dict[str, Any]]:
     """Changes that together make the recipe fit: as few and as cheap as do it, the largest saving first.
 
     ``saves_gb`` is what the peak falls by, on top of the changes before it. If all that helps is not enough, the last
@@ -374,13 +337,9 @@ def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], coun
     """
 
     def tried(changes: list[dict[str, Any]]) -> Counted | None:
-        merged = {name: value for change in changes for name, value in change.items()}
-        try:
-            return machine.count(resolve({**settings, **merged}), given | set(merged))
-        except ConfigError:
-            return None
+        return counted.changed({name: value for change in changes for name, value in change.items()})
 
-    choices, now = candidates(settings, counted), counted
+    choices, now = candidates(counted), counted
     chosen: list[dict[str, Any]] = []
     for change in choices:  # cheapest first, whatever helps
         kept = [earlier for earlier in chosen if set(earlier) != set(change)]
@@ -401,9 +360,8 @@ def suggest(machine: Machine, settings: Mapping[str, Any], given: set[str], coun
     suggestions, before = [], counted
     for number, change in enumerate(chosen, 1):
         after = tried(chosen[:number]) or before
-        lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
         saved = round((before.peak - after.peak) / GB, 3)
-        suggestions.append({"set": lines, "change": change, "saves_gb": saved, "fits": after.fits})
+        suggestions.append({"set": _lines(change), "change": change, "saves_gb": saved, "fits": after.fits})
         before = after
     return suggestions
 
@@ -413,21 +371,17 @@ def _nearer(then: Counted, now: Counted) -> bool:
     return (then.over, len(then.problems)) < (now.over, len(now.problems))
 
 
-def _yaml(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value
+def _lines(change: Settings) -> list[str]:
+    """As they stand in a recipe."""
+    return [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in change.items()]
 
 
-def recommended(machine: Machine, settings: Mapping[str, Any], given: set[str], own: Counted) -> dict[str, Any] | None:
+def recommended(own: Counted) -> dict[str, Any] | None:
     """The fastest layout of these GPUs that fits the recipe otherwise unchanged; None where the recipe has it already,
     or where none fits."""
-    for change in devices.recommend(machine.gpus, machine.prompt + settings["max_completion_length"]):
-        try:
-            tried = machine.count(resolve({**settings, **change}), given | set(change))
-        except ConfigError:
-            continue
-        if tried.fits and tried.layout == own.layout and own.fits:
-            return None
-        if tried.fits:
-            lines = [f"{name}: {_yaml(value)}" for name, value in change.items()]
-            return {"layout": tried.layout.roles(), "set": lines, "why": tried.layout.why}
+    for change in [] if own.settings["use_cpu"] else devices.recommend(own.machine.gpus, own.sequence):
+        if (tried := own.changed(change)) and tried.fits:
+            if own.fits and tried.layout == own.layout:
+                return None
+            return {"layout": tried.layout.roles(), "set": _lines(change), "why": tried.layout.why}
     return None

@@ -9,6 +9,8 @@ from typing import Any
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.settings.fields import fields
 
+Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
+
 PLANNED = (
     *("model_name_or_path", "model_revision", "model_init_kwargs", "dtype", "attn_implementation", "use_peft"),
     *("lora_r", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
@@ -28,13 +30,13 @@ class NotPlanned(ConfigError):
 
 
 OPTIMIZERS = (
-    *("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit"),
-    "sgd",
+    *("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "adamw_8bit"),
+    *("paged_adamw_8bit", "paged_adamw_32bit", "sgd"),
 )
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
-def resolve(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(recipe: Settings) -> dict[str, Any]:
     """The recipe's fields over the defaults, checked as far as the plan reads them.
 
     >>> resolve({"model_name_or_path": "embedded"})["per_device_train_batch_size"]
@@ -71,7 +73,7 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
             raise ConfigError(name, settings[name], "is not a whole number of 1 or more", "use 1 or more")
     share = settings["vllm_gpu_memory_utilization"]
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ConfigError("vllm_gpu_memory_utilization", share, "is no share", "use a number from 0 to 1")
+        raise ConfigError("vllm_gpu_memory_utilization", share, "is not a share", "use a number from 0 to 1")
     for name in ("lora_target_parameters", "lora_modules_to_save", "fsdp", "bnb_4bit_quant_storage"):
         if settings[name]:
             raise NotPlanned(name, settings[name], "is not known to the plan", "leave it out to plan the rest")
@@ -89,10 +91,10 @@ class Zero:
     A bucket's ``auto`` is hidden x hidden, as transformers fills it in; DeepSpeed's own default is 5e8 elements.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None, hidden: int) -> None:
+    def __init__(self, config: Settings | None, hidden: int) -> None:
         zero = dict((config or {}).get("zero_optimization") or {})
-        self.stage = int(zero.get("stage", 0)) if config is not None else 0
         self.active = config is not None
+        self.stage = int(zero.get("stage", 0))
         if self.active and self.stage not in (1, 2, 3):
             reason = "in DeepSpeed's settings is not known to the plan"
             raise NotPlanned("stage", self.stage, reason, "use ZeRO 1, 2 or 3, or no DeepSpeed")

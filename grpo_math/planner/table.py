@@ -46,17 +46,13 @@ class Cell(NamedTuple):
 
     @property
     def text(self) -> str:
-        if self.counted is None:
-            return "-"
-        name = self.counted.layout.name
-        return " ".join(filter(None, (SHORT.get(name, name), self.config)))
+        name = self.counted.layout.name if self.counted else "-"
+        return f"{SHORT.get(name, name)} {self.config}".strip()
 
 
 def cells(model: str) -> Iterator[Cell]:
     """One row of the table."""
-    for gpus in GPUS:
-        for gpu_gb in MEMORY:
-            yield best(model, gpus, gpu_gb)
+    return (best(model, gpus, gpu_gb) for gpus in GPUS for gpu_gb in MEMORY)
 
 
 def best(model: str, gpus: int, gpu_gb: int) -> Cell:

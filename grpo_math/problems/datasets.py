@@ -79,12 +79,15 @@ EMPTY_IN_SOURCE = "is empty in the published data"
 
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
-PROBLEM_KEYS, ANSWER_KEYS, ID_KEYS = (
-    ("problem", "question", "prompt"),
-    ("answer", "gold", "solution"),
-    ("id", "unique_id"),
-)
-REMEDY = "mend the row, or pass --skip_bad_rows"
+SURROGATE = re.compile("[\ud800-\udfff]")
+PROBLEM_KEYS = ("problem", "question", "prompt")
+ANSWER_KEYS = ("answer", "gold", "solution")
+ID_KEYS = ("id", "unique_id")
+REMEDY = "correct the row, or pass --skip_bad_rows"
+
+
+class BadRow(Exception):
+    """The field, the reason and the remedy of a `DataError`; `read_rows` knows the file and the line."""
 
 
 def load_problems(
@@ -118,7 +121,7 @@ def load_problems(
             raise error
     if not rows:
         why = f" ({errors[0].field} {errors[0].reason}, line {errors[0].line})" if errors else ""
-        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "look at the file")
+        raise ConfigError("dataset", dataset, f"has no row that can be used{why}", "check the file")
     if errors:
         logger.warning(_skipped(errors, len(rows) + len(errors)))
     if limit is not None:
@@ -143,12 +146,11 @@ def read_rows(
     line_of: dict[str, int] = {}
     for line, raw in raw_rows:
         try:
-            row = _row(raw, name, file, line, f"{label}/{line}")
+            row = _row(raw, name, f"{label}/{line}")
             first = line_of.setdefault(row["id"], line)
-            if first != line:
-                raise DataError(file, line, "id", f"{row['id'][:40]!r} is the id of line {first} too", REMEDY)
-        except DataError as error:
-            errors.append(error)
+            _check(first == line, "id", f"{row['id'][:40]!r} is the id of line {first} too")
+        except BadRow as bad:
+            errors.append(DataError(file, line, *bad.args))
         else:
             rows.append(row)
     for row in rows:
@@ -182,9 +184,8 @@ def _open(name: str, split: str, data_dir: str | None) -> tuple[str, Iterator[tu
     if source is None:
         if not name.endswith((".jsonl", ".json")) and not re.search(r"[/\\]", name):
             one_of("dataset", name, (*NAMES, "path/to/file.jsonl"))
-        return name, _lines(
-            Path(name).expanduser(), "dataset", f"give a .jsonl file that can be read, or {', '.join(NAMES)}"
-        )
+        remedy = f"give a .jsonl file that can be read, or {', '.join(NAMES)}"
+        return name, _lines(Path(name).expanduser(), "dataset", remedy)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if folder:
         path = Path(folder).expanduser() / source.files[split]
@@ -199,9 +200,7 @@ def _split(name: str, split: str) -> str:
     if split not in available and alias in available:
         return alias
     if split == "train" and available == ("test",):
-        logger.warning(
-            "%s has a test split only, and that is what you get: report no figures on it after training", name
-        )
+        logger.warning("%s has a test split only, which is used: report no figures on it after training", name)
         return "test"
     one_of("split", split, available)
     return split
@@ -209,7 +208,7 @@ def _split(name: str, split: str) -> str:
 
 def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:
     if path.is_fifo():
-        raise ConfigError(field, str(path), "is a pipe, which can be read once", remedy)
+        raise ConfigError(field, str(path), "is a pipe, which can be read only once", remedy)
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
@@ -220,10 +219,8 @@ def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:
 def _hub_rows(name: str, source: Source, split: str) -> Iterator[tuple[int, Row]]:
     rows = list(enumerate(_from_hub(name, source, split), 1))
     if name == "math":
-        rows = [(line, {**row, "subject": row.get("type")}) for line, row in rows]
-        if split == "test":
-            benchmark = {row["problem"] for row in _from_hub(name, SOURCES["math500"], "test")}
-            rows = [(line, row) for line, row in rows if row["problem"] not in benchmark]
+        benchmark = {row["problem"] for row in _from_hub(name, SOURCES["math500"], "test")} if split == "test" else ()
+        rows = [(n, {**row, "subject": row.get("type")}) for n, row in rows if row["problem"] not in benchmark]
     return iter(rows)
 
 
@@ -255,54 +252,43 @@ def _generated(levels: str, split: str, template: str, limit: int | None, seed: 
         one_of("level", name, tuple(generated.LEVELS))
     numbers = [generated.LEVELS[name] for name in names]
     n = limit or len(numbers) * min(generated.count(number, split) for number in numbers)
-    return [
-        {
-            "id": made.id,
-            "prompt": build_prompt(made.problem, template),
-            "problem": made.problem,
-            "answer": made.answer,
-            "answer_format": template,
-            "level": made.level,
-        }
-        for made in generated.generate(split, n, seed, numbers)
-    ]
+    made = generated.generate(split, n, seed, numbers)
+    given = [{"prompt": build_prompt(problem.problem, template), "answer_format": template} for problem in made]
+    return _same_keys([{**problem._asdict(), **row} for problem, row in zip(made, given, strict=True)])
 
 
 # Checking one row
 
 
-def _row(raw: bytes | Row, name: str, file: str, line: int, default_id: str) -> Row:
-    """{id, problem, answer} and the level and subject that the row has; a bad row raises `DataError`."""
-    fields = raw if isinstance(raw, dict) else _parse(raw, file, line)
+def _row(raw: bytes | Row, name: str, default_id: str) -> Row:
+    """{id, problem, answer} and the level and subject that the row has; a bad row raises `BadRow`."""
+    fields = raw if isinstance(raw, dict) else _parse(raw)
     problem_key, problem = _first(fields, PROBLEM_KEYS)
-    _check(isinstance(problem, str), file, line, problem_key, _kind(problem, "text"))
-    _check_text(problem, file, line, problem_key)
+    _check(isinstance(problem, str), problem_key, _kind(problem, "text"))
+    _check_text(problem, problem_key)
 
     answer_key, answer = _first(fields, ANSWER_KEYS)
     is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
-    _check(is_number or isinstance(answer, str), file, line, answer_key, _kind(answer, "text or a number"))
-    _check(not is_number or math.isfinite(answer), file, line, answer_key, "is not finite")
+    _check(is_number or isinstance(answer, str), answer_key, _kind(answer, "text or a number"))
+    _check(not is_number or math.isfinite(answer), answer_key, "is not finite")
     answer = str(answer)
     gap = EMPTY_IN_SOURCE if name == "math" and problem.startswith(EMPTY_IN_MATH) else ""
-    _check(bool(answer.strip()), file, line, answer_key, gap or "is empty")
-    _check_text(answer, file, line, answer_key)
+    _check(bool(answer.strip()), answer_key, gap or "is empty")
+    _check_text(answer, answer_key)
     gold = _gold(answer, problem, name)
     lacks = f"has no {FORMATS['gsm8k'].tags[0]} line" if name == "gsm8k" else "holds no gold answer"
-    _check(bool(gold), file, line, answer_key, gap or lacks)
+    _check(bool(gold), answer_key, gap or lacks)
 
     id_key, identity = _first(fields, ID_KEYS)
     identity = default_id if identity is None else identity
-    _check(
-        isinstance(identity, str | int) and not isinstance(identity, bool), file, line, id_key, _kind(identity, "text")
-    )
+    _check(isinstance(identity, str | int) and not isinstance(identity, bool), id_key, _kind(identity, "text"))
     row = {"id": str(identity), "problem": problem.strip(), "answer": gold}
-    _check_text(row["id"], file, line, id_key)
+    _check_text(row["id"], id_key)
     if "level" in fields:
-        row["level"] = _level(fields["level"], file, line)
+        row["level"] = _level(fields["level"])
     if "subject" in fields:
-        subject = fields["subject"]
-        _check(subject is None or isinstance(subject, str), file, line, "subject", _kind(subject, "text"))
-        row["subject"] = subject
+        row["subject"] = subject = fields["subject"]
+        _check(subject is None or isinstance(subject, str), "subject", _kind(subject, "text"))
     return row
 
 
@@ -315,15 +301,15 @@ def _gold(answer: str, problem: str, name: str) -> str | None:
     return answer.strip()
 
 
-def _parse(line: bytes, file: str, number: int) -> Row:
+def _parse(line: bytes) -> Row:
     try:
         fields = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(file, number, "row", f"is not UTF-8 (byte {error.start})", REMEDY) from None
+        raise BadRow("row", f"is not UTF-8 (byte {error.start})", REMEDY) from None
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise DataError(file, number, "row", f"is not JSON ({reason})", f"write one object a line, {REMEDY}") from None
-    _check(isinstance(fields, dict), file, number, "row", _kind(fields, "an object"))
+        raise BadRow("row", f"is not JSON ({reason})", f"write one object a line, {REMEDY}") from None
+    _check(isinstance(fields, dict), "row", _kind(fields, "an object"))
     return fields
 
 
@@ -332,17 +318,14 @@ def _first(fields: Row, keys: tuple[str, ...]) -> tuple[str, Any]:
     return next(((key, fields[key]) for key in keys if fields.get(key) is not None), (keys[0], None))
 
 
-def _check(good: bool, file: str, line: int, field: str, reason: str) -> None:
+def _check(good: bool, field: str, reason: str) -> None:
     if not good:
-        raise DataError(file, line, field, reason, REMEDY)
+        raise BadRow(field, reason, REMEDY)
 
 
-def _check_text(text: str, file: str, line: int, field: str) -> None:
-    _check(bool(text.strip()), file, line, field, "is empty")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise DataError(file, line, field, "holds half of a surrogate pair, which no tokenizer takes", REMEDY) from None
+def _check_text(text: str, field: str) -> None:
+    _check(bool(text.strip()), field, "is empty")
+    _check(not SURROGATE.search(text), field, "holds half of a surrogate pair, which no tokenizer takes")
 
 
 def _kind(value: object, wanted: str) -> str:
@@ -352,18 +335,13 @@ def _kind(value: object, wanted: str) -> str:
     return f"is {kinds.get(type(value), type(value).__name__)}, not {wanted}"
 
 
-def _level(level: object, file: str, line: int) -> int | str | None:
+def _level(level: Any) -> int | str | None:
     if isinstance(level, str):
         number = LEVEL.fullmatch(level)
         return int(number[1]) if number else None if level == "Level ?" else level
-    _check(
-        level is None or (isinstance(level, int) and not isinstance(level, bool)),
-        file,
-        line,
-        "level",
-        _kind(level, "a whole number or text"),
-    )
-    return level  # type: ignore[return-value]
+    whole = level is None or (isinstance(level, int) and not isinstance(level, bool))
+    _check(whole, "level", _kind(level, "a whole number or text"))
+    return level
 
 
 def _same_keys(rows: list[Row]) -> list[Row]:
@@ -382,12 +360,12 @@ def _skipped(errors: list[DataError], total: int) -> str:
     lines: dict[str, list[int]] = {}
     for error in errors:
         lines.setdefault(f"{error.field} {error.reason}", []).append(error.line)
-    reasons = [f"{reason} ({_listed('line', numbers)})" for reason, numbers in lines.items()]
+    reasons = [f"{reason} ({_listed(numbers)})" for reason, numbers in lines.items()]
     if len(reasons) > 5:
         reasons[5:] = [f"and {len(reasons) - 5} more reasons"]
     return f"skipped {len(errors):,} of {total:,} rows of {errors[0].file}: {'; '.join(reasons)}"
 
 
-def _listed(noun: str, numbers: list[int]) -> str:
+def _listed(numbers: list[int]) -> str:
     more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
-    return f"{noun}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}"
+    return f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}"

@@ -79,170 +79,124 @@ class Form(NamedTuple):
     name: str
     shape: str
     text: str
-    where: Callable[..., bool] = lambda *numbers: True
+    where: Callable[..., bool]
 
 
 Filled = tuple[str, Form, tuple[int, ...]]  # level, form, numbers
 
 
-def _many(a: int, b: int) -> bool:
-    return b > 1
-
-
-FORMS: dict[str, tuple[Form, ...]] = {
-    "sums": (Form("plus", "a+b", "What is {a} + {b}?"),),
-    "differences": (Form("minus", "a-b", "What is {a} - {b}?"),),
-    "products": (Form("times", "a*b", "What is {a} * {b}?"),),
-    "two_step": (
-        Form("plus_plus", "a+b+c", "What is {a} + {b} + {c}?"),
-        Form("plus_minus", "a+b-c", "What is {a} + {b} - {c}?"),
-        Form("minus_plus", "a+b-c", "What is {a} - {c} + {b}?", lambda a, b, c: a >= c),
-        Form("minus_minus", "c-a-b", "What is {c} - {a} - {b}?"),
-        Form("times_plus", "a*b+c", "What is {a} * {b} + {c}?"),
-        Form("plus_times", "a*b+c", "What is {c} + {a} * {b}?"),
-        Form("times_minus", "a*b-c", "What is {a} * {b} - {c}?"),
-        Form("sum_times", "(a+b)*c", "What is ({a} + {b}) * {c}?"),
-        Form("times_sum", "(a+b)*c", "What is {c} * ({a} + {b})?"),
-        Form("difference_times", "(a-b)*c", "What is ({a} - {b}) * {c}?", lambda a, b, c: a >= b),
-    ),
-    "word": (
-        Form("finds", "a+b", "{A} has {a thing}. {He} finds {b} more. How many {things} does {A} have now?"),
-        Form("together", "a+b", "{A} has {a thing} and {B} has {b}. How many {things} do they have together?"),
-        Form("birds", "a+b", "There {is a} {a bird} in a tree and {b} on the roof next to it. How many birds is that?"),
-        Form("reads", "a+b", "{A} read {a page} on Monday and {b page} on Tuesday. How many pages did {he} read?"),
-        Form("at_first", "a+b", "{A} gave away {a thing} and still has {b}. How many {things} did {he} have at first?"),
-        Form("older", "a+b", "{A} is {a year} old. How old will {he} be in {b year}?"),
-        Form(
-            "stop",
-            "a+b",
-            "A bus carries {a passenger}. At the next stop it picks up {b} more. How many passengers are on it now?",
-        ),
-        Form(
-            "longer",
-            "a+b",
-            "{A}'s rope is {a meter} long. {B}'s rope is {b meter} longer than that. "
-            "How many meters long is {B}'s rope?",
-        ),
-        Form("eats", "a-b", "There {was a} {a cookie} on the plate until {A} ate {b} of them. How many are left?"),
-        Form("gives", "a-b", "{A} had {a thing} and gave {b} of them to {B}. How many {things} does {A} have left?"),
-        Form("more_than", "a-b", "{A} has {a thing} and {B} has {b}. How many more {things} does {A} have than {B}?"),
-        Form("collects", "a-b", "{A} wants to have {a thing}. So far {he} has {b}. How many more does {he} need?"),
-        Form("cuts", "a-b", "A ribbon is {a meter} long. {A} cuts off {b meter}. How many meters of ribbon are left?"),
-        Form("descends", "a-b", "{A} is on floor {a} and walks down {b floor}. On which floor is {he} now?"),
-        Form("absent", "a-b", "A class has {a pupil}. Today {b} of them {is b} ill. How many pupils came to class?"),
-        Form("younger", "a-b", "{A} is {a year} old. {B} is {b year} younger. How old is {B}?"),
-        Form("boxes", "a*b", "{A} has {a box} with {b thing} in each. How many {things} does {he} have in all?"),
-        Form("buys", "a*b", "One {thing} costs {a dollar}. How many dollars does {A} pay for {b thing}?"),
-        Form("rows", "a*b", "An orchard has {a row} with {b tree} in every row. How many trees does it have?"),
-        Form("walks", "a*b", "{A} walks {a mile} every day. How many miles does {he} walk in {b day}?"),
-        Form(
-            "gives_each", "a*b", "{A} gives each of {b friend} {a thing}. How many {things} does {he} give away?", _many
-        ),
-        Form("earns", "a*b", "{A} earns {a dollar} an hour. How many dollars does {he} earn in {b hour}?"),
-        Form(
-            "times_as_many",
-            "a*b",
-            "{A} has {a thing}. {B} has {b} times as many. How many {things} does {B} have?",
-            _many,
-        ),
-        Form(
-            "shares",
-            "ab/b",
-            "{A} shares {ab thing} equally among {b friend}. How many {things} does each friend get?",
-            _many,
-        ),
-        Form(
-            "packs",
-            "ab/b",
-            "{A} packs {ab thing} into {boxes}, {b} to a {box}. How many {boxes} does {he} fill?",
-            _many,
-        ),
-        Form("chairs", "ab/b", "{A} sets up {ab chair} in {b equal row}. How many chairs are in each row?", _many),
-        Form("price", "ab/b", "{A} pays {ab dollar} for {b thing}. How many dollars does one {thing} cost?", _many),
-        Form(
-            "finishes", "ab/b", "A book has {ab page}. {A} reads {b page} a day. How many days does {he} need for it?"
-        ),
-        Form("twice", "a+2a", "{A} has {a thing} and {B} has twice as many. How many {things} do they have together?"),
-        Form(
-            "three_days",
-            "a+b+c",
-            "{A} picked {a flower} on Monday, {b} on Tuesday and {c} on Wednesday. How many flowers did {he} pick?",
-        ),
-        Form("colors", "a+b+c", "{A} has {a red bead}, {b blue bead} and {c green bead}. How many beads is that?"),
-        Form(
-            "on_and_off",
-            "a+b-c",
-            "A bus starts with {a passenger}, picks up {b} more and then lets {c} off. "
+# A level's forms by their shape.
+TEXTS: dict[str, dict[str, dict[str, str]]] = {
+    "sums": {"a+b": {"plus": "What is {a} + {b}?"}},
+    "differences": {"a-b": {"minus": "What is {a} - {b}?"}},
+    "products": {"a*b": {"times": "What is {a} * {b}?"}},
+    "two_step": {
+        "a+b+c": {"plus_plus": "What is {a} + {b} + {c}?"},
+        "a+b-c": {"plus_minus": "What is {a} + {b} - {c}?", "minus_plus": "What is {a} - {c} + {b}?"},
+        "c-a-b": {"minus_minus": "What is {c} - {a} - {b}?"},
+        "a*b+c": {"times_plus": "What is {a} * {b} + {c}?", "plus_times": "What is {c} + {a} * {b}?"},
+        "a*b-c": {"times_minus": "What is {a} * {b} - {c}?"},
+        "(a+b)*c": {"sum_times": "What is ({a} + {b}) * {c}?", "times_sum": "What is {c} * ({a} + {b})?"},
+        "(a-b)*c": {"difference_times": "What is ({a} - {b}) * {c}?"},
+    },
+    "word": {
+        "a+b": {
+            "finds": "{A} has {a thing}. {He} finds {b} more. How many {things} does {A} have now?",
+            "together": "{A} has {a thing} and {B} has {b}. How many {things} do they have together?",
+            "birds": "There {is a} {a bird} in a tree and {b} on the roof next to it. How many birds is that?",
+            "reads": "{A} read {a page} on Monday and {b page} on Tuesday. How many pages did {he} read?",
+            "at_first": "{A} gave away {a thing} and still has {b}. How many {things} did {he} have at first?",
+            "older": "{A} is {a year} old. How old will {he} be in {b year}?",
+            "stop": "A bus carries {a passenger}. At the next stop it picks up {b} more. "
             "How many passengers are on it now?",
-        ),
-        Form(
-            "bakes",
-            "a+b-c",
-            "{A} bakes {a muffin} in the morning and {b} in the afternoon. {He} sells {c} of them. "
+            "longer": "{A}'s rope is {a meter} long. {B}'s rope is {b meter} longer than that. "
+            "How many meters long is {B}'s rope?",
+        },
+        "a-b": {
+            "eats": "There {was a} {a cookie} on the plate until {A} ate {b} of them. How many are left?",
+            "gives": "{A} had {a thing} and gave {b} of them to {B}. How many {things} does {A} have left?",
+            "more_than": "{A} has {a thing} and {B} has {b}. How many more {things} does {A} have than {B}?",
+            "collects": "{A} wants to have {a thing}. So far {he} has {b}. How many more does {he} need?",
+            "cuts": "A ribbon is {a meter} long. {A} cuts off {b meter}. How many meters of ribbon are left?",
+            "descends": "{A} is on floor {a} and walks down {b floor}. On which floor is {he} now?",
+            "absent": "A class has {a pupil}. Today {b} of them {is b} ill. How many pupils came to class?",
+            "younger": "{A} is {a year} old. {B} is {b year} younger. How old is {B}?",
+        },
+        "a*b": {
+            "boxes": "{A} has {a box} with {b thing} in each. How many {things} does {he} have in all?",
+            "buys": "One {thing} costs {a dollar}. How many dollars does {A} pay for {b thing}?",
+            "rows": "An orchard has {a row} with {b tree} in every row. How many trees does it have?",
+            "walks": "{A} walks {a mile} every day. How many miles does {he} walk in {b day}?",
+            "gives_each": "{A} gives each of {b friend} {a thing}. How many {things} does {he} give away?",
+            "earns": "{A} earns {a dollar} an hour. How many dollars does {he} earn in {b hour}?",
+            "times_as_many": "{A} has {a thing}. {B} has {b} times as many. How many {things} does {B} have?",
+        },
+        "ab/b": {
+            "shares": "{A} shares {ab thing} equally among {b friend}. How many {things} does each friend get?",
+            "packs": "{A} packs {ab thing} into {boxes}, {b} to a {box}. How many {boxes} does {he} fill?",
+            "chairs": "{A} sets up {ab chair} in {b equal row}. How many chairs are in each row?",
+            "price": "{A} pays {ab dollar} for {b thing}. How many dollars does one {thing} cost?",
+            "finishes": "A book has {ab page}. {A} reads {b page} a day. How many days does {he} need for it?",
+        },
+        "a+2a": {"twice": "{A} has {a thing} and {B} has twice as many. How many {things} do they have together?"},
+        "a+b+c": {
+            "three_days": "{A} picked {a flower} on Monday, {b} on Tuesday and {c} on Wednesday. "
+            "How many flowers did {he} pick?",
+            "colors": "{A} has {a red bead}, {b blue bead} and {c green bead}. How many beads is that?",
+        },
+        "a+b-c": {
+            "on_and_off": "A bus starts with {a passenger}, picks up {b} more and then lets {c} off. "
+            "How many passengers are on it now?",
+            "bakes": "{A} bakes {a muffin} in the morning and {b} in the afternoon. {He} sells {c} of them. "
             "How many muffins are left?",
-        ),
-        Form(
-            "shelf",
-            "a+b-c",
-            "A shelf holds {a book}. {A} adds {b} more, and {B} takes {c} away. How many books are on the shelf now?",
-        ),
-        Form(
-            "spends",
-            "c-a-b",
-            "{A} has {c dollar}. {He} spends {a dollar} on lunch and {b dollar} on a drink. "
+            "shelf": "A shelf holds {a book}. {A} adds {b} more, and {B} takes {c} away. "
+            "How many books are on the shelf now?",
+        },
+        "c-a-b": {
+            "spends": "{A} has {c dollar}. {He} spends {a dollar} on lunch and {b dollar} on a drink. "
             "How many dollars does {he} have left?",
-        ),
-        Form(
-            "loses", "c-a-b", "{A} had {c thing}, gave {a} to {B} and lost {b}. How many {things} does {A} still have?"
-        ),
-        Form(
-            "loose",
-            "a*b+c",
-            "{A} has {a box} with {b thing} in each, and {c loose thing}. How many {things} does {he} have in all?",
-        ),
-        Form(
-            "saves",
-            "a*b+c",
-            "{A} has {c dollar} and saves {a dollar} every week. How many dollars will {he} have after {b week}?",
-        ),
-        Form(
-            "tickets",
-            "a*b+c",
-            "{A} buys {a ticket} at {b dollar} each and a drink for {c dollar}. How many dollars does {he} spend?",
-        ),
-        Form(
-            "broken",
-            "a*b-c",
-            "{A} buys {a carton} with {b egg} in each. At home {c} of them {is c} broken. How many eggs are whole?",
-        ),
-        Form(
-            "works",
-            "a*b-c",
-            "{A} works {a hour} for {b dollar} an hour and then spends {c dollar} of the pay. "
+            "loses": "{A} had {c thing}, gave {a} to {B} and lost {b}. How many {things} does {A} still have?",
+        },
+        "a*b+c": {
+            "loose": "{A} has {a box} with {b thing} in each, and {c loose thing}. "
+            "How many {things} does {he} have in all?",
+            "saves": "{A} has {c dollar} and saves {a dollar} every week. "
+            "How many dollars will {he} have after {b week}?",
+            "tickets": "{A} buys {a ticket} at {b dollar} each and a drink for {c dollar}. "
+            "How many dollars does {he} spend?",
+        },
+        "a*b-c": {
+            "broken": "{A} buys {a carton} with {b egg} in each. At home {c} of them {is c} broken. "
+            "How many eggs are whole?",
+            "works": "{A} works {a hour} for {b dollar} an hour and then spends {c dollar} of the pay. "
             "How many dollars of it are left?",
-        ),
-        Form(
-            "fruit", "(a+b)*c", "Each basket holds {a apple} and {b pear}. How many pieces of fruit are in {c basket}?"
-        ),
-        Form(
-            "runs",
-            "(a+b)*c",
-            "Every day {A} runs {a mile} in the morning and {b} in the evening. "
+        },
+        "(a+b)*c": {
+            "fruit": "Each basket holds {a apple} and {b pear}. How many pieces of fruit are in {c basket}?",
+            "runs": "Every day {A} runs {a mile} in the morning and {b} in the evening. "
             "How many miles does {he} run in {c day}?",
-        ),
-        Form(
-            "cheaper",
-            "(a-b)*c",
-            "One {thing} used to cost {a dollar} and is now {b dollar} cheaper. "
+        },
+        "(a-b)*c": {
+            "cheaper": "One {thing} used to cost {a dollar} and is now {b dollar} cheaper. "
             "How many dollars does {A} pay for {c thing}?",
-        ),
-        Form(
-            "takes_out",
-            "(a-b)*c",
-            "{A} has {c box} with {a thing} in each and takes {b} out of each {box}. "
+            "takes_out": "{A} has {c box} with {a thing} in each and takes {b} out of each {box}. "
             "How many {things} are still inside?",
-        ),
-    ),
+        },
+    },
+}
+# Numbers that a form does not take: no result below 0 on the way, and no "1 each".
+WHERE: dict[str, Callable[..., bool]] = {
+    "minus_plus": lambda a, b, c: a >= c,
+    "difference_times": lambda a, b, c: a >= b,
+    **dict.fromkeys(("gives_each", "times_as_many", "shares", "packs", "chairs", "price"), lambda a, b: b > 1),
+}
+FORMS = {
+    level: tuple(
+        Form(name, shape, text, WHERE.get(name, lambda *numbers: True))
+        for shape, texts in shapes.items()
+        for name, text in texts.items()
+    )
+    for level, shapes in TEXTS.items()
 }
 
 SHE, HE = ("she", "her"), ("he", "his")
@@ -337,11 +291,11 @@ def _split(content: str) -> str:
 
 
 def _level_name(level: int) -> str:
-    for name, number in LEVELS.items():
-        if number == level:
-            return name
-    valid = ", ".join(f"{number} ({name})" for name, number in LEVELS.items())
-    raise ConfigError("levels", level, "is not a level", f"use {valid}")
+    names = {number: name for name, number in LEVELS.items()}
+    if level not in names:
+        valid = ", ".join(f"{number} ({name})" for number, name in names.items())
+        raise ConfigError("levels", level, "is not a level", f"use {valid}")
+    return names[level]
 
 
 def _id(level: str, form: Form, numbers: tuple[int, ...]) -> str:
@@ -351,7 +305,7 @@ def _id(level: str, form: Form, numbers: tuple[int, ...]) -> str:
 def _all(level: str, split: str, ranges: Ranges) -> Iterator[Filled]:
     low, high = getattr(ranges, level)
     if not 0 <= low <= high:
-        raise ConfigError(f"ranges.{level}", (low, high), "is no range", "give (smallest, largest), both >= 0")
+        raise ConfigError(f"ranges.{level}", (low, high), "is not a range", "give (smallest, largest), both >= 0")
     least = 1 if level == "word" else 0  # a story in which nothing is left reads oddly
     for form in FORMS[level]:
         shape = SHAPES[form.shape]

@@ -30,10 +30,7 @@ def gsm8k(problem: str) -> Prompt:
 
 def boxed(problem: str) -> Prompt:
     r"""A chat that asks for the final answer in ``\boxed{}``, the form of MATH's solutions."""
-    return [
-        {"role": "system", "content": r"Please reason step by step, and put your final answer within \boxed{}."},
-        {"role": "user", "content": problem},
-    ]
+    return _chat(r"Please reason step by step, and put your final answer within \boxed{}.", problem)
 
 
 def r1_zero(problem: str) -> Prompt:
@@ -49,13 +46,11 @@ def r1_zero(problem: str) -> Prompt:
 
 def xml(problem: str) -> Prompt:
     """A chat that asks for a reasoning part and an answer part, each in tags."""
-    return [
-        {
-            "role": "system",
-            "content": "Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>",
-        },
-        {"role": "user", "content": problem},
-    ]
+    return _chat("Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", problem)
+
+
+def _chat(system: str, problem: str) -> Prompt:
+    return [{"role": "system", "content": system}, {"role": "user", "content": problem}]
 
 
 TEMPLATES: dict[str, Callable[[str], Prompt]] = {"gsm8k": gsm8k, "boxed": boxed, "r1_zero": r1_zero, "xml": xml}

@@ -65,7 +65,7 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(ConfigError, match="is no address") as error:
+    with pytest.raises(ConfigError, match="is not an address") as error:
         Server(url)
     assert "secret" not in str(error.value)
 

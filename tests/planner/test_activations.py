@@ -218,4 +218,4 @@ def test_so_does_one_with_repeated_keys(keys_repeated):
 def update_workspace(settings: dict[str, Any], work: Work) -> int:
     shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 4, **BROAD})
     head = activations.lm_head_workspace(shape, not settings["use_peft"], work.scored, FLOAT32)
-    return head + activations.layer_workspace(shape, FLOAT32, work)
+    return head + activations.layer_workspace(shape, FLOAT32, work.tokens)

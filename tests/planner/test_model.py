@@ -84,7 +84,7 @@ def test_a_sliding_window_is_what_transformers_takes(family):
         ({}, "no formula"),
         ({**SMALL, "model_type": "llama", "hidden_size": None}, "hidden_size"),
         ({**SMALL, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers"),
-        ({**SMALL, "model_type": "llama", "num_attention_heads": 7}, "no multiple"),
+        ({**SMALL, "model_type": "llama", "num_attention_heads": 7}, "not a multiple"),
         ({**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "gptq"),
     ],
 )

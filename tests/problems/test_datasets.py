@@ -132,7 +132,7 @@ def test_a_damaged_row_of_a_published_set_is_an_error_all_the_same(tmp_path):
     file = write(tmp_path / "gsm8k" / "test.jsonl", *rows)
     with pytest.raises(DataError) as error:
         load_problems("gsm8k", "test", data_dir=str(tmp_path))
-    assert one_line(error.value) == f"{file}:2: answer has no #### line: mend the row, or pass --skip_bad_rows"
+    assert one_line(error.value) == f"{file}:2: answer has no #### line: correct the row, or pass --skip_bad_rows"
     assert len(load_problems("gsm8k", "test", data_dir=str(tmp_path), skip_bad_rows=True)) == 2
 
 
@@ -157,9 +157,7 @@ def test_heldout_means_test_and_math500_has_nothing_else(caplog):
     assert load_problems("gsm8k", "heldout", limit=3) == load_problems("gsm8k", "test", limit=3)
     assert not caplog.records
     assert len(load_problems("math500")) == 500
-    assert caplog.messages == [
-        "math500 has a test split only, and that is what you get: report no figures on it after training"
-    ]
+    assert caplog.messages == ["math500 has a test split only, which is used: report no figures on it after training"]
     with pytest.raises(ConfigError, match=r"split='tset' is not known: did you mean 'test'\? \(train, test\)"):
         load_problems("gsm8k", "tset")
 
@@ -263,7 +261,7 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
     with pytest.raises(DataError) as error:
         load_problems(file)
     assert one_line(error.value).startswith(f"{file}:3: {reason}")
-    assert one_line(error.value).endswith("mend the row, or pass --skip_bad_rows")
+    assert one_line(error.value).endswith("correct the row, or pass --skip_bad_rows")
     assert len(str(error.value)) < 400 + len(file)
 
     assert [row["id"] for row in load_problems(file, skip_bad_rows=True)] == ["first", "bad/4"]

@@ -291,7 +291,7 @@ def test_no_problems_at_all_may_be_asked_for():
         ),
         (
             ("train", 1, 0, (1,), Ranges(sums=(5, 2))),
-            "ranges.sums=(5, 2) is no range: give (smallest, largest), both >= 0",
+            "ranges.sums=(5, 2) is not a range: give (smallest, largest), both >= 0",
         ),
     ],
 )
