@@ -6,7 +6,7 @@ Does not evaluate them.
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.resume import config_of
 
 FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # what transformers reads
@@ -58,5 +58,5 @@ def _of_revision(name: str, revision: str) -> str:
     try:
         return snapshot_download(name, revision=revision, allow_patterns=FILES)
     except Exception as error:  # the Hub's client has several of its own
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ConfigError("model_revision", revision, f"of {name} cannot be had ({why})", "check the name") from None
+        why = f"of {name} cannot be had ({first_line(error)})"
+        raise ConfigError("model_revision", revision, why, "check the name") from None

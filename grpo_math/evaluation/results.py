@@ -13,11 +13,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from glob import escape
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,12 +24,14 @@ from tqdm import tqdm
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, journal
+from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
-from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids, with_model
-from grpo_math.generation.models import model_path
+from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids
+from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.grading import Grade, Verdict, grade_batch, version
 from grpo_math.run.files import refuse_unwritable, write_json
+from grpo_math.run.machine import versions
 from grpo_math.run.metrics import CATEGORIES
 
 SCHEMA = 1
@@ -40,17 +40,6 @@ VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
 Row = dict[str, Any]
 Record = dict[str, Any]
 Results = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are drawn: ``samples`` of each problem at ``temperature``, 0 being greedy."""
-
-    samples: int
-    temperature: float
-    max_new_tokens: int
-    batch_size: int
-    seed: int
 
 
 def category(grade: Grade, truncated: bool) -> str:
@@ -128,19 +117,23 @@ def evaluate(
         output = Path(output) if Path(output).suffix == ".json" else _file_in(Path(output), settings)
         answers = answers_file(output)
         records = _known(output, settings, rows, samples)
-    opened = partial(_opened, model, adapter, tokenizer, backend, server, sampling)
+
+    def opened() -> Generate:
+        return backends.opened(model, adapter, tokenizer, backend, server, sampling)
+
     for batch in _answers(rows, sampling, tokenizer, opened, grade_timeout, records, progress):
         if answers is not None:
             journal.append(answers, batch)
         records.update((_key(record), record) for record in batch)
     ordered = [records[str(row["id"]), sample] for row in rows for sample in range(samples)]
+    installed = versions()
     results = {
         "schema": SCHEMA,
         **settings,
         **summary(ordered, samples),
         **({"contamination": contamination} if contamination is not None else {}),
         "seconds": round(time.perf_counter() - started, 2),
-        "versions": _versions(),
+        "versions": {name: installed[name] for name in VERSIONS if name in installed},
         "prompt_of_first_row": rows[0]["prompt"],
         "rows": ordered,
     }
@@ -176,11 +169,11 @@ def _tokenizer(
     if output is not None:
         folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
         refuse_unwritable("output", str(output), folder, "name another file or folder")
-    tokenizer = backends.tokenizer_of(model)
+    tokenizer = backends.loaded(model, load_tokenizer)
     if not isinstance(prompt, str):
         backends.check_chat(model, tokenizer, prompt)
     if backend == "hf":
-        backends.check_weights_of(model)
+        backends.loaded(model, check_weights)
     return tokenizer
 
 
@@ -198,15 +191,6 @@ def _settings_of(
         "problems_hash": problems_hash(rows),
         version.KEY: version.version(),
     }
-
-
-def _opened(
-    model: Any, adapter: str | None, tokenizer: Any, backend: str, server: str | None, sampling: Sampling
-) -> Generate:
-    limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
-    if isinstance(model, str):
-        return backends.opened(model, adapter, tokenizer, backend=backend, server=server, **limits)
-    return with_model(model, tokenizer, **limits)
 
 
 def answers_file(output: str | Path) -> Path:
@@ -279,11 +263,6 @@ def _known(output: Path, settings: dict[str, Any], rows: Sequence[Row], samples:
     except (KeyError, TypeError, ValueError):
         raise journal.not_one(path, "output") from None
     return known
-
-
-def _versions() -> dict[str, str]:
-    installed = {dist.name for dist in metadata.distributions()}
-    return {name: metadata.version(name) for name in VERSIONS if name in installed}
 
 
 def _key(record: Record) -> tuple[str, int]:

@@ -52,8 +52,14 @@ def grade_batch(
     count = Counter(rows)
     tell = progress or (lambda rows: None)
     done, undecided = _quickly(count, tell)
-    if undecided:
-        done.update(_in_pool(undecided, count, timeout, workers, tell))
+    jobs = list(undecided)
+
+    def ended(job: int) -> None:
+        tell(sum(count[row] for row in undecided[jobs[job]]))
+
+    for job, o in zip(jobs, shared_pool().run(jobs, timeout, workers, ended) if jobs else [], strict=True):
+        for row in undecided[job]:
+            done[row] = Grade(o.verdict, job[1][:ANSWER_CHARACTERS], _kept(row[1], row[2]), o.seconds, o.reason)
     return [done[row] for row in rows]
 
 
@@ -89,21 +95,6 @@ def _quickly(count: Counter[Row], tell: Progress) -> tuple[dict[Row, Grade], dic
         else:
             undecided.setdefault(quick, []).append(row)
     return done, undecided
-
-
-def _in_pool(
-    undecided: dict[Job, list[Row]], count: Counter[Row], timeout: float, workers: int | None, tell: Progress
-) -> dict[Row, Grade]:
-    jobs = list(undecided)
-
-    def ended(job: int) -> None:
-        tell(sum(count[row] for row in undecided[jobs[job]]))
-
-    return {
-        row: Grade(o.verdict, job[1][:ANSWER_CHARACTERS], _kept(row[1], row[2]), o.seconds, o.reason)
-        for job, o in zip(jobs, shared_pool().run(jobs, timeout, workers, ended), strict=True)
-        for row in undecided[job]
-    }
 
 
 def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequence[str]) -> list[dict[str, str | None]]:

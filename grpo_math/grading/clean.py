@@ -40,16 +40,14 @@ COMMANDS = {
     **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "rm", "bf", "nonumber", "middle"), ""),
     **dict.fromkeys(("quad", "qquad", "enspace", "thinspace", "hfill", "hspace"), " "),
     **dict.fromkeys(("textbf", "textit", "textrm", "texttt", "textsf", "mbox", "hbox", "textnormal"), "\\text"),
-    **dict.fromkeys(("lbrace",), "\\{"),
-    **dict.fromkeys(("rbrace",), "\\}"),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
-    **dict.fromkeys(("varnothing",), "\\emptyset "),
     **dict.fromkeys(("land", "wedge"), " and "),
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("to", "rightarrow"), "\\to "),
     "div": "/", "lt": "<", "gt": ">", "degree": "°", "colon": ":", "lbrack": "[", "rbrack": "]", "ln": "\\ln ",
     "langle": "(", "rangle": ")", "textdollar": "", "pounds": "", "euro": "", "varphi": "\\phi ",
-    "backslash": "\\setminus ",     "iff": "=", "simeq": "\\approx ",
+    "backslash": "\\setminus ", "iff": "=", "simeq": "\\approx ", "lbrace": "\\{", "rbrace": "\\}",
+    "varnothing": "\\emptyset ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 COUNTING = (
@@ -74,11 +72,7 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
-    if not text.isascii():
-        text = _ascii(text)
-    elif "\0" in text:
-        text = text.replace("\0", "")
-    text = strip_wrappers(text)
+    text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         if "\\\\" in text:
             text = _single_backslashes(text)

@@ -184,8 +184,6 @@ def _boxed(text: str) -> Extraction | None:
             break
         boxes.append(content)
         last_start = match.start()
-        if end > last_start and len(boxes) == 12:
-            break
     if not boxes:
         return None
     last = boxes[0]
@@ -237,12 +235,9 @@ def _conclusion(text: str) -> Extraction | None:
 def _phrase(text: str) -> Extraction | None:
     for match in reversed(list(ANSWER_PHRASE.finditer(text))):
         rest = text[match.end() :].lstrip()
-        value = _leading_value(rest.split("\n", 1)[0])
-        if value and _is_sentence(value):
-            inner = _bare(value)
-            value = inner.text if inner is not None and inner.text else value
-        if value:
-            return Extraction(value, "phrase")
+        if value := _leading_value(rest.split("\n", 1)[0]):
+            inner = _bare(value) if _is_sentence(value) else None
+            return Extraction((inner and inner.text) or value, "phrase")
     return None
 
 
