@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading.version import as_now
+from grpo_math.grading.version import KEY, as_now
 
 Line = dict[str, Any]
 
@@ -39,7 +39,8 @@ def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     for name in about:
         if measured.get(name) != about[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {about[name]!r}"
-            raise ConfigError(field, str(path), was, "name another file, or set it as it was")
+            remedy = "install the grpo_math and math-verify that measured it" if name == KEY else "set it as it was"
+            raise ConfigError(field, str(path), was, f"name another file, or {remedy}")
     return lines[1:]
 
 

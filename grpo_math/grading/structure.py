@@ -70,17 +70,14 @@ def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         if all(sign == "=" for sign in answer[2::2]) and not _variables(last) and not _variables(gold):
             return _equal(gold, last, rules)
     gold_assigned, answer_assigned = assignment(gold), assignment(answer)
-    if gold_assigned is not None and answer_assigned is not None and gold_assigned[0] and answer_assigned[0]:
+    if gold_assigned and answer_assigned and gold_assigned[0] and answer_assigned[0]:
         if gold_assigned[0] == answer_assigned[0]:
             return _equal(gold_assigned[1], answer_assigned[1], rules)
         if not _variables(gold_assigned[1]) and not _variables(answer_assigned[1]):
             return False
-    elif (gold_assigned is not None or gold[0] != "relation") and (
-        answer_assigned is not None or answer[0] != "relation"
-    ):
-        left = gold if gold_assigned is None else gold_assigned[1]
-        right = answer if answer_assigned is None else answer_assigned[1]
-        return _equal(left, right, rules)
+    elif (gold_assigned or gold[0] != "relation") and (answer_assigned or answer[0] != "relation"):
+        values = (gold_assigned or ("", gold))[1], (answer_assigned or ("", answer))[1]
+        return _equal(*values, rules)
     if gold[0] != "relation" or answer[0] != "relation":
         relation = gold if gold[0] == "relation" else answer
         return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
@@ -176,10 +173,9 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         return _equal_ratios(gold, answer, rules)
     if "base" in kinds:
         return kinds == ("base", "base") and gold[1:] == answer[1:]
-    gold_items, answer_items = _items(gold), _items(answer)
-    if gold_items is None and answer_items is None:
+    if not any(kind in ("list", "set", "tuple") for kind in kinds):
         return _equal_leaves(gold, answer, rules)
-    gold_named, answer_named = _named(gold_items), _named(answer_items)
+    gold_named, answer_named = _named(_items(gold)), _named(_items(answer))
     if gold_named is not None and answer_named is not None:
         if gold_named.keys() != answer_named.keys():
             return False
@@ -193,7 +189,6 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         in_order_of_names = ("tuple", "(", ")", *(named[name] for name in sorted(named)))
         return other[0] == "tuple" and _equal_tuples(in_order_of_names, other, rules)
     gold, answer = _grouped(gold), _grouped(answer)
-    gold_items, answer_items = _items(gold), _items(answer)
     for one, two in ((gold, answer), (answer, gold)):
         if one[0] == "tuple":
             if two[0] == "list" and one[1:3] == ("(", ")"):
@@ -201,9 +196,7 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
             if two[0] in ("list", "set") and one[1:3] == ("[", "]"):
                 return _unordered(one[3:], two[1:], rules)
             return False
-    return _unordered(
-        (gold,) if gold_items is None else gold_items, (answer,) if answer_items is None else answer_items, rules
-    )
+    return _unordered(_items(gold), _items(answer), rules)
 
 
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
@@ -218,16 +211,14 @@ def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     return rules.leaf(gold, answer)
 
 
-def _items(tree: Tree) -> tuple[Tree, ...] | None:
-    """The members of a list, set, or tuple."""
-    if tree[0] in ("list", "set"):
-        return tree[1:]
-    return tree[3:] if tree[0] == "tuple" else None
+def _items(tree: Tree) -> tuple[Tree, ...]:
+    """The members of a list, set, or tuple; anything else is its own only member."""
+    return tree[1:] if tree[0] in ("list", "set") else tree[3:] if tree[0] == "tuple" else (tree,)
 
 
-def _named(items: tuple[Tree, ...] | None) -> dict[str, Tree] | None:
-    """``x = 1, y = 2`` -> {x: 1, y: 2}; None where a name is missing or occurs twice."""
-    if items is None or len(items) < 2:
+def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
+    """``x = 1, y = 2`` -> {x: 1, y: 2}; None where a name is missing or occurs twice, and for a single one."""
+    if len(items) < 2:
         return None
     named: dict[str, Tree] = {}
     for item in items:
