@@ -47,9 +47,8 @@ def check(backend: str, server: str | None, adapter: str | None) -> None:
         raise ConfigError("server", server, f"would be ignored by backend={backend}", "add --backend vllm-server")
     if backend == "vllm" and find_spec("vllm") is None:
         raise ConfigError("backend", "vllm", "needs the package vllm", "install it, or use vllm-server or hf")
-    if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
-        if backend == "vllm-server" and not Path(adapter).exists():
-            return  # the name of one that the server has
+    named = backend == "vllm-server" and adapter is not None and not Path(adapter).exists()  # one that the server has
+    if adapter is not None and not named and not (Path(adapter) / "adapter_config.json").exists():
         raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
 
 
@@ -82,13 +81,11 @@ def opened(
     served = client.models()[0]
     if served not in (model, model_path(model)):
         raise ConfigError("model", model, f"is not what the server has, {served!r}", "give --model as the server does")
-    name = served
-    if adapter is not None:
-        name = adapter
-        if Path(adapter).is_dir():  # a name for these weights alone: vLLM's prefix cache goes by the name
-            name = f"evaluated-{weights_hash(adapter)}"
-            client.unload_adapter(name)
-            client.load_adapter(name, str(Path(adapter).resolve()))
+    name = served if adapter is None else adapter
+    if adapter is not None and Path(adapter).is_dir():
+        name = f"evaluated-{weights_hash(adapter)}"  # for these weights alone: vLLM's prefix cache goes by the name
+        client.unload_adapter(name)
+        client.load_adapter(name, str(Path(adapter).resolve()))
     return with_server(client, name, tokenizer, stops, sampling)
 
 
@@ -158,10 +155,9 @@ def _weights(model: str, adapter: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    def load(path: str) -> Any:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
-
-    weights = loaded(model, load)
+    weights = loaded(
+        model, lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
+    )
     if adapter is not None:
         from peft import PeftModel
 

@@ -224,8 +224,8 @@ def _answers(
     if not missing:
         return
     generate = opened()
-    done = [i for number, batch in enumerate(every) if number not in missing for i in batch]
-    right = [known[keys[i]]["category"] == "correct" for i in done]
+    kept = (batch for number, batch in enumerate(every) if number not in missing)
+    right = [known[keys[i]]["category"] == "correct" for batch in kept for i in batch]
     with tqdm(
         total=len(rows), initial=len(right) // samples, desc="evaluating", unit="problem", disable=not progress
     ) as bar:
@@ -343,7 +343,7 @@ def text_of(results: Results) -> str:
     <BLANKLINE>
     level 1                      1  100.0%  20.7% to 100.0%
     """
-    n, samples = results["n"], results["samples"]
+    n, samples, counts = results["n"], results["samples"], results["categories"]
     drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"
     lines = [
         f"accuracy  {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
@@ -356,10 +356,7 @@ def text_of(results: Results) -> str:
         lines.append(f"mean@{samples:<4} {mean['mean']:6.1%}{error}")
         for name in ("pass@k", "maj@k"):
             lines.append(f"{name:<8}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
-    rows = [
-        [label, results["categories"][name], results["categories"][name] / (n * samples), ""]
-        for name, label in CATEGORIES.items()
-    ]
+    rows = [[label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items()]
     width = max(map(len, CATEGORIES.values()))
     parts = [
         [f"{name} {part}" if name == "level" else part, figures["n"], figures["accuracy"], _range(figures["ci95"])]

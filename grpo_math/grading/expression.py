@@ -184,32 +184,24 @@ class _Reader:
 
     def relation(self) -> Tree:
         parts: list[Any] = [self.sum()]
-        while True:
-            if joined := self.take(":", "\\cup", "U"):
-                kind, right, left = "ratio" if joined == ":" else "union", self.sum(), parts.pop()
+        while sign := self.take(":", "\\cup", "U", *RELATIONS):
+            if sign in (":", "\\cup", "U"):
+                kind, right, left = "ratio" if sign == ":" else "union", self.sum(), parts.pop()
                 parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
-                continue
-            sign = self.take(*RELATIONS)
-            if sign is None:
-                break
-            sign = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)
-            parts += [sign, self.sum()]
+            else:
+                parts += [{"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)]
+                parts.append(self.sum())
         return parts[0] if len(parts) == 1 else ("relation", *parts)
 
     # -- arithmetic
 
     def sum(self) -> Tree:
-        negative = False
-        plus_minus = False
+        negative = plus_minus = False
         while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
             negative ^= sign == "-"
             plus_minus |= sign in ("\\pm", "\\mp")
-        total = self.product()
-        if negative:
-            total = negated(total)
-        if plus_minus:
-            total = ("pm", ("num", Fraction(0)), total)
-        terms = [total]
+        total = negated(self.product()) if negative else self.product()
+        terms = [("pm", ("num", Fraction(0)), total) if plus_minus else total]
         while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
             negative = sign == "-"
             while (more := self.take("+", "-")) is not None:
@@ -275,7 +267,6 @@ class _Reader:
         return self.deeper(self.signed_exponent)
 
     def signed_exponent(self) -> Tree:
-        self.skip()
         if self.peek("{"):
             return self.group()
         if self.take("-"):
@@ -318,7 +309,6 @@ class _Reader:
 
     def argument(self) -> Tree:
         r"""An argument of \frac or \sqrt: braces, or one digit, letter, or command."""
-        self.skip()
         if self.peek("{"):
             return self.group()
         char = self.text[self.at : self.at + 1]

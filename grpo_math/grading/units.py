@@ -43,8 +43,7 @@ def split(text: str) -> tuple[str, str | None]:
         if words.split()[0].lower() in ("and", "or", "if"):
             return text, None
         before, unit = split(text[: found.start()].rstrip())
-        own = canonical(words, found[2])
-        return before, unit or own
+        return before, unit or canonical(words, found[2])
     found = PLAIN.search(text)
     if found is None or not re.search(r"\d|\\pi", text[: found.start()]):
         return text, None
