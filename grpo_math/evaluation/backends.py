@@ -80,7 +80,9 @@ def opened(
     client = Server(str(server))
     served = client.models()[0]
     if served not in (model, model_path(model)):
-        raise ConfigError("model", model, f"is not what the server has, {served!r}", "give --model as the server does")
+        raise ConfigError(
+            "model", model, f"is not what the server has, {served!r}", "give --model as the server names it"
+        )
     name = served if adapter is None else adapter
     if adapter is not None and Path(adapter).is_dir():
         name = f"evaluated-{weights_hash(adapter)}"  # for these weights alone: vLLM's prefix cache goes by the name
@@ -165,7 +167,7 @@ def _weights(model: str, adapter: str | None) -> Any:
             weights = PeftModel.from_pretrained(weights, adapter)
         except Exception as error:  # peft has no error of its own for a folder that it cannot use
             said = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError("adapter", adapter, f"does not go on {model}", said) from None
+            raise ConfigError("adapter", adapter, f"does not fit {model}", said) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 

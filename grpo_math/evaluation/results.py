@@ -150,10 +150,11 @@ def _refuse(rows: Sequence[Row], sampling: Sampling) -> None:
     drawn, more = f"cannot be drawn at temperature {heat:g}", "give 1 or more"
     for name, value, wrong, reason, remedy in (
         ("rows", len(rows), not rows, "leaves nothing to evaluate on", "give at least one problem"),
-        ("samples", samples, samples < 1 or (samples > 1 and heat == 0), drawn, "greedy takes 1"),
+        ("samples", samples, samples < 1, "evaluates nothing", more),
+        ("samples", samples, samples > 1 and heat == 0, drawn, "give 1, or a temperature above 0"),
         ("batch_size", sampling.batch_size, sampling.batch_size < 1, "evaluates nothing", more),
         ("max_new_tokens", sampling.max_new_tokens, sampling.max_new_tokens < 1, "evaluates nothing", more),
-        ("rows", len(rows), twice, "have an id twice", "give each problem an id of its own"),
+        ("rows", len(rows), twice, "share an id", "give each problem an id of its own"),
         ("temperature", heat, heat < 0, "is negative", "0 is greedy, above 0 samples"),
         ("temperature", heat, not math.isfinite(heat), "is not finite", "0 is greedy, above 0 samples"),
     ):

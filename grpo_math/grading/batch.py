@@ -67,11 +67,11 @@ def _rows(
     golds: Sequence[str], completions: Sequence[str], answer_format: str | Sequence[str | None] | None
 ) -> list[Row]:
     if len(golds) != len(completions):
-        raise ValueError(f"{len(golds)} golds and {len(completions)} completions: give one gold a completion")
+        raise ValueError(f"{len(golds)} golds and {len(completions)} completions: give one gold for each completion")
     one = answer_format is None or isinstance(answer_format, str)
     formats: list[Any] = [answer_format] * len(golds) if one else list(answer_format)  # type: ignore
     if len(formats) != len(golds):
-        raise ValueError(f"{len(formats)} answer formats and {len(golds)} golds: give one format a row")
+        raise ValueError(f"{len(formats)} answer formats and {len(golds)} golds: give one format for each row")
     for name in set(formats) - {None}:
         one_of("answer_format", name, tuple(FORMATS))
     texts = ["" if gold is None else str(gold) for gold in golds]  # a data set's golds may be numbers
