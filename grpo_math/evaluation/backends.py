@@ -80,9 +80,7 @@ def opened(
     client = Server(str(server))
     served = client.models()[0]
     if served not in (model, model_path(model)):
-        raise ConfigError(
-            "model", model, f"is not what the server has, {served!r}", "give --model as the server names it"
-        )
+        raise ConfigError("model", model, f"is not what the server has, {served!r}", f"give --model {served}")
     name = served if adapter is None else adapter
     if adapter is not None and Path(adapter).is_dir():
         name = f"evaluated-{weights_hash(adapter)}"  # for these weights alone: vLLM's prefix cache goes by the name
