@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -19,11 +20,22 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation.completions import Completion, Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.models import fast_dtype, model_path
 from grpo_math.generation.server import Server, served_rank
 
 BACKENDS = ("hf", "vllm-server", "vllm")
 AT_ONCE = 64  # requests to a server
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn: ``samples`` of each problem at ``temperature``, 0 being greedy."""
+
+    samples: int
+    temperature: float
+    max_new_tokens: int
+    batch_size: int
+    seed: int
 
 
 def check(backend: str, server: str | None, adapter: str | None) -> None:
@@ -35,19 +47,9 @@ def check(backend: str, server: str | None, adapter: str | None) -> None:
         raise ConfigError("server", server, f"would be ignored by backend={backend}", "add --backend vllm-server")
     if backend == "vllm" and find_spec("vllm") is None:
         raise ConfigError("backend", "vllm", "needs the package vllm", "install it, or use vllm-server or hf")
-    if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
-        if backend == "vllm-server" and not Path(adapter).exists():
-            return  # the name of one that the server has
+    named = backend == "vllm-server" and adapter is not None and not Path(adapter).exists()  # one that the server has
+    if adapter is not None and not named and not (Path(adapter) / "adapter_config.json").exists():
         raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
-
-
-def tokenizer_of(model: str) -> Any:
-    return _from_pretrained(model, lambda path: load_tokenizer(path))
-
-
-def check_weights_of(model: str) -> None:
-    """That the weights in a model's folder are those of its config.json."""
-    _from_pretrained(model, check_weights)
 
 
 def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:
@@ -62,39 +64,32 @@ def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None
 
 
 def opened(
-    model: str,
-    adapter: str | None,
-    tokenizer: Any,
-    *,
-    backend: str,
-    server: str | None,
-    temperature: float,
-    max_new_tokens: int,
+    model: Any, adapter: str | None, tokenizer: Any, backend: str, server: str | None, sampling: Sampling
 ) -> Generate:
-    """The function that generates a batch. `ConfigError` for a model or an adapter that cannot be loaded."""
-    sampling: Any = {"temperature": temperature, "max_new_tokens": max_new_tokens}
-    if backend == "hf":
-        return with_model(_weights(model, adapter), tokenizer, **sampling)
-    stops = stop_ids(tokenizer, _from_pretrained(model, _generation_config))
+    """The function that generates a batch, with a model that is loaded or a name.
+
+    `ConfigError` for a model or an adapter that cannot be loaded.
+    """
+    if backend == "hf" or not isinstance(model, str):
+        weights = _weights(model, adapter) if isinstance(model, str) else model
+        limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
+        return with_model(weights, tokenizer, **limits)
+    stops = stop_ids(tokenizer, loaded(model, _generation_config))
     if backend == "vllm":
-        return with_vllm(model_path(model), adapter, tokenizer, stops, **sampling)
+        return with_vllm(model_path(model), adapter, tokenizer, stops, sampling)
     client = Server(str(server))
     served = client.models()[0]
     if served not in (model, model_path(model)):
-        raise ConfigError("model", model, f"is not what the server has, {served!r}", "give --model as the server does")
-    name = served
-    if adapter is not None:
-        name = adapter
-        if Path(adapter).is_dir():  # a name for these weights alone: vLLM's prefix cache goes by the name
-            name = f"evaluated-{weights_hash(adapter)}"
-            client.unload_adapter(name)
-            client.load_adapter(name, str(Path(adapter).resolve()))
-    return with_server(client, name, tokenizer, stops, **sampling)
+        raise ConfigError("model", model, f"is not what the server has, {served!r}", f"give --model {served}")
+    name = served if adapter is None else adapter
+    if adapter is not None and Path(adapter).is_dir():
+        name = f"evaluated-{weights_hash(adapter)}"  # for these weights alone: vLLM's prefix cache goes by the name
+        client.unload_adapter(name)
+        client.load_adapter(name, str(Path(adapter).resolve()))
+    return with_server(client, name, tokenizer, stops, sampling)
 
 
-def with_server(
-    server: Server, name: str, tokenizer: Any, stops: list[int], *, temperature: float, max_new_tokens: int
-) -> Generate:
+def with_server(server: Server, name: str, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
     """Batches by a server, under the ``name`` of its model or of an adapter that it has loaded.
 
     vLLM gives every prompt of a request the request's seed, so that a request holds one prompt, and all its samples.
@@ -106,8 +101,8 @@ def with_server(
             [prompt],
             model=name,
             n=samples,
-            temperature=temperature,
-            max_tokens=max_new_tokens,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_new_tokens,
             seed=seed,
             logprobs=False,
             extra={"stop_token_ids": stops},
@@ -121,9 +116,7 @@ def with_server(
     return generate
 
 
-def with_vllm(
-    path: str, adapter: str | None, tokenizer: Any, stops: list[int], *, temperature: float, max_new_tokens: int
-) -> Generate:
+def with_vllm(path: str, adapter: str | None, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
     """Batches by vLLM's ``LLM`` in this process, with an adapter's folder beside the weights, not merged."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -139,12 +132,10 @@ def with_vllm(
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
         batch = jobs(prompts, seed)
-        sampling = [
-            SamplingParams(n=n, temperature=temperature, max_tokens=max_new_tokens, seed=own, stop_token_ids=stops)
-            for _, n, own in batch
-        ]
+        limits: Any = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens}
+        drawn = [SamplingParams(n=n, seed=own, stop_token_ids=stops, **limits) for _, n, own in batch]
         inputs: Any = [{"prompt_token_ids": prompt} for prompt, _, _ in batch]
-        outputs = llm.generate(inputs, sampling, use_tqdm=False, lora_request=request)
+        outputs = llm.generate(inputs, drawn, use_tqdm=False, lora_request=request)
         return [read_off(tokenizer, list(one.token_ids), stops) for output in outputs for one in output.outputs]
 
     return generate
@@ -164,10 +155,9 @@ def _weights(model: str, adapter: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    def load(path: str) -> Any:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
-
-    weights = _from_pretrained(model, load)
+    weights = loaded(
+        model, lambda path: AutoModelForCausalLM.from_pretrained(path, dtype=fast_dtype(), trust_remote_code=False)
+    )
     if adapter is not None:
         from peft import PeftModel
 
@@ -175,7 +165,7 @@ def _weights(model: str, adapter: str | None) -> Any:
             weights = PeftModel.from_pretrained(weights, adapter)
         except Exception as error:  # peft has no error of its own for a folder that it cannot use
             said = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError("adapter", adapter, f"does not go on {model}", said) from None
+            raise ConfigError("adapter", adapter, f"does not fit {model}", said) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 
@@ -188,7 +178,8 @@ def _generation_config(path: str) -> Any:
         return None
 
 
-def _from_pretrained(model: str, load: Callable[[str], Any]) -> Any:
+def loaded(model: str, load: Callable[[str], Any]) -> Any:
+    """What ``load`` gives for the folder of a model; `ConfigError` where it raises."""
     try:
         return load(model_path(model))
     except ConfigError as error:  # generation/models.py names the recipe's field

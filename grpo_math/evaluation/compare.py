@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
-from grpo_math.grading.version import as_now
+from grpo_math.grading.version import MATH_VERIFY, as_now
 from grpo_math.run.metrics import CATEGORIES
 
 Results = dict[str, Any]
@@ -27,7 +27,8 @@ ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
 SAME = {
     "template": "evaluate both with the same template to compare them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
-    "grader_hash": "two versions of the grader, whose verdicts differ, evaluate both with the same version",
+    "grader_hash": "the verdicts of two graders may differ, evaluate both with the same version of grpo_math, "
+    f"and with the Math-Verify that it was tried with (pip install math-verify=={MATH_VERIFY[-1]})",
     "samples": "evaluate both with as many samples to compare them",
     "temperature": "evaluate both at the same temperature to compare them",
     "max_new_tokens": "evaluate both with the same limit to compare them",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading.version import as_now
+from grpo_math.grading.version import KEY, as_now
 
 Line = dict[str, Any]
 
@@ -33,13 +33,14 @@ def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
             raise ValueError("not the beginning of a first line")
         measured = as_now(dict(lines[0]["measured"]))
         if not all(isinstance(line, dict) for line in lines):
-            raise ValueError("a line is no object")
+            raise ValueError("a line is not an object")
     except (OSError, ValueError, KeyError, TypeError):
         raise not_one(path, field) from None
     for name in about:
         if measured.get(name) != about[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {about[name]!r}"
-            raise ConfigError(field, str(path), was, "name another file, or set it as it was")
+            remedy = "install the grpo_math and math-verify that measured it" if name == KEY else "set it back"
+            raise ConfigError(field, str(path), was, f"name another file, or {remedy}")
     return lines[1:]
 
 

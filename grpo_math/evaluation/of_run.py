@@ -6,7 +6,7 @@ Does not evaluate them.
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.resume import config_of
 
 FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # what transformers reads
@@ -42,8 +42,8 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     elif (run / "model" / "config.json").exists():
         trained = (str(run / "model"), None)
     else:
-        reason = "has neither adapter/ nor model/, as a run that has not finished"
-        raise ConfigError("run", run_dir, reason, "let it finish: the command that started it goes on with it")
+        reason = "has neither adapter/ nor model/, so it has not finished"
+        raise ConfigError("run", run_dir, reason, "repeat the command that started it, which goes on with it")
     folder = run / "evaluation" if output is None else Path(output)
     longest = int(config.get("max_completion_length") or 512)
     return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder)
@@ -58,5 +58,5 @@ def _of_revision(name: str, revision: str) -> str:
     try:
         return snapshot_download(name, revision=revision, allow_patterns=FILES)
     except Exception as error:  # the Hub's client has several of its own
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ConfigError("model_revision", revision, f"of {name} cannot be had ({why})", "check the name") from None
+        why = f"of {name} cannot be downloaded ({first_line(error)})"
+        raise ConfigError("model_revision", revision, why, "check the name") from None

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.evaluation import journal
-from grpo_math.evaluation.results import Sampling, answered
+from grpo_math.evaluation.backends import Sampling
+from grpo_math.evaluation.results import answered
 from grpo_math.grading import Verdict
 from grpo_math.problems.difficulty import Rates, Row, key
 

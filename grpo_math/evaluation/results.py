@@ -13,11 +13,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from glob import escape
 from hashlib import sha256
-from importlib import metadata
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,12 +24,14 @@ from tqdm import tqdm
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, journal
+from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
-from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids, with_model
-from grpo_math.generation.models import model_path
+from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids
+from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.grading import Grade, Verdict, grade_batch, version
 from grpo_math.run.files import refuse_unwritable, write_json
+from grpo_math.run.machine import versions
 from grpo_math.run.metrics import CATEGORIES
 
 SCHEMA = 1
@@ -40,17 +40,6 @@ VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
 Row = dict[str, Any]
 Record = dict[str, Any]
 Results = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How completions are drawn: ``samples`` of each problem at ``temperature``, 0 being greedy."""
-
-    samples: int
-    temperature: float
-    max_new_tokens: int
-    batch_size: int
-    seed: int
 
 
 def category(grade: Grade, truncated: bool) -> str:
@@ -128,19 +117,23 @@ def evaluate(
         output = Path(output) if Path(output).suffix == ".json" else _file_in(Path(output), settings)
         answers = answers_file(output)
         records = _known(output, settings, rows, samples)
-    opened = partial(_opened, model, adapter, tokenizer, backend, server, sampling)
+
+    def opened() -> Generate:
+        return backends.opened(model, adapter, tokenizer, backend, server, sampling)
+
     for batch in _answers(rows, sampling, tokenizer, opened, grade_timeout, records, progress):
         if answers is not None:
             journal.append(answers, batch)
         records.update((_key(record), record) for record in batch)
     ordered = [records[str(row["id"]), sample] for row in rows for sample in range(samples)]
+    installed = versions()
     results = {
         "schema": SCHEMA,
         **settings,
         **summary(ordered, samples),
         **({"contamination": contamination} if contamination is not None else {}),
         "seconds": round(time.perf_counter() - started, 2),
-        "versions": _versions(),
+        "versions": {name: installed[name] for name in VERSIONS if name in installed},
         "prompt_of_first_row": rows[0]["prompt"],
         "rows": ordered,
     }
@@ -157,10 +150,11 @@ def _refuse(rows: Sequence[Row], sampling: Sampling) -> None:
     drawn, more = f"cannot be drawn at temperature {heat:g}", "give 1 or more"
     for name, value, wrong, reason, remedy in (
         ("rows", len(rows), not rows, "leaves nothing to evaluate on", "give at least one problem"),
-        ("samples", samples, samples < 1 or (samples > 1 and heat == 0), drawn, "greedy takes 1"),
+        ("samples", samples, samples < 1, "evaluates nothing", more),
+        ("samples", samples, samples > 1 and heat == 0, drawn, "give 1, or a temperature above 0"),
         ("batch_size", sampling.batch_size, sampling.batch_size < 1, "evaluates nothing", more),
         ("max_new_tokens", sampling.max_new_tokens, sampling.max_new_tokens < 1, "evaluates nothing", more),
-        ("rows", len(rows), twice, "have an id twice", "give each problem an id of its own"),
+        ("rows", len(rows), twice, "share an id", "give each problem an id of its own"),
         ("temperature", heat, heat < 0, "is negative", "0 is greedy, above 0 samples"),
         ("temperature", heat, not math.isfinite(heat), "is not finite", "0 is greedy, above 0 samples"),
     ):
@@ -176,11 +170,11 @@ def _tokenizer(
     if output is not None:
         folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
         refuse_unwritable("output", str(output), folder, "name another file or folder")
-    tokenizer = backends.tokenizer_of(model)
+    tokenizer = backends.loaded(model, load_tokenizer)
     if not isinstance(prompt, str):
         backends.check_chat(model, tokenizer, prompt)
     if backend == "hf":
-        backends.check_weights_of(model)
+        backends.loaded(model, check_weights)
     return tokenizer
 
 
@@ -198,15 +192,6 @@ def _settings_of(
         "problems_hash": problems_hash(rows),
         version.KEY: version.version(),
     }
-
-
-def _opened(
-    model: Any, adapter: str | None, tokenizer: Any, backend: str, server: str | None, sampling: Sampling
-) -> Generate:
-    limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
-    if isinstance(model, str):
-        return backends.opened(model, adapter, tokenizer, backend=backend, server=server, **limits)
-    return with_model(model, tokenizer, **limits)
 
 
 def answers_file(output: str | Path) -> Path:
@@ -240,8 +225,8 @@ def _answers(
     if not missing:
         return
     generate = opened()
-    done = [i for number, batch in enumerate(every) if number not in missing for i in batch]
-    right = [known[keys[i]]["category"] == "correct" for i in done]
+    kept = (batch for number, batch in enumerate(every) if number not in missing)
+    right = [known[keys[i]]["category"] == "correct" for batch in kept for i in batch]
     with tqdm(
         total=len(rows), initial=len(right) // samples, desc="evaluating", unit="problem", disable=not progress
     ) as bar:
@@ -279,11 +264,6 @@ def _known(output: Path, settings: dict[str, Any], rows: Sequence[Row], samples:
     except (KeyError, TypeError, ValueError):
         raise journal.not_one(path, "output") from None
     return known
-
-
-def _versions() -> dict[str, str]:
-    installed = {dist.name for dist in metadata.distributions()}
-    return {name: metadata.version(name) for name in VERSIONS if name in installed}
 
 
 def _key(record: Record) -> tuple[str, int]:
@@ -364,7 +344,7 @@ def text_of(results: Results) -> str:
     <BLANKLINE>
     level 1                      1  100.0%  20.7% to 100.0%
     """
-    n, samples = results["n"], results["samples"]
+    n, samples, counts = results["n"], results["samples"], results["categories"]
     drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"
     lines = [
         f"accuracy  {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
@@ -377,10 +357,7 @@ def text_of(results: Results) -> str:
         lines.append(f"mean@{samples:<4} {mean['mean']:6.1%}{error}")
         for name in ("pass@k", "maj@k"):
             lines.append(f"{name:<8}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
-    rows = [
-        [label, results["categories"][name], results["categories"][name] / (n * samples), ""]
-        for name, label in CATEGORIES.items()
-    ]
+    rows = [[label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items()]
     width = max(map(len, CATEGORIES.values()))
     parts = [
         [f"{name} {part}" if name == "level" else part, figures["n"], figures["accuracy"], _range(figures["ci95"])]

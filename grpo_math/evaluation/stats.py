@@ -11,6 +11,7 @@ import random
 from bisect import bisect
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
@@ -204,14 +205,12 @@ def _sums_of_signs(n: int, gained: int, lost: int, resamples: int, rng: random.R
     changed = gained + lost
     if not changed:
         return [0.0] * resamples
-    tables: dict[int, list[float]] = {}
     how_many = _binomial_table(n, changed / n)
+    rising = cache(lambda moved: _binomial_table(moved, gained / changed))
     sums: list[float] = []
     for _ in range(resamples):
         moved = min(bisect(how_many, rng.random()), n)
-        if moved not in tables:
-            tables[moved] = _binomial_table(moved, gained / changed)
-        up = min(bisect(tables[moved], rng.random()), moved)
+        up = min(bisect(rising(moved), rng.random()), moved)
         sums.append(float(2 * up - moved))
     return sums
 
@@ -221,12 +220,8 @@ def _binomial_table(n: int, p: float) -> list[float]:
     if p in (0.0, 1.0):
         return [0.0] * n + [1.0] if p else [1.0] * (n + 1)
     log_n, log_p, log_q = math.lgamma(n + 1), math.log(p), math.log1p(-p)
-    return list(
-        accumulate(
-            math.exp(log_n - math.lgamma(x + 1) - math.lgamma(n - x + 1) + x * log_p + (n - x) * log_q)
-            for x in range(n + 1)
-        )
-    )
+    log_ways = (log_n - math.lgamma(x + 1) - math.lgamma(n - x + 1) for x in range(n + 1))
+    return list(accumulate(math.exp(ways + x * log_p + (n - x) * log_q) for x, ways in enumerate(log_ways)))
 
 
 def mcnemar(gained: int, lost: int) -> float:

@@ -52,8 +52,14 @@ def grade_batch(
     count = Counter(rows)
     tell = progress or (lambda rows: None)
     done, undecided = _quickly(count, tell)
-    if undecided:
-        done.update(_in_pool(undecided, count, timeout, workers, tell))
+    jobs = list(undecided)
+
+    def ended(job: int) -> None:
+        tell(sum(count[row] for row in undecided[jobs[job]]))
+
+    for job, o in zip(jobs, shared_pool().run(jobs, timeout, workers, ended) if jobs else [], strict=True):
+        for row in undecided[job]:
+            done[row] = Grade(o.verdict, job[1][:ANSWER_CHARACTERS], _kept(row[1], row[2]), o.seconds, o.reason)
     return [done[row] for row in rows]
 
 
@@ -61,11 +67,11 @@ def _rows(
     golds: Sequence[str], completions: Sequence[str], answer_format: str | Sequence[str | None] | None
 ) -> list[Row]:
     if len(golds) != len(completions):
-        raise ValueError(f"{len(golds)} golds and {len(completions)} completions: give one gold a completion")
+        raise ValueError(f"{len(golds)} golds and {len(completions)} completions: give one gold for each completion")
     one = answer_format is None or isinstance(answer_format, str)
     formats: list[Any] = [answer_format] * len(golds) if one else list(answer_format)  # type: ignore
     if len(formats) != len(golds):
-        raise ValueError(f"{len(formats)} answer formats and {len(golds)} golds: give one format a row")
+        raise ValueError(f"{len(formats)} answer formats and {len(golds)} golds: give one format for each row")
     for name in set(formats) - {None}:
         one_of("answer_format", name, tuple(FORMATS))
     texts = ["" if gold is None else str(gold) for gold in golds]  # a data set's golds may be numbers
@@ -89,21 +95,6 @@ def _quickly(count: Counter[Row], tell: Progress) -> tuple[dict[Row, Grade], dic
         else:
             undecided.setdefault(quick, []).append(row)
     return done, undecided
-
-
-def _in_pool(
-    undecided: dict[Job, list[Row]], count: Counter[Row], timeout: float, workers: int | None, tell: Progress
-) -> dict[Row, Grade]:
-    jobs = list(undecided)
-
-    def ended(job: int) -> None:
-        tell(sum(count[row] for row in undecided[jobs[job]]))
-
-    return {
-        row: Grade(o.verdict, job[1][:ANSWER_CHARACTERS], _kept(row[1], row[2]), o.seconds, o.reason)
-        for job, o in zip(jobs, shared_pool().run(jobs, timeout, workers, ended), strict=True)
-        for row in undecided[job]
-    }
 
 
 def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequence[str]) -> list[dict[str, str | None]]:

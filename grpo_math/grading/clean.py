@@ -40,16 +40,14 @@ COMMANDS = {
     **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "rm", "bf", "nonumber", "middle"), ""),
     **dict.fromkeys(("quad", "qquad", "enspace", "thinspace", "hfill", "hspace"), " "),
     **dict.fromkeys(("textbf", "textit", "textrm", "texttt", "textsf", "mbox", "hbox", "textnormal"), "\\text"),
-    **dict.fromkeys(("lbrace",), "\\{"),
-    **dict.fromkeys(("rbrace",), "\\}"),
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
-    **dict.fromkeys(("varnothing",), "\\emptyset "),
     **dict.fromkeys(("land", "wedge"), " and "),
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("to", "rightarrow"), "\\to "),
     "div": "/", "lt": "<", "gt": ">", "degree": "°", "colon": ":", "lbrack": "[", "rbrack": "]", "ln": "\\ln ",
     "langle": "(", "rangle": ")", "textdollar": "", "pounds": "", "euro": "", "varphi": "\\phi ",
-    "backslash": "\\setminus ",     "iff": "=", "simeq": "\\approx ",
+    "backslash": "\\setminus ", "iff": "=", "simeq": "\\approx ", "lbrace": "\\{", "rbrace": "\\}",
+    "varnothing": "\\emptyset ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 COUNTING = (
@@ -57,10 +55,10 @@ COUNTING = (
     "sixteen seventeen eighteen nineteen twenty"
 )
 NUMBER_WORDS = {word: value for value, word in enumerate(COUNTING.split())}
-LEADING_WORD = re.compile(rf"({'|'.join(NUMBER_WORDS)})(?= [a-z])", re.IGNORECASE)
+LEADING_WORD = re.compile(rf"\A(?:{'|'.join(NUMBER_WORDS)})(?= [a-z])", re.IGNORECASE)
 SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
-SET_BUILDER = re.compile(r"\\\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?(.{1,200}?) ?\\\}")
-RATIO_WORDS = re.compile(r"(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)")
+SET_BUILDER = re.compile(r"\A\\\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?(.{1,200}?) ?\\\}\Z")
+RATIO_WORDS = re.compile(r"\A(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
 ASIDE = re.compile(r"(?<=\d) \([A-Za-z][A-Za-z ,.\-]{1,40}\)$")
 DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
 FONT = re.compile(r"\\(?:mathrm|operatorname|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)\*?\s*")
@@ -74,11 +72,7 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
-    if not text.isascii():
-        text = _ascii(text)
-    elif "\0" in text:
-        text = text.replace("\0", "")
-    text = strip_wrappers(text)
+    text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
         if "\\\\" in text:
             text = _single_backslashes(text)
@@ -95,16 +89,9 @@ def _clean(text: str) -> str:
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)
-    builder = SET_BUILDER.fullmatch(text)
-    if builder is not None:
-        text = builder[1]
-    ratio = RATIO_WORDS.fullmatch(text)
-    if ratio is not None:
-        text = f"{ratio[1]}:{ratio[2]}"
+    text = RATIO_WORDS.sub(r"\1:\2", SET_BUILDER.sub(r"\1", text))
     text = ASIDE.sub("", text) if text.endswith(")") else text
-    leading = LEADING_WORD.match(text)
-    if leading is not None:
-        text = str(NUMBER_WORDS[leading[1].lower()]) + text[leading.end(1) :]
+    text = LEADING_WORD.sub(lambda m: str(NUMBER_WORDS[m.group().lower()]), text)
     if text[:1] in ("€", "£", "¥", "₹", "="):
         text = text[1:]
     return strip_wrappers(re.sub(r"\s+", " ", text))
@@ -118,15 +105,10 @@ def _single_backslashes(text: str) -> str:
 
 
 def _ascii(text: str) -> str:
-    text = VULGAR.sub(lambda m: _vulgar(m.group()), text)
+    text = VULGAR.sub(lambda m: f"\\frac{{{unicodedata.normalize('NFKC', m.group()).replace('⁄', '}{')}}}", text)
     text = re.sub("[⁰¹²³⁴-⁹⁻⁺ⁿ]+", lambda m: "^{" + m.group().translate(SUPERSCRIPT) + "}", text)
     text = re.sub(r"√\s*(\d+|[a-z])(?![\d.])", r"\\sqrt{\1}", text.translate({ord("∛"): "\\sqrt[3]"}))
     text = unicodedata.normalize("NFKC", text.translate(TABLE)).translate(TABLE)
     if text.isascii():
         return text
     return "".join(str(unicodedata.decimal(c)) if unicodedata.category(c) == "Nd" else c for c in text)
-
-
-def _vulgar(character: str) -> str:
-    above, _, below = unicodedata.normalize("NFKC", character).partition("⁄")
-    return f"\\frac{{{above}}}{{{below}}}"

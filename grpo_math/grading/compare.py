@@ -64,17 +64,13 @@ def compare(gold: str, answer: str, rules: Rules | None = None) -> tuple[Verdict
         answers = readings(answer)
     except TooLarge as error:
         return Verdict.UNPARSEABLE, f"the answer is {error}"
-    if not golds and is_prose(gold):
-        return Verdict.WRONG, "text"
-    if golds and not answers and is_prose(answer):
-        return Verdict.WRONG, "text"
     if not golds or not answers:
-        return None, "unreadable gold" if not golds else "unreadable answer"
-    rules = rules or EXACT
+        side, text = ("answer", answer) if golds else ("gold", gold)
+        return (Verdict.WRONG, "text") if is_prose(text) else (None, f"unreadable {side}")
     pairs = [(g, a) for g in golds for a in answers]
     if any(g.unit and a.unit for g, a in pairs):  # both name a unit: it must be the same one
         pairs = [(g, a) for g, a in pairs if g.unit and g.unit == a.unit]
-    results = {equal(g.tree, a.tree, rules) for g, a in pairs}
+    results = {equal(g.tree, a.tree, rules or EXACT) for g, a in pairs}
     if True in results:
         return Verdict.CORRECT, "trees"
     return (None, "") if None in results else (Verdict.WRONG, "trees")
@@ -139,12 +135,9 @@ def _spaceless(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _readings(text: str) -> tuple[Reading, ...]:
-    texts = [text]
     label = LABEL.match(text)
-    if label is not None:
-        texts.insert(0, text[label.end() :])
     found: list[Reading] = []
-    for candidate in texts:
+    for candidate in [text] if label is None else [text[label.end() :], text]:
         bare, unit = units.split(candidate)
         spellings = [(bare, unit)] if unit is None else [(bare, unit), (candidate, None)]
         for spelling, its_unit in spellings:

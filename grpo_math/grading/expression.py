@@ -17,6 +17,7 @@ Does not know sums, integrals, or limits: those are `Unreadable` here and go to 
 """
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -65,6 +66,8 @@ MIXED = re.compile(
 )
 BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(\d{1,2})\s*\}|(\d)(?!\d))")
 LETTERS = re.compile(r"[A-Za-z]+")
+COMMAND = re.compile(r"\\([A-Za-z]+)")
+CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")
 SUBSCRIPT = re.compile(r"_(?:\{([A-Za-z0-9,+\- ]{1,12})\}|([A-Za-z0-9]))")
 SCALE = re.compile(r" ?(million|billion|trillion|thousand|hundred|dozen)\b")
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -121,10 +124,8 @@ class _Reader:
     # -- characters
 
     def skip(self) -> None:
-        text, at = self.text, self.at
-        while at < len(text) and text[at] == " ":
-            at += 1
-        self.at = at
+        while self.text.startswith(" ", self.at):
+            self.at += 1
 
     def peek(self, *options: str) -> str | None:
         """The first of the options that stands here; a command must not go on in a letter."""
@@ -155,10 +156,13 @@ class _Reader:
             self.at = found.end()
         return found
 
-    def deeper(self) -> None:
+    def deeper(self, read: Callable[[], Tree]) -> Tree:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise TooLarge(f"nested more than {MAX_DEPTH} deep")
+        tree = read()
+        self.depth -= 1
+        return tree
 
     # -- lists and relations
 
@@ -180,32 +184,24 @@ class _Reader:
 
     def relation(self) -> Tree:
         parts: list[Any] = [self.sum()]
-        while True:
-            if joined := self.take(":", "\\cup", "U"):
-                kind, right, left = "ratio" if joined == ":" else "union", self.sum(), parts.pop()
+        while sign := self.take(":", "\\cup", "U", *RELATIONS):
+            if sign in (":", "\\cup", "U"):
+                kind, right, left = "ratio" if sign == ":" else "union", self.sum(), parts.pop()
                 parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
-                continue
-            sign = self.take(*RELATIONS)
-            if sign is None:
-                break
-            sign = {"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)
-            parts += [sign, self.sum()]
+            else:
+                parts += [{"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)]
+                parts.append(self.sum())
         return parts[0] if len(parts) == 1 else ("relation", *parts)
 
     # -- arithmetic
 
     def sum(self) -> Tree:
-        negative = False
-        plus_minus = False
+        negative = plus_minus = False
         while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
             negative ^= sign == "-"
             plus_minus |= sign in ("\\pm", "\\mp")
-        total = self.product()
-        if negative:
-            total = negated(total)
-        if plus_minus:
-            total = ("pm", ("num", Fraction(0)), total)
-        terms = [total]
+        total = negated(self.product()) if negative else self.product()
+        terms = [("pm", ("num", Fraction(0)), total) if plus_minus else total]
         while (sign := self.take("+", "-", "\\pm", "\\mp")) is not None:
             negative = sign == "-"
             while (more := self.take("+", "-")) is not None:
@@ -247,17 +243,11 @@ class _Reader:
         if self.at >= len(self.text):
             return False
         char = self.text[self.at]
-        if char in "([" or char in DIGITS or char == ".":
-            return char != "["
-        if char == "{":
-            return True
-        if char == "|":
-            return self.bars == 0
         if char in ASCII_LETTERS:
             return self.peek("and", "or", "U") is None
         if char == "\\":
             return self.peek(*NOT_FACTORS) is None
-        return False
+        return char in DIGITS or char in ".({" or (char == "|" and self.bars == 0)
 
     def power(self) -> Tree:
         base = self.atom()
@@ -274,28 +264,23 @@ class _Reader:
                 return base
 
     def exponent(self) -> Tree:
-        self.deeper()
-        tree = self.signed_exponent()
-        self.depth -= 1
-        return tree
+        return self.deeper(self.signed_exponent)
 
     def signed_exponent(self) -> Tree:
-        self.skip()
         if self.peek("{"):
             return self.group()
         if self.take("-"):
             return negated(self.exponent())
-        if self.text[self.at : self.at + 1] in tuple(DIGITS):
-            number = self.match(INTEGER)
-            tree: Tree = ("num", _number(number.group() if number is not None else "0"))
-        else:
-            tree = self.atom()
+        number = self.match(INTEGER)
+        tree = self.atom() if number is None else ("num", _number(number.group()))
         return ("pow", tree, self.exponent()) if self.take("^", "**") else tree
 
     def group(self) -> Tree:
         """What stands in braces."""
         self.need("{")
-        self.deeper()
+        return self.deeper(self.in_braces)
+
+    def in_braces(self) -> Tree:
         if self.peek("}"):
             raise Unreadable("empty braces")
         inner = self.sum()
@@ -304,7 +289,6 @@ class _Reader:
         if self.peek(",", *RELATIONS):
             raise Unreadable("a list in braces")
         self.need("}")
-        self.depth -= 1
         return inner
 
     def braces(self) -> Tree:
@@ -325,7 +309,6 @@ class _Reader:
 
     def argument(self) -> Tree:
         r"""An argument of \frac or \sqrt: braces, or one digit, letter, or command."""
-        self.skip()
         if self.peek("{"):
             return self.group()
         char = self.text[self.at : self.at + 1]
@@ -338,10 +321,7 @@ class _Reader:
         return self.atom()
 
     def atom(self) -> Tree:
-        self.deeper()
-        tree = self.bare_atom()
-        self.depth -= 1
-        return tree
+        return self.deeper(self.bare_atom)
 
     def bare_atom(self) -> Tree:
         self.skip()
@@ -363,9 +343,10 @@ class _Reader:
             return ("call", "abs", inner)
         if char == "\\":
             return self.command()
-        if char in ASCII_LETTERS:
-            return self.letters()
-        raise Unreadable(f"cannot read {char!r}")
+        letters = self.match(LETTERS)
+        if letters is None:
+            raise Unreadable(f"cannot read {char!r}")
+        return self.word(letters.group())
 
     def number(self) -> Tree:
         repeating = self.match(REPEATING)
@@ -421,14 +402,13 @@ class _Reader:
             return ("set", *items)
         if self.peek("\\begin"):
             return self.matrix()
-        name_match = re.compile(r"\\([A-Za-z]+)").match(self.text, self.at)
-        if name_match is None:
+        found = self.match(COMMAND)
+        if found is None:
             raise Unreadable("a stray backslash")
-        name = name_match[1]
-        self.at = name_match.end()
-        if name == "frac":
-            above = self.argument()
-            return ("div", above, self.argument())
+        name = found[1]
+        if name in ("frac", "binom", "dbinom", "tbinom"):
+            kind = ("div",) if name == "frac" else ("call", "binom")
+            return (*kind, self.argument(), self.argument())
         if name == "sqrt":
             degree: Tree | None = None
             if self.take("["):
@@ -438,13 +418,8 @@ class _Reader:
             if degree is None:
                 return ("call", "sqrt", inside)
             return ("pow", inside, ("div", ("num", Fraction(1)), degree))
-        if name in ("binom", "dbinom", "tbinom"):
-            above = self.argument()
-            return ("call", "binom", above, self.argument())
-        if name in ("pi", "infty"):
-            return ("const", "pi" if name == "pi" else "inf")
-        if name == "emptyset":
-            return ("set",)
+        if name in ("pi", "infty", "emptyset"):
+            return WORDS.get(name, ("set",))
         if name in ("lfloor", "lceil"):
             inner = self.sum()
             self.need("\\rfloor" if name == "lfloor" else "\\rceil")
@@ -489,36 +464,26 @@ class _Reader:
         tree: Tree = ("call", {"lg": "log"}.get(name, name), *arguments)
         return tree if power is None else ("pow", tree, power)
 
-    def letters(self) -> Tree:
-        run = LETTERS.match(self.text, self.at)
-        if run is None:
-            raise Unreadable("no letters")
-        word = run.group()
+    def word(self, word: str) -> Tree:
+        """What a run of letters means that was just read: all of it, or only its first letter."""
         lower = word.lower()
-        if lower in WORDS and len(word) > 1:
-            self.at = run.end()
+        if lower in WORDS:
             return WORDS[lower]
-        if lower in FUNCTIONS and len(word) > 1:
-            self.at = run.end()
+        if lower in FUNCTIONS:
             if lower == "sqrt" and not self.peek("(", "{"):
                 raise Unreadable("sqrt without its argument")
             if lower == "sqrt" and self.peek("{"):
                 return ("call", "sqrt", self.group())
             return self.call(lower)
-        if word in ("C", "P") and re.compile(r"[CP]\(\s*\d+\s*,\s*\d+\s*\)").match(self.text, self.at):
-            self.at = run.end()
-            inner = self.atom()
-            return ("call", "binom" if word == "C" else "perm", *inner[3:])
+        if word in ("C", "P") and CHOOSING.match(self.text, self.at):
+            return ("call", "binom" if word == "C" else "perm", *self.atom()[3:])
         if lower in NUMBER_WORDS:
-            self.at = run.end()
             return ("num", Fraction(NUMBER_WORDS[lower]))
-        for name in ("sqrt", "pi"):
-            if lower.endswith(name) and len(word) == len(name) + 1:  # "xpi", "asqrt(2)"
-                self.at += 1
-                return _letter(word[0])
+        self.at -= len(word) - 1  # letters that are factors: read the first
+        if lower[1:] in ("sqrt", "pi"):  # "xpi", "asqrt(2)"
+            return _letter(word[0])
         if len(word) > 3:
             raise Unreadable(f"{word[:20]!r} is a word")
-        self.at += 1
         return self.named(word[0])
 
     def named(self, name: str) -> Tree:
@@ -536,15 +501,13 @@ class _Reader:
         if found is None:
             raise Unreadable("an environment that is no matrix")
         rows: list[list[Tree]] = [[self.sum()]]
-        while True:
-            if self.take("&"):
+        while sign := self.take("&", "\\\\"):
+            if sign == "&":
                 rows[-1].append(self.sum())
-            elif self.take("\\\\"):
-                if self.peek("\\end"):
-                    break
-                rows.append([self.sum()])
-            else:
+            elif self.peek("\\end"):
                 break
+            else:
+                rows.append([self.sum()])
         self.need("\\end")
         self.need("{" + found[1] + "}")
         return ("matrix", *(tuple(row) for row in rows))

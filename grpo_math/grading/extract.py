@@ -116,11 +116,8 @@ def strip_wrappers(text: str) -> str:
 
 
 def _after_thinking(completion: str) -> str:
-    end = completion.rfind("</think>")
-    if end >= 0:
-        return completion[end + len("</think>") :]
-    start = completion.find("<think>")
-    return completion if start < 0 else completion[:start]
+    _, end, visible = completion.rpartition("</think>")
+    return visible if end else completion.partition("<think>")[0]
 
 
 def _tagged(text: str) -> Extraction | None:
@@ -134,13 +131,8 @@ def _tagged(text: str) -> Extraction | None:
             return None
         inner = text[start + len("<answer>") : end].strip()
         if inner:
-            found = _box_or_hashes(inner)
-            if found is not None and found.text is not None:
-                return Extraction(found.text, "answer tag", found.boxes)
-            phrased = _phrase(inner[-TAIL:])
-            if phrased is not None:
-                return Extraction(phrased.text, "answer tag")
-            return Extraction(strip_wrappers(inner), "answer tag")
+            found = _box_or_hashes(inner) or _phrase(inner[-TAIL:]) or Extraction(strip_wrappers(inner), "")
+            return found._replace(how="answer tag")
         end = start
     return None
 
@@ -153,9 +145,7 @@ def _hashes(text: str) -> Extraction | None:
             return None
         line = text[end + 4 :].lstrip("#").split("\n", 1)[0].strip()
         phrase = ANSWER_PHRASE.match(line)
-        if phrase is not None:
-            line = line[phrase.end() :]
-        line = strip_wrappers(line)
+        line = strip_wrappers(line if phrase is None else line[phrase.end() :])
         if line and not (len(line) < 80 and HEADING.fullmatch(line)):
             return Extraction(line, "####")
     return None
@@ -170,10 +160,8 @@ def _box_or_hashes(text: str) -> Extraction | None:
 
 
 def _boxed(text: str) -> Extraction | None:
-    """The last box that is not empty; a text of None where all boxes are empty, and None where there is no box."""
+    """The last box that is not empty."""
     starts = list(BOX.finditer(text, max(0, len(text) - 10 * TAIL)))
-    if not starts:
-        return None
     boxes: list[str] = []
     last_start = len(text)
     for match in reversed(starts[-12:]):
@@ -184,8 +172,6 @@ def _boxed(text: str) -> Extraction | None:
             break
         boxes.append(content)
         last_start = match.start()
-        if end > last_start and len(boxes) == 12:
-            break
     if not boxes:
         return None
     last = boxes[0]
@@ -226,23 +212,17 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
 def _conclusion(text: str) -> Extraction | None:
     """The value that a "final answer" sentence gives after the last box, which was then an interim result."""
     last = text.rfind("box")
-    if last < 0:
-        return None
-    for match in reversed(list(FINAL.finditer(text, max(last, len(text) - TAIL)))):
-        found = _phrase(BOLD.sub(r"\1", text[match.start() :]))
-        return found if found is not None and re.search(r"\d|\\", found.text or "") else None
-    return None
+    sentences = list(FINAL.finditer(text, max(last, len(text) - TAIL))) if last >= 0 else []
+    found = _phrase(BOLD.sub(r"\1", text[sentences[-1].start() :])) if sentences else None
+    return found if found is not None and re.search(r"\d|\\", found.text or "") else None
 
 
 def _phrase(text: str) -> Extraction | None:
     for match in reversed(list(ANSWER_PHRASE.finditer(text))):
         rest = text[match.end() :].lstrip()
-        value = _leading_value(rest.split("\n", 1)[0])
-        if value and _is_sentence(value):
-            inner = _bare(value)
-            value = inner.text if inner is not None and inner.text else value
-        if value:
-            return Extraction(value, "phrase")
+        if value := _leading_value(rest.split("\n", 1)[0]):
+            inner = _bare(value) if _is_sentence(value) else None
+            return Extraction((inner and inner.text) or value, "phrase")
     return None
 
 

@@ -11,6 +11,8 @@ with a chance of error that no model output will meet.
 Does not bound its own time or memory: the worker process does.
 """
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import mpmath
@@ -23,10 +25,6 @@ from grpo_math.grading.structure import Rules
 LOW, HIGH = 40, 90  # decimal digits
 SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
 MAX_EXPONENT = 10**15
-
-
-class _NoValue(ArithmeticError):
-    pass
 
 
 class Overflow(Exception):
@@ -115,34 +113,30 @@ def _value(tree: Tree, point: dict[str, Any]) -> Any:
         return point[tree[1]]
     if kind == "const":
         if tree[1] == "inf":
-            raise _NoValue
+            raise ArithmeticError("infinity is no value")
         return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
-    if kind == "add":
-        return mpmath.fsum(_value(term, point) for term in tree[1:])
-    if kind == "mul":
-        return mpmath.fprod(_value(factor, point) for factor in tree[1:])
-    if kind == "neg":
-        return -_value(tree[1], point)
-    if kind == "div":
-        return _value(tree[1], point) / _value(tree[2], point)
-    if kind == "pow":
-        return _power(tree, point)
-    if kind == "percent":
-        return _value(tree[1], point) / 100
-    if kind == "degrees":
-        return _value(tree[1], point) * mp.pi / 180
-    if kind == "fact":
-        n = _value(tree[1], point)
-        if abs(n) > MAX_EXPONENT:
-            raise Overflow
-        return mpmath.gamma(n + 1)
     if kind == "call":
         return _call(tree[1], [_value(argument, point) for argument in tree[2:]])
-    raise _NoValue
+    if kind == "pow":
+        return _power(tree, _value(tree[1], point), _value(tree[2], point))
+    if kind not in ARITHMETIC:
+        raise ArithmeticError(f"a {kind} has no value")
+    return ARITHMETIC[kind](*(_value(part, point) for part in tree[1:]))
 
 
-def _power(tree: Tree, point: dict[str, Any]) -> Any:
-    base, exponent = _value(tree[1], point), _value(tree[2], point)
+def _factorial(n: Any) -> Any:
+    if abs(n) > MAX_EXPONENT:
+        raise Overflow
+    return mpmath.gamma(n + 1)
+
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": lambda *terms: mpmath.fsum(terms), "mul": lambda *factors: mpmath.fprod(factors), "neg": operator.neg,
+    "div": operator.truediv, "percent": lambda x: x / 100, "degrees": lambda x: x * mp.pi / 180, "fact": _factorial,
+}  # fmt: skip
+
+
+def _power(tree: Tree, base: Any, exponent: Any) -> Any:
     if abs(exponent) > MAX_EXPONENT or (base != 0 and abs(exponent) * abs(mpmath.log(abs(base))) > MAX_EXPONENT):
         raise Overflow
     root = tree[2]
@@ -164,7 +158,7 @@ def _call(name: str, values: list[Any]) -> Any:
         "max": max, "min": min, "perm": lambda n, k: mpmath.gamma(n + 1) / mpmath.gamma(n - k + 1),
     }  # fmt: skip
     if name not in functions:
-        raise _NoValue
+        raise ArithmeticError(f"{name} has no value")
     if name in ("exp", "sinh", "cosh", "binom", "perm") and any(abs(v) > MAX_EXPONENT for v in values):
         raise Overflow
     return functions[name](*values)

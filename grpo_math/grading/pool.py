@@ -29,7 +29,6 @@ MEMORY_BYTES = 1_000_000_000  # address space of one worker, unless GRPO_MATH_GR
 START_SECONDS = 120.0  # a worker that has not said "ready" by then cannot start
 START_ALLOWANCE = 0.8  # seconds of a worker's start that do not count against its first job
 
-
 Job = tuple[str, str]  # gold, answer
 Progress = Callable[[int], None]
 
@@ -59,8 +58,7 @@ class _Worker:
             cwd=root,
             bufsize=0,
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
+        assert self.process.stdin is not None and self.process.stdout is not None  # noqa: PT018
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.buffer = bytearray()
         self.ready = False
@@ -68,12 +66,9 @@ class _Worker:
         self.job = -1
         self.started = 0.0
 
-    def send(self, message: dict[str, Any]) -> bool:
-        try:
+    def send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a dead worker shows as EOF where its answer is read
             self.stdin.write(encode(message))
-        except OSError:
-            return False
-        return True
 
     def receive(self) -> dict[str, Any] | None:
         """One frame, None while it is incomplete; EOFError where the worker is gone."""
@@ -110,7 +105,8 @@ class Pool:
         self, jobs: Sequence[Job], timeout: float, workers: int | None = None, progress: Progress | None = None
     ) -> list[Outcome]:
         """The outcome of each (gold, answer), in order. ``progress`` gets the index of each job as it ends."""
-        return _Call(self, jobs, timeout, min(len(jobs), workers or self.size), progress).outcomes()
+        most = min(len(jobs), workers or self.size)
+        return _Call(self, jobs, timeout, most, progress or (lambda job: None)).outcomes()
 
     def close(self) -> None:
         """Kill every worker. The pool can be used again."""
@@ -189,7 +185,7 @@ class Pool:
 class _Call:
     """One call of `Pool.run`: its jobs, and the workers that it holds meanwhile, ``most`` of them at once."""
 
-    def __init__(self, pool: Pool, jobs: Sequence[Job], timeout: float, most: int, progress: Progress | None) -> None:
+    def __init__(self, pool: Pool, jobs: Sequence[Job], timeout: float, most: int, progress: Progress) -> None:
         self.pool, self.jobs, self.timeout, self.most, self.progress = pool, jobs, timeout, most, progress
         self.done: dict[int, Outcome] = {}
         self.waiting = deque(range(len(jobs)))
@@ -228,7 +224,7 @@ class _Call:
             limit -= min(limit / 2, max(0.0, now - self.asked - START_ALLOWANCE))
         worker.job, worker.started, worker.deadline = job, now, now + limit
         gold, answer = self.jobs[job]
-        worker.send({"gold": gold, "answer": answer, "limit": limit})  # a dead worker shows as EOF in `_collect`
+        worker.send({"gold": gold, "answer": answer, "limit": limit})
 
     def _collect(self, worker: _Worker) -> None:
         """What a worker has sent, or that it died; a worker that is ready then gets the next job."""
@@ -268,8 +264,7 @@ class _Call:
     def _finish(self, worker: _Worker, verdict: Verdict, reason: str) -> None:
         job, worker.job = worker.job, -1
         self.done[job] = Outcome(verdict, reason, time.monotonic() - worker.started)
-        if self.progress is not None:
-            self.progress(job)
+        self.progress(job)
 
     def _release(self, worker: _Worker, alive: bool) -> None:
         self.selector.unregister(worker.stdout)

@@ -23,15 +23,12 @@ from grpo_math.grading.expression import Tree, negated
 
 MAX_ITEMS = 40  # of an unordered list; longer lists are compared in order
 
-Leaf = Callable[[Tree, Tree], "bool | None"]
-Proportional = Callable[[Tree, Tree, bool], "bool | None"]
-
 
 class Rules(NamedTuple):
     """How single expressions are compared, and how two left sides of equations are."""
 
-    leaf: Leaf
-    proportional: Proportional
+    leaf: Callable[[Tree, Tree], bool | None]
+    proportional: Callable[[Tree, Tree, bool], bool | None]
 
 
 def equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
@@ -42,10 +39,9 @@ def equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if gold == answer:
         return True
-    if gold[0] == answer[0] == "relation" and not (_is_chain(gold) or _is_chain(answer)):
+    if gold[0] == answer[0] == "relation":
         one, two = _two_sides(gold), _two_sides(answer)
-        inequalities = one is not None and two is not None and one[1] == two[1] in ("<", "<=")
-        if inequalities and rules.proportional(one[0], two[0], True):  # type: ignore[index]
+        if one and two and one[1] == two[1] in ("<", "<=") and rules.proportional(one[0], two[0], True):
             return True
     gold, answer = _resolved(gold), _resolved(answer)
     if gold[0] == "relation" or answer[0] == "relation":
@@ -74,17 +70,14 @@ def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         if all(sign == "=" for sign in answer[2::2]) and not _variables(last) and not _variables(gold):
             return _equal(gold, last, rules)
     gold_assigned, answer_assigned = assignment(gold), assignment(answer)
-    if gold_assigned is not None and answer_assigned is not None and gold_assigned[0] and answer_assigned[0]:
+    if gold_assigned and answer_assigned and gold_assigned[0] and answer_assigned[0]:
         if gold_assigned[0] == answer_assigned[0]:
             return _equal(gold_assigned[1], answer_assigned[1], rules)
         if not _variables(gold_assigned[1]) and not _variables(answer_assigned[1]):
             return False
-    elif (gold_assigned is not None or gold[0] != "relation") and (
-        answer_assigned is not None or answer[0] != "relation"
-    ):
-        left = gold if gold_assigned is None else gold_assigned[1]
-        right = answer if answer_assigned is None else answer_assigned[1]
-        return _equal(left, right, rules)
+    elif (gold_assigned or gold[0] != "relation") and (answer_assigned or answer[0] != "relation"):
+        values = (gold_assigned or ("", gold))[1], (answer_assigned or ("", answer))[1]
+        return _equal(*values, rules)
     if gold[0] != "relation" or answer[0] != "relation":
         relation = gold if gold[0] == "relation" else answer
         return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
@@ -126,12 +119,8 @@ def _is_label(tree: Tree) -> bool:
     return tree[0] in ("mul", "div", "ratio") and all(_is_label(part) for part in tree[1:])
 
 
-def _is_chain(relation: Tree) -> bool:
-    return len(relation) != 4
-
-
 def _two_sides(relation: Tree) -> tuple[Tree, str] | None:
-    """``a = b`` -> (a - b, "="); ``a > b`` -> (a - b, "<") with the larger side first."""
+    """``a = b`` -> (a - b, "="); ``a > b`` -> (a - b, "<") with the larger side first; None for a chain."""
     if len(relation) != 4:
         return None
     left, sign, right = relation[1:]
@@ -153,24 +142,22 @@ INFINITY: Tree = ("const", "inf")
 def _interval(relation: Tree) -> Tree | None:
     """``1 < x <= 2`` -> the tree of (1, 2]; ``|x| < 3`` -> (-3, 3); None for any other relation."""
     sides, signs = list(relation[1::2]), list(relation[2::2])
-    if any(sign not in ("<", "<=", ">", ">=") for sign in signs):
-        return None
     if signs[0] in (">", ">="):
         sides.reverse()
         signs = [{">": "<", ">=": "<="}.get(sign, "?") for sign in reversed(signs)]
-    if "?" in signs or any(sign not in ("<", "<=") for sign in signs):
+    if any(sign not in ("<", "<=") for sign in signs):
         return None
+    opening, closing = "(" if signs[0] == "<" else "[", ")" if signs[-1] == "<" else "]"
+    small, large = sides[0], sides[-1]
     if len(sides) == 2:
-        small, large = sides
         if small[0] == "call" and small[1] == "abs" and small[2][0] == "var" and not _variables(large):
-            both = ("(", ")") if signs[0] == "<" else ("[", "]")
-            return ("tuple", *both, negated(large), large)
+            return ("tuple", opening, closing, negated(large), large)
         if small[0] == "var" and not _variables(large):
-            return ("tuple", "(", ")" if signs[0] == "<" else "]", ("neg", INFINITY), large)
+            return ("tuple", "(", closing, ("neg", INFINITY), large)
         if large[0] == "var" and not _variables(small):
-            return ("tuple", "(" if signs[0] == "<" else "[", ")", small, INFINITY)
-    if len(sides) == 3 and _is_name(sides[1]) and not _variables(sides[0]) and not _variables(sides[2]):
-        return ("tuple", "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]", sides[0], sides[2])
+            return ("tuple", opening, ")", small, INFINITY)
+    if len(sides) == 3 and _is_name(sides[1]) and not _variables(small) and not _variables(large):
+        return ("tuple", opening, closing, small, large)
     return None
 
 
@@ -186,10 +173,9 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         return _equal_ratios(gold, answer, rules)
     if "base" in kinds:
         return kinds == ("base", "base") and gold[1:] == answer[1:]
-    gold_items, answer_items = _items(gold), _items(answer)
-    if gold_items is None and answer_items is None:
+    if not any(kind in ("list", "set", "tuple") for kind in kinds):
         return _equal_leaves(gold, answer, rules)
-    gold_named, answer_named = _named(gold_items), _named(answer_items)
+    gold_named, answer_named = _named(_items(gold)), _named(_items(answer))
     if gold_named is not None and answer_named is not None:
         if gold_named.keys() != answer_named.keys():
             return False
@@ -197,15 +183,12 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if gold_named is not None or answer_named is not None:  # x = 1, y = 2 is the pair (1, 2)
         named, other = (gold_named, answer) if gold_named is not None else (answer_named, gold)
         assert named is not None
-        if other[0] not in ("tuple", "list"):
-            return False
+        values = tuple(named.values())
         if other[0] == "list":
-            return _in_order(tuple(named.values()), other[1:], rules) or _unordered(
-                tuple(named.values()), other[1:], rules
-            )
-        return _equal_tuples(("tuple", "(", ")", *(named[name] for name in sorted(named))), other, rules)
+            return _in_order(values, other[1:], rules) or _unordered(values, other[1:], rules)
+        in_order_of_names = ("tuple", "(", ")", *(named[name] for name in sorted(named)))
+        return other[0] == "tuple" and _equal_tuples(in_order_of_names, other, rules)
     gold, answer = _grouped(gold), _grouped(answer)
-    gold_items, answer_items = _items(gold), _items(answer)
     for one, two in ((gold, answer), (answer, gold)):
         if one[0] == "tuple":
             if two[0] == "list" and one[1:3] == ("(", ")"):
@@ -213,9 +196,7 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
             if two[0] in ("list", "set") and one[1:3] == ("[", "]"):
                 return _unordered(one[3:], two[1:], rules)
             return False
-    return _unordered(
-        (gold,) if gold_items is None else gold_items, (answer,) if answer_items is None else answer_items, rules
-    )
+    return _unordered(_items(gold), _items(answer), rules)
 
 
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
@@ -230,16 +211,14 @@ def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     return rules.leaf(gold, answer)
 
 
-def _items(tree: Tree) -> tuple[Tree, ...] | None:
-    """The members of a list, set, or tuple."""
-    if tree[0] in ("list", "set"):
-        return tree[1:]
-    return tree[3:] if tree[0] == "tuple" else None
+def _items(tree: Tree) -> tuple[Tree, ...]:
+    """The members of a list, set, or tuple; anything else is its own only member."""
+    return tree[1:] if tree[0] in ("list", "set") else tree[3:] if tree[0] == "tuple" else (tree,)
 
 
-def _named(items: tuple[Tree, ...] | None) -> dict[str, Tree] | None:
-    """``x = 1, y = 2`` -> {x: 1, y: 2}; None where a name is missing or occurs twice."""
-    if items is None or len(items) < 2:
+def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
+    """``x = 1, y = 2`` -> {x: 1, y: 2}; None where a name is missing or occurs twice, and for a single one."""
+    if len(items) < 2:
         return None
     named: dict[str, Tree] = {}
     for item in items:
@@ -252,15 +231,12 @@ def _named(items: tuple[Tree, ...] | None) -> dict[str, Tree] | None:
 
 def _grouped(tree: Tree) -> Tree:
     """``p = 5, q = 2, p = 7, q = 2`` -> the list of (5, 2) and (7, 2)."""
-    items = _items(tree)
-    if tree[0] != "list" or items is None or len(items) < 4:
+    if tree[0] != "list" or len(tree) < 5:
         return tree
-    assigned = [assignment(item) for item in items]
-    names = [a[0] if a is not None else "" for a in assigned]
+    names, values = zip(*(assignment(item) or ("", item) for item in tree[1:]), strict=True)
     period = len(set(names))
     if "" in names or period in (1, len(names)) or names != names[:period] * (len(names) // period):
         return tree
-    values = [a[1] for a in assigned if a is not None]
     return ("list", *(("tuple", "(", ")", *values[i : i + period]) for i in range(0, len(values), period)))
 
 
@@ -275,30 +251,24 @@ def _equal_tuples(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _equal_matrices(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    flat = []
+    rows: list[Sequence[Tree]] = []
     for tree in (gold, answer):
         if tree[0] == "matrix":
-            flat.append([cell for row in tree[1:] for cell in row])
-        elif tree[0] == "tuple" and tree[1:3] == ("(", ")"):
-            flat.append(list(tree[3:]))
+            rows.append(tree[1:])
+        elif tree[:3] == ("tuple", "(", ")"):  # it stands for a column
+            rows.append([(cell,) for cell in tree[3:]])
         else:
             return None if _has_kind(tree, "matrix") else False  # a sum or product of matrices: Math-Verify's
-    if gold[0] == answer[0] and [len(row) for row in gold[1:]] != [len(row) for row in answer[1:]]:
+    if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
-    if gold[0] != answer[0]:  # a tuple stands for a column
-        matrix = gold if gold[0] == "matrix" else answer
-        if any(len(row) != 1 for row in matrix[1:]):
-            return False
-    return _in_order(flat[0], flat[1], rules)
+    left, right = ([cell for row in matrix for cell in row] for matrix in rows)
+    return _in_order(left, right, rules)
 
 
 def _equal_ratios(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    def quotient(tree: Tree) -> Tree:
-        return ("div", tree[1], tree[2]) if tree[0] == "ratio" and len(tree) == 3 else tree
-
     if gold[0] == answer[0] and len(gold) > 3:
         return _in_order(gold[1:], answer[1:], rules)
-    gold, answer = quotient(gold), quotient(answer)
+    gold, answer = (("div", *t[1:]) if t[0] == "ratio" and len(t) == 3 else t for t in (gold, answer))
     return False if "ratio" in (gold[0], answer[0]) else _equal_values(gold, answer, rules)
 
 
@@ -312,7 +282,7 @@ def _unordered(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> bo
     """Is there a matching of equal members? Values only: ``x = 1, x = 2`` counts as 1, 2."""
     if len(gold) != len(answer):
         return False
-    gold, answer = [_member(g) for g in gold], [_member(a) for a in answer]
+    gold, answer = ([(assignment(tree) or ("", tree))[1] for tree in side] for side in (gold, answer))
     gold_numbers, answer_numbers = [rational(g) for g in gold], [rational(a) for a in answer]
     if None not in gold_numbers and None not in answer_numbers:
         return Counter(gold_numbers) == Counter(answer_numbers)
@@ -328,11 +298,6 @@ def _unordered(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> bo
         else:
             return False
     return None if unsure else True
-
-
-def _member(tree: Tree) -> Tree:
-    assigned = assignment(tree)
-    return tree if assigned is None else assigned[1]
 
 
 def _all(results: object) -> bool | None:
@@ -377,9 +342,6 @@ def _chosen(tree: Tree, minus: bool) -> Tree:
     return tuple(_chosen(part, minus) for part in tree)
 
 
-# -------------------------------------------------------------------------------------------------------- exact leaves
-
-
 def exact_leaf(gold: Tree, answer: Tree) -> bool | None:
     """Rational numbers by their value, other expressions by their form; None where the forms differ."""
     if gold == answer:
@@ -392,7 +354,7 @@ def exact_leaf(gold: Tree, answer: Tree) -> bool | None:
             return False
     if _is_infinite(gold) and _is_infinite(answer):
         return False  # they would be the same tree
-    return True if _sorted(gold) == _sorted(answer) else None
+    return _same_form(gold, answer)
 
 
 def _sorted(tree: Tree) -> Tree:
@@ -408,8 +370,8 @@ def _sorted(tree: Tree) -> Tree:
     return (tree[0], *parts)
 
 
-def _exact_proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
+def _same_form(gold: Tree, answer: Tree, positive: bool = False) -> bool | None:
     return True if _sorted(gold) == _sorted(answer) else None
 
 
-EXACT = Rules(exact_leaf, _exact_proportional)
+EXACT = Rules(exact_leaf, _same_form)

@@ -43,22 +43,20 @@ def split(text: str) -> tuple[str, str | None]:
         if words.split()[0].lower() in ("and", "or", "if"):
             return text, None
         before, unit = split(text[: found.start()].rstrip())
-        own = canonical(words, found[2])
-        return before, unit or own
+        return before, unit or canonical(words, found[2])
     found = PLAIN.search(text)
     if found is None or not re.search(r"\d|\\pi", text[: found.start()]):
         return text, None
     words = _tidy(found[2])
-    first = words.split()[0] if words else ""
     if not words or any(word.lower() in FUNCTION_WORDS for word in re.split(r"[ /\-]", words)):
         return text, None
-    if len(first) == 1 and words not in SINGLE and "/" not in words:
+    letter = len(words.split()[0]) == 1
+    attached = not found[1] and text[found.start() - 1] != " "
+    if letter and (attached or (words not in SINGLE and "/" not in words)):  # 5m is five times m
         return text, None
-    if len(first) == 1 and not found[1] and text[found.start() - 1] not in " ":
-        return text, None  # 5m is five times m
-    if len(words) <= 3 and words not in CANONICAL and not found[1] and text[found.start() - 1] != " ":
-        return text, None  # 2xy
     before = text[: found.start()].rstrip()
+    if attached and len(words) <= 3 and words not in CANONICAL:  # 2xy
+        return text, None
     if before.endswith(("+", "-", "*", "/", "=", "^", "_", ",", "(", "<", ">")):
         return text, None
     return before, canonical(words, found[3])

@@ -71,9 +71,7 @@ def _same_time(one: re.Match[str], two: re.Match[str]) -> bool:
 def _choice(text: str) -> tuple[str, str] | None:
     """The letter of a multiple-choice answer and what stands beside it."""
     found = LETTER.fullmatch(text) if len(text) < 400 else None
-    if found is None:
-        return None
-    return found[1] or found[2] or found[3], found[4].strip()
+    return None if found is None else (found[1] or found[2] or found[3], found[4].strip())
 
 
 def _words(text: str) -> str:

@@ -72,19 +72,16 @@ def _peak_bytes() -> int:
 
 def _receive(buffer: bytearray, parent: int) -> dict[str, Any] | None:
     """The next job; None where the parent closed the pipe or is gone."""
-    while True:
-        job = decode(buffer)
-        if job is not None:
-            return job
+    while (job := decode(buffer)) is None:
         readable, _, _ = select.select([0], [], [], 10.0)
-        if not readable:
-            if os.getppid() != parent:
+        if readable:
+            chunk = os.read(0, 65536)
+            if not chunk:
                 return None
-            continue
-        chunk = os.read(0, 65536)
-        if not chunk:
+            buffer += chunk
+        elif os.getppid() != parent:
             return None
-        buffer += chunk
+    return job
 
 
 def _send(out: BinaryIO, message: dict[str, Any]) -> None:

@@ -158,7 +158,7 @@ def test_a_model_or_an_adapter_that_cannot_be_loaded_is_one_line(smollm, rows, a
         with pytest.raises(ConfigError, match=r"model=.* can be loaded") as refused:
             evaluate(model, rows, progress=False)
         assert "\n" not in str(refused.value)
-    with pytest.raises(ConfigError, match=r"adapter=.* does not go on .*: KeyError: 'peft_type'") as refused:
+    with pytest.raises(ConfigError, match=r"adapter=.* does not fit .*: KeyError: 'peft_type'") as refused:
         evaluate(smollm, rows, adapter=adapter, progress=False)
     assert "\n" not in str(refused.value)
 

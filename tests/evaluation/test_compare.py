@@ -73,9 +73,16 @@ def test_a_hash_of_before_there_were_versions_is_version_1(tmp_path, capsys):
     assert "2 problems: 0 went from wrong to right" in capsys.readouterr().out
     for before in (old, new):
         with pytest.raises(
-            ResultsError, match=r"grader_hash differs \(before 1, after 2\): two versions of the grader"
+            ResultsError, match=r"grader_hash differs \(before 1, after 2\): the verdicts of two graders may differ"
         ):
             compare(before, later)
+
+
+def test_another_math_verify_is_named_with_what_to_install():
+    untried = one(1, 1) | {"grader_hash": "1 with math-verify 9.9"}
+    with pytest.raises(ResultsError, match=r"after '1 with math-verify 9\.9'.*pip install math-verify==0\.9\.0\)$"):
+        compare(one(0, 1) | {"grader_hash": 1}, untried)
+    assert compare(untried, untried).n == 2
 
 
 def test_other_problems_are_refused():

@@ -42,7 +42,7 @@ def test_a_file_with_a_hash_of_the_graders_source_is_version_1_and_goes_on(tmp_p
     whole = (tmp_path / "a").read_bytes()
     assert journal.go_on(tmp_path / "a", {**ABOUT, "grader_hash": 1}, "output") == LINES
     assert (tmp_path / "a").read_bytes() == whole
-    with pytest.raises(ConfigError, match="was measured with grader_hash=1, not 2"):
+    with pytest.raises(ConfigError, match="with grader_hash=1, not 2: name another file, or install the grpo_math"):
         journal.go_on(tmp_path / "a", {**ABOUT, "grader_hash": 2}, "output")
 
 

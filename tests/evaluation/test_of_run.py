@@ -79,7 +79,7 @@ def test_a_run_that_has_not_finished_is_refused_in_one_line(run, capsys):
     capsys.readouterr()  # of the loading
     assert main(["evaluate", "--run", str(folder), *ASKED]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "has neither adapter/ nor model/, as a run that has not finished: let it finish" in line
+    assert "has neither adapter/ nor model/, so it has not finished: repeat the command that started it" in line
     (folder / "config.yaml").write_text("- a list")
     assert main(["evaluate", "--run", str(folder), *ASKED]) == 2
     assert "holds no config.yaml that names a model" in capsys.readouterr().err

@@ -319,7 +319,7 @@ def test_bad_arguments_are_one_line(smollm, rows):
         evaluate(smollm, rows, samples=4)
     with pytest.raises(ConfigError, match="nothing to evaluate"):
         evaluate(smollm, [])
-    with pytest.raises(ConfigError, match="have an id twice"):
+    with pytest.raises(ConfigError, match="share an id"):
         evaluate(smollm, [rows[0], rows[0]])
     with pytest.raises(ConfigError, match="temperature=-1 is negative"):
         evaluate(smollm, rows, temperature=-1)
