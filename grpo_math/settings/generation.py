@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from grpo_math.errors import ConfigError
 from grpo_math.settings import recipe
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.ranges import RANGES, Rule
 
 # What generation_kwargs would set behind the back of a field that is checked
 FIELDS_OF_GENERATION = {
@@ -28,7 +29,7 @@ UNSAMPLED = (
     *("num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "penalty_alpha", "low_memory"),
     *("output_scores", "output_logits", "output_attentions", "output_hidden_states", "num_assistant_tokens"),
 )
-SAMPLED: dict[str, recipe.Rule] = {
+SAMPLED: dict[str, Rule] = {
     "typical_p": (lambda x: 0 < x <= 1, "a number above 0, and 1 at most"),
     "epsilon_cutoff": (lambda x: 0 <= x < 1, "a number from 0, and below 1"),
     "eta_cutoff": (lambda x: 0 <= x < 1, "a number from 0, and below 1"),
@@ -47,7 +48,7 @@ def check_generation(config: MathGRPOConfig) -> None:
     for name, value in stated.items():
         if not config.use_vllm and not hasattr(GenerationConfig(), name):
             raise _refused(name, "is not a setting of transformers' generate")
-        if name in recipe.RANGES:
+        if name in RANGES:
             recipe.check(name, value)
     if not config.use_vllm:
         cache = {"cache_implementation": config.cache_implementation}

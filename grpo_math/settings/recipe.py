@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import OR_BOOL, Field, fields
 from grpo_math.settings.shipped import find
+from grpo_math.trainer.ranges import refuse_out_of_range
 
 NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
@@ -50,44 +50,6 @@ class Recipe(NamedTuple):
 
     def stated(self) -> dict[str, Any]:
         return {name: self.values[name] for name in self.given}
-
-
-# The range of a number, by field. Every number has to be finite besides.
-Rule = tuple[Callable[[float], bool], str]
-RULES: dict[Rule, str] = {
-    (lambda x: x > 0, "a number above 0"): (
-        "temperature repetition_penalty adam_epsilon num_train_epochs vllm_server_timeout delta advantage_eps "
-        "grade_timeout neftune_noise_alpha sapo_temperature_pos sapo_temperature_neg vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_cap"
-    ),
-    (lambda x: (x >= 1 and x == int(x)) or 0 < x < 1, "a whole number, or a share of the run below 1"): (
-        "save_steps logging_steps eval_steps"
-    ),
-    (lambda x: x >= 1, "1 or more"): (
-        "max_completion_length lora_r lora_alpha num_iterations heldout_n dataset_limit vllm_tensor_parallel_size "
-        "vllm_max_model_length save_total_limit difficulty_samples per_device_train_batch_size "
-        "gradient_accumulation_steps steps_per_generation generation_batch_size ref_model_sync_steps "
-        "pad_to_multiple_of torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout ddp_bucket_cap_mb"
-    ),
-    (lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"): "num_generations",
-    (lambda x: x >= 0, "0 or more"): (
-        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps eval_n heldout_every prompts_per_step "
-        "resample_groups update_token_budget reference_refresh_steps entropy_coef watchdog_minutes entropy_coef_min "
-        "entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef off_policy_mask_threshold "
-        "num_completions_to_print vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
-        "vllm_importance_sampling_clip_min"
-    ),
-    (lambda x: 0 < x <= 1, "a number above 0, and 1 at most"): "learning_rate top_p vllm_gpu_memory_utilization",
-    (lambda x: 0 <= x <= 1, "a number from 0 to 1"): "top_entropy_quantile ref_model_mixup_alpha",
-    (lambda x: x == 0 or x >= 2, "2 or more, or 0 for all tokens: with 1 a group's completions are alike"): "top_k",
-    (lambda x: 0 <= x < 1, "a number from 0, and below 1: with 1 a group's completions are alike"): "min_p",
-    (lambda x: 0 <= x <= 1024, "a number from 0 to 1024"): "dataloader_num_workers",
-    (lambda x: 0 <= x < 1, "a number from 0, and below 1"): "lora_dropout adam_beta1 adam_beta2",
-    (lambda x: x >= 1 or x == -1, "1 or more, or -1 for num_train_epochs to decide"): "max_steps",
-    (lambda x: 0 <= x < 2**32, "a whole number from 0, and below 2^32"): "seed data_seed",
-    (lambda x: 1 <= x <= 65535, "a number from 1 to 65535"): "vllm_server_port vllm_group_port",
-}
-RANGES: dict[str, Rule] = {name: rule for rule, names in RULES.items() for name in names.split()}
 
 
 def read(argv: Sequence[str]) -> Recipe:
@@ -213,7 +175,7 @@ def check(name: str, value: Any) -> Any:
         if isinstance(one, str):
             _check_text(name, one)
         elif isinstance(one, int | float) and not isinstance(one, bool):
-            _in_range(field, one, said)
+            refuse_out_of_range(name, one, said, field.default)
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
     if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str) and value.startswith("~"):
@@ -285,13 +247,6 @@ def _mapping(name: str, text: str) -> dict[str, Any]:
         shown = "***" if any(ending in text.lower() for ending in ENDINGS) else text
         raise ConfigError(name, shown, "is not a mapping", 'write it as JSON, such as {"name": 1}')
     return found
-
-
-def _in_range(field: Field, number: float, said: Any) -> None:
-    if not math.isfinite(number):
-        raise ConfigError(field.name, said, "is not finite", f"the default is {field.default!r}")
-    if field.name in RANGES and not RANGES[field.name][0](number):
-        raise ConfigError(field.name, said, "is out of range", f"give {RANGES[field.name][1]}")
 
 
 def _kinds(name: str) -> frozenset[str]:

@@ -12,6 +12,7 @@ from grpo_math.errors import ConfigError, one_of
 from grpo_math.run.redact import is_address
 from grpo_math.trainer.advantages import BASELINES, SCALES, try_function
 from grpo_math.trainer.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES, try_surrogate
+from grpo_math.trainer.ranges import refuse_out_of_range
 
 CHOICES = {
     "baseline": tuple(BASELINES),
@@ -25,6 +26,11 @@ CHOICES = {
     "long_sequences": ("truncate", "mask"),
     "vllm_sync": ("adapter", "merged"),
 }
+
+NUMBERS = (  # our own, and one that TRL looks at once a rollout has been sampled
+    *("advantage_eps", "grade_timeout", "update_token_budget", "resample_groups", "max_seq_length_train"),
+    *("max_nonfinite_steps", "reference_refresh_steps", "top_entropy_quantile"),
+)
 
 
 def ignored(c: Any) -> list[tuple[Any, str, str]]:
@@ -100,18 +106,8 @@ def refuse(config: Any) -> None:
 
 
 def _refuse_values(c: Any) -> None:
-    if not 0.0 <= c.top_entropy_quantile <= 1.0:
-        raise ConfigError("top_entropy_quantile", c.top_entropy_quantile, "is not a share", "use a number from 0 to 1")
-    for name in ("advantage_eps", "grade_timeout"):
-        value = getattr(c, name)
-        if not (math.isfinite(value) and value > 0):
-            default = c.__dataclass_fields__[name].default
-            raise ConfigError(name, value, "is not a positive number", f"the default is {default:g}")
-    for name in ("update_token_budget", "resample_groups", "max_seq_length_train", "reference_refresh_steps"):
-        if getattr(c, name) < 0:
-            raise ConfigError(name, getattr(c, name), "is negative", "give 0 or more")
-    if c.max_nonfinite_steps < 1:
-        raise ConfigError("max_nonfinite_steps", c.max_nonfinite_steps, "ends every run", "give 1 or more")
+    for name in NUMBERS:
+        refuse_out_of_range(name, value := getattr(c, name), value, c.__dataclass_fields__[name].default)
     if c.use_adaptive_entropy and c.entropy_coef_min > c.entropy_coef_max:
         reason = f"is above entropy_coef_max={c.entropy_coef_max:g}"
         raise ConfigError("entropy_coef_min", c.entropy_coef_min, reason, "give a smaller number")

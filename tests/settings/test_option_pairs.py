@@ -165,7 +165,7 @@ def test_what_is_allowed_and_what_is_not(pair, allowed):
         ({"multi_objective_aggregation": "sum"}, "multi_objective_aggregation='sum' is not known"),
         ({"scale_rewards": "groups"}, "scale_rewards='groups' is not known"),
         ({"kl_estimator": "k4", "beta": 0.1}, "kl_estimator='k4' is not known"),
-        ({"top_entropy_quantile": 1.2}, "top_entropy_quantile=1.2 is not a share"),
+        ({"top_entropy_quantile": 1.2}, "top_entropy_quantile=1.2 is out of range"),
         ({"loss_type": "vespo", "use_vllm": True}, "vllm_importance_sampling_mode"),
     ],
 )

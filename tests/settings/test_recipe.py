@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
-from grpo_math.settings.recipe import RANGES, check, read, read_recipe, split
+from grpo_math.settings.recipe import check, read, read_recipe, split
+from grpo_math.trainer.ranges import RANGES
 
 
 def real_fields():

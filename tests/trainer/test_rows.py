@@ -122,5 +122,5 @@ def test_a_choice_that_nothing_reads_is_refused(tmp_path):
         MathGRPOConfig(str(tmp_path), long_sequences="mask")
     with pytest.raises(ConfigError, match="long_sequences='cut' is not known"):
         MathGRPOConfig(str(tmp_path), long_sequences="cut", max_seq_length_train=9)
-    with pytest.raises(ConfigError, match="max_seq_length_train=-1 is negative"):
+    with pytest.raises(ConfigError, match="max_seq_length_train=-1 is out of range: give 0 or more"):
         MathGRPOConfig(str(tmp_path), max_seq_length_train=-1)
