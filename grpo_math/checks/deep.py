@@ -80,11 +80,9 @@ def agreement(scored: Tensor, sampled: Tensor, mask: Tensor) -> Finding:
     """
     apart = (scored - sampled).abs()[mask].mean().item()
     said = f"log-probs of trainer and sampler differ by {apart:.1g} nats a token"
-    figures = {"nats_per_token": apart}
-    if apart < SAMPLER_APART:
-        return Finding("info", "sampler_apart", said, "", figures)
     remedy = "pack_updates: false; if that helps, report the model's name; else dtype: float32"
-    return Finding("error", "sampler_apart", said, remedy, figures)
+    level, remedy = ("info", "") if apart < SAMPLER_APART else ("error", remedy)
+    return Finding(level, "sampler_apart", said, remedy, {"nats_per_token": apart})
 
 
 def first_kl(scored: Tensor, reference: Tensor, mask: Tensor, dropout: float) -> Finding:
@@ -96,10 +94,9 @@ def first_kl(scored: Tensor, reference: Tensor, mask: Tensor, dropout: float) ->
     """
     kl = kl_per_token(scored, reference, "k3")[mask].mean().item()
     said = f"the KL to the reference is {kl:.1g} nats a token before the first step"
-    if kl < KL_FIRST:
-        return Finding("info", "kl_not_zero_at_start", said, "", {"kl": kl})
     remedy = "lora_dropout: 0.0" if dropout else "see that the reference is the model that training starts from"
-    return Finding("error", "kl_not_zero_at_start", said, remedy, {"kl": kl})
+    level, remedy = ("info", "") if kl < KL_FIRST else ("error", remedy)
+    return Finding(level, "kl_not_zero_at_start", said, remedy, {"kl": kl})
 
 
 def _rows(setup: Setup) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def without_effect(setup: Setup) -> Iterator[Said]:
         elif stated and not on:
             why = f"would be ignored without {switch}"
             raise ConfigError(stated[0], s[stated[0]], why, f"set {switch}: true, or leave it out")
-    yield from _outdone(setup)
+    yield from (Said("warning", said, remedy) for said, remedy in _outdone(setup))
     for old, new in SAME:
         if {old, new} <= setup.given and s[old] != s[new]:
             raise ConfigError(new, s[new], f"contradicts {old}={s[old]}, its old name", "leave one of them out")
@@ -110,23 +110,21 @@ def without_effect(setup: Setup) -> Iterator[Said]:
             raise ConfigError(name, s[name], why, remedy)
 
 
-def _outdone(setup: Setup) -> Iterator[Said]:
-    """What has no effect, or not the one that is meant, and does no harm either."""
+def _outdone(setup: Setup) -> Iterator[tuple[str, str]]:
+    """What has no effect, or not the one that is meant, and does no harm either; and what to set."""
     s, given, steps = setup.settings, setup.given, setup.settings["max_steps"] or 0
     if "num_train_epochs" in given and steps > 0:
         said = f"num_train_epochs={s['num_train_epochs']:g} has no effect: max_steps={steps} ends the run"
-        yield Said("warning", said, "max_steps: -1")
+        yield said, "max_steps: -1"
     if s["save_strategy"] == "no" and "save_steps" in given:
-        said = f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'"
-        yield Said("warning", said, "save_strategy: steps")
+        yield f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'", "save_strategy: steps"
     if s["eval_dataset"] and not (s["eval_n"] or s["heldout_every"]):
-        yield Said("warning", f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every")
+        yield f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every"
     if steps > 0 and "logging_steps" in given and s["logging_steps"] > steps:
-        said = f"logging_steps={s['logging_steps']:g} of max_steps={steps}: the history stays empty"
-        yield Said("warning", said, "logging_steps: 1")
+        yield f"logging_steps={s['logging_steps']:g} of max_steps={steps}: the history stays empty", "logging_steps: 1"
     if steps > 0 and (s["warmup_steps"] or 0) >= steps and s["lr_scheduler_type"] != "constant":
         said = f"warmup_steps={s['warmup_steps']:g} of max_steps={steps}: the learning rate is never reached"
-        yield Said("warning", said, f"warmup_steps: {steps // 10}")
+        yield said, f"warmup_steps: {steps // 10}"
 
 
 def deepspeed_file(setup: Setup) -> Iterator[Said]:

@@ -160,9 +160,8 @@ def _run(name: str, function: Any, setup: Setup, rows: list[dict[str, Any]], tex
     thread.start()
     thread.join(SECONDS)
     if outcome and isinstance(outcome[0], RewardError):
-        raise RewardError(
-            str(outcome[0]).replace(": training stops, since a zero here would be invented", ": correct the function")
-        )
+        remedy = ": training stops, since a zero here would be invented"  # of rewards/guard.py
+        raise RewardError(str(outcome[0]).replace(remedy, ": correct the function"))
     if outcome and isinstance(outcome[0], UserError):
         raise outcome[0]
     return outcome[0] if outcome else None

@@ -149,11 +149,11 @@ def hub(setup: Setup) -> Iterator[Said]:
     transformers' own push at every save is off: a run is pushed once, when it is whole.
     """
     s = setup.settings
-    for name in ("log_completions_hub_repo", "push_to_hub"):
-        if s[name] and offline():
-            raise ConfigError(name, s[name], "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
+    off = "cannot work while HF_HUB_OFFLINE is set"
     if completions := s["log_completions_hub_repo"]:  # TRL makes this repository as soon as it has the weights
         check_repo_id("log_completions_hub_repo", completions)
+        if offline():
+            raise ConfigError("log_completions_hub_repo", completions, off, "leave one of them out")
         owners(s["hub_token"])
     if not s["push_to_hub"]:
         for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
@@ -165,6 +165,8 @@ def hub(setup: Setup) -> Iterator[Said]:
         raise ConfigError("hub_strategy", s["hub_strategy"], f"is not done: {once}", "use end")
     if s["hub_always_push"]:
         raise ConfigError("hub_always_push", True, f"would be ignored: {once}", "leave it out")
+    if offline():
+        raise ConfigError("push_to_hub", True, off, "leave one of them out")
     wanted = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
     check_repo_id("hub_model_id", wanted)
     try:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, one_of
 from grpo_math.settings.fields import classes_of
 from grpo_math.settings.shipped import find
 
@@ -115,12 +115,3 @@ def environment() -> None:
     devices = said.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
     if devices and not all(DEVICE.fullmatch(device) for device in devices.rstrip(",").split(",")):
         raise ConfigError("CUDA_VISIBLE_DEVICES", devices, "names no GPU", "give numbers, such as 0,1")
-
-
-def refused() -> UserError | None:
-    """What `environment` raises, if anything."""
-    try:
-        environment()
-    except UserError as error:
-        return error
-    return None

@@ -187,8 +187,8 @@ def _check_text(name: str, text: str) -> None:
     if "\0" in text:
         raise ConfigError(name, text, "holds a NUL byte", "take it out")
     if name in PATHS:
-        long = "a file's name" if any(len(part.encode()) > 255 for part in text.split("/")) else "a path"
-        if long == "a file's name" or len(text.encode()) > 3000:
+        longest = max(len(part.encode()) for part in text.split("/"))
+        if long := "a file's name" if longest > 255 else "a path" if len(text.encode()) > 3000 else "":
             raise ConfigError(name, f"{text[:40]}...", f"is longer than {long} can be", "name another one")
         if text and (not text.strip() or not text.isprintable()):
             raise ConfigError(name, text, "is blank, or holds a line break", "name another one")

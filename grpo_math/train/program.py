@@ -57,7 +57,9 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     the others are those of run/signals.py.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if wrong := accelerate.refused():  # before any other module reads these variables
+    try:
+        accelerate.environment()  # before any other module reads these variables
+    except UserError as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return 2
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
