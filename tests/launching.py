@@ -64,7 +64,7 @@ def run(command: list[str], timeout: float = 900, cwd: Path = ROOT, **environmen
 
 def variables(**more: str) -> dict[str, str]:
     alone = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     return {**os.environ, **alone, "PYTHONPATH": path, **more}
 
 

@@ -1,4 +1,4 @@
-"""One training with LoRA against a vLLM server, in each of several processes, for tests/test_vllm_sync.py.
+"""One training with LoRA against a vLLM server, in each of several processes, for tests/generation/test_sync.py.
 
 train_with_vllm.py MODEL FOLDER URL STEPS KILL_AT SERVER_PID -> FOLDER/record.json: what kind of launch it was, hashes
 of the base before and after, the history, and after each sync the server's greedy answer with its log-probs and the

@@ -24,12 +24,12 @@ LAUNCHED = {
     "zero3": ("DEEPSPEED", 2, [3, None, None]),
 }
 ELSEWHERE = {
-    "cpu": "tests/test_reference.py",
-    "multi_gpu": "tests/test_processes.py",
-    "zero2_offload": "tests/test_processes.py",
-    "zero3_offload": "tests/test_processes.py",
-    "fsdp2": "tests/test_processes.py",
-    "multi_node": "tests/test_slurm.py",
+    "cpu": "tests/trainer/test_reference.py",
+    "multi_gpu": "tests/trainer/test_processes.py",
+    "zero2_offload": "tests/trainer/test_processes.py",
+    "zero3_offload": "tests/trainer/test_processes.py",
+    "fsdp2": "tests/trainer/test_processes.py",
+    "multi_node": "tests/train/test_slurm.py",
 }
 
 

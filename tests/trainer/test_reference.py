@@ -256,7 +256,7 @@ def test_the_program_leaves_an_adapter_that_peft_loads(tiny, tmp_path):
     command += ["--bf16=false", "--per_device_train_batch_size=4", "--num_generations=2", "--learning_rate=1e-2"]
     command += ["--max_completion_length=8", "--gradient_checkpointing=false", "--dataset=generated:sums"]
     tests = Path(__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests), str(tests / "trainer")])}
     done = subprocess.run(
         [*command, "--save_steps=2"], capture_output=True, text=True, cwd=tests.parent, env=environment
     )
