@@ -26,9 +26,9 @@ RULES: dict[Rule, str] = {
     ),
     (lambda x: x >= 1, "1 or more"): (
         "max_completion_length lora_r lora_alpha num_iterations heldout_n dataset_limit max_nonfinite_steps "
-        "vllm_tensor_parallel_size vllm_max_model_length save_total_limit difficulty_samples "
-        "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size ref_model_sync_steps "
-        "pad_to_multiple_of torch_empty_cache_steps dataloader_prefetch_factor ddp_timeout ddp_bucket_cap_mb"
+        "vllm_tensor_parallel_size vllm_max_model_length save_total_limit difficulty_samples ddp_timeout "
+        "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size "
+        "ref_model_sync_steps pad_to_multiple_of torch_empty_cache_steps dataloader_prefetch_factor ddp_bucket_cap_mb"
     ),
     (lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"): "num_generations",
     (lambda x: x >= 0, "0 or more"): (
