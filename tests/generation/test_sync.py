@@ -91,7 +91,7 @@ class SameFolder(AdapterGeneration):
         save_adapter(self.model, tensors, self.folder, scale)
         body = {"lora_name": self.name, "lora_path": str(self.folder), "load_inplace": True}
         for server in self.servers:
-            server._post("/v1/load_lora_adapter", body)
+            server._ask("/v1/load_lora_adapter", body)
 
 
 class OldAdapter(AdapterGeneration):

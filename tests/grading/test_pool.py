@@ -137,7 +137,7 @@ def test_workers_that_are_killed_all_the_time_do_not_end_a_run_nor_make_an_answe
 
     from grpo_math import MathGRPOConfig, MathGRPOTrainer
     from grpo_math.run.metrics import verdict_key
-    from grpo_math.trainer import verdicts
+    from grpo_math.trainer import trainer as trainer_module
 
     class UntilSixKills(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
@@ -157,7 +157,7 @@ def test_workers_that_are_killed_all_the_time_do_not_end_a_run_nor_make_an_answe
                     kills.append(worker.process.pid)
                     ended.wait(0.5)
 
-    monkeypatch.setattr(verdicts, "text_of", right)
+    monkeypatch.setattr(trainer_module, "text_of", right)
     args = MathGRPOConfig(
         str(tmp_path),
         use_cpu=True,
