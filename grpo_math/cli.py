@@ -110,10 +110,19 @@ def _add_on_problems(commands: Commands) -> None:
     where = "(default: evaluations, or evaluation in the run directory)"
     add("--output", help=f"the results file, ending in .json, or a folder for one that the settings name {where}")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
+    add(
+        "--regrade",
+        metavar="RESULTS",
+        help="grade a results file's answers anew, without a model, into a file beside it",
+    )
     add = _command(commands, "grade", _grade, "grade the rows {gold, prediction} of a .jsonl file").add_argument
     add("file")
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds for one answer (default: 5)")
+    digits = "a decimal of so many significant digits may stand for an exact number (default: 12; 0: never)"
+    add("--no_percent_as_number", action="store_true", help="25%% answers 0.25 and not 25")
+    add("--digits", type=int, default=12, metavar="N", help=digits)
+    add("--no_last_box", action="store_true", help="different boxes are several answers; else the last one counts")
 
 
 def _add_on_runs(commands: Commands) -> None:
@@ -139,6 +148,7 @@ def _add_on_machines(commands: Commands) -> None:
     add("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
     add("--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings")
+    add("--simulate", action="store_true", help="run the recipe's own trainer without weights or memory: minutes")
     add = _command(commands, "bench", _bench, "what an update takes on this machine, stock TRL and ours").add_argument
     add("what", choices=["update"])
     add("--model", default="embedded", help="a folder, a Hub id, 'embedded' (default) or 'qwen2-small'")
@@ -193,6 +203,8 @@ def _train(argv: list[str], read: Recipe | None = None) -> int:
 def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     if args.compare:
         return _compare(args)
+    if args.regrade:
+        return _regrade(args)
     if args.split != args.parser.get_default("split") and str(args.data).endswith((".jsonl", ".json")):
         raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
     for name in ("model", "adapter"):
@@ -206,7 +218,8 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math.report import terminal
 
     run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
-    from grpo_math.evaluation.results import evaluate, text_of
+    from grpo_math.evaluation.figures import text_of
+    from grpo_math.evaluation.results import evaluate
     from grpo_math.problems import contamination
     from grpo_math.problems.datasets import load_problems
 
@@ -239,21 +252,41 @@ def _compare(args: argparse.Namespace) -> int:
     from grpo_math.evaluation.compare import comparison, read_results
     from grpo_math.report.terminal import text_of
 
-    for name, value in vars(args).items():
-        if name not in ("compare", "json", "command", "act", "parser") and value != args.parser.get_default(name):
-            raise UserError(f"--{name} would be ignored by --compare: leave it out")
+    _refuse_others(args, "compare")
     before, after = map(read_results, args.compare)
     answer = comparison(before, after)
     return _answer(args, answer, text_of(before, after, answer))
+
+
+def _regrade(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from grpo_math.evaluation import figures, regrade
+
+    _refuse_others(args, "regrade")
+    with tqdm(desc="grading", unit="answer", delay=2) as bar:
+        results = regrade.regrade(args.regrade, progress=lambda n: bar.update(n) and None)
+    shown = {name: results[name] for name in ("regraded", *SHOWN) if name in results}
+    text = "\n".join([figures.text_of(results), regrade.text_of(results), f"results   {results['results']}"])
+    return _answer(args, shown, text)
+
+
+def _refuse_others(args: argparse.Namespace, asked: str) -> None:
+    """Of `evaluate`, what this option would ignore."""
+    for name, value in vars(args).items():
+        if name not in (asked, "json", "command", "act", "parser") and value != args.parser.get_default(name):
+            raise UserError(f"--{name} would be ignored by --{asked}: leave it out")
 
 
 def _grade(args: argparse.Namespace, rest: list[str]) -> int:
     from tqdm import tqdm
 
     from grpo_math.grading.file import grade_file
+    from grpo_math.grading.house import House
 
     with tqdm(desc="grading", unit="answer", delay=2) as bar:
-        options = {"answer_format": args.format, "timeout": args.timeout}
+        house = House(not args.no_percent_as_number, args.digits, not args.no_last_box)
+        options = {"answer_format": args.format, "timeout": args.timeout, "house": house}
         graded = grade_file(args.file, progress=lambda n: bar.update(n) and None, **options)
     counts = "  ".join(f"{verdict} {count}" for verdict, count in graded["verdicts"].items() if count)
     return _answer(args, graded, f"{graded['rows']} rows: {counts}")
@@ -282,6 +315,8 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
     from grpo_math.settings.accelerate import accelerate_config
 
+    if args.table and args.simulate:
+        raise ConfigError("simulate", True, "simulates one recipe", "use --config, and not --table")
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
         return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
@@ -291,6 +326,13 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
             remedy = "say what to plan for, as in --gpus 1 --gpu-memory 24"
             raise ConfigError(name.replace("_", "-"), value, "is out of range", remedy)
     stated: dict[str, Any] = {"gpu_gb": args.gpu_memory, "cpu_gb": args.cpu_memory, **_of(args, "gpus prompt_tokens")}
+    if args.simulate:
+        for name in ("gpus", "cpu_memory", "accelerate_config"):
+            if getattr(args, name) is not None:
+                reason = "is not simulated: it is one process on one GPU, without DeepSpeed"
+                raise ConfigError(name.replace("_", "-"), getattr(args, name), reason, "leave it out")
+        simulated = planner.simulate(args.config, prompt_tokens=args.prompt_tokens, gpu_gb=args.gpu_memory)
+        return _answer(args, simulated, planner.words(simulated), yes=simulated["fits"] is not False)
     if args.accelerate_config:
         stated["accelerate"] = planner.read_recipe(args.accelerate_config)
         accelerate_config(args.accelerate_config, stated["accelerate"])

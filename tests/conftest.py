@@ -14,6 +14,9 @@ from pathlib import Path
 
 import fast
 import pytest
+from gpu_like import plugin as pretended_gpu
+
+pretended_gpu.begin()  # before any test imports torch, too
 
 collect_ignore = ["processes"]  # programs that tests start
 
@@ -29,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(pretended_gpu)
     if config.getoption("--fast"):
         config.pluginmanager.register(fast)
 

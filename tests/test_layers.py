@@ -32,6 +32,8 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("checks.bench", "checks.deep", "checks.live"),
     *("evaluation.backends", "evaluation.pass_rates", "evaluation.results"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
+    *("planner.simulation.device", "planner.simulation.generation", "planner.simulation.live"),
+    *("planner.simulation.model", "planner.simulation.pretend", "planner.simulation.run"),
     *("report.trackers", "report.verdict", "run.log", "run.peers"),
     *("settings.conflicts", "settings.generation", "settings.parser"),
     *("train.heldout", "train.program", "train.resuming", "train.selection"),
@@ -42,6 +44,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.bench", "checks.deep", "generation.sync", "generation.canary", "report.verdict"),
+    "planner.simulation.run",
     *("settings.conflicts", "settings.generation", "settings.parser"),
     *("train.heldout", "train.program", "train.resuming", "train.selection"),
     *("trainer.build", "trainer.config", "trainer.trainer"),

@@ -191,12 +191,13 @@ class Contestant:
         adapter: dict[str, Any] = {"lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
         self.meter = Meter(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         self.meter.watch(model)
-        on_cpu = {"use_cpu": True, "bf16": False} if self.meter.device.type == "cpu" else {}
+        cpu = self.meter.device.type == "cpu"  # a GPU would else compute float32 weights in bfloat16, as TRL's default
         self.trainer = kind(
             model=model,
             reward_funcs=_no_reward,
             args=config(
-                **on_cpu,
+                use_cpu=cpu,
+                bf16=not cpu and model.dtype == torch.bfloat16,
                 **settings,
                 max_steps=1,
                 per_device_train_batch_size=GROUP,

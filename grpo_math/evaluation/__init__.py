@@ -3,10 +3,17 @@
 from importlib import import_module
 from typing import Any
 
+MODULES = {
+    "answered": "results",
+    "category": "figures",
+    "evaluate": "results",
+    "summary": "figures",
+    "text_of": "figures",
+}
 __all__ = ["answered", "category", "evaluate", "summary", "text_of"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.results"), name)
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)

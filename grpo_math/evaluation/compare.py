@@ -8,6 +8,7 @@ Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report
 """
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
-from grpo_math.grading.version import MATH_VERIFY, as_now
+from grpo_math.grading import version
 from grpo_math.run.metrics import CATEGORIES
 
 Results = dict[str, Any]
@@ -27,8 +28,7 @@ ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
 SAME = {
     "template": "evaluate both with the same template to compare them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
-    "grader_hash": "the verdicts of two graders may differ, evaluate both with the same version of grpo_math, "
-    f"and with the Math-Verify that it was tried with (pip install math-verify=={MATH_VERIFY[-1]})",
+    version.KEY: "the verdicts of two graders may differ, grade the kept answers anew and compare what that writes: {}",
     "samples": "evaluate both with as many samples to compare them",
     "temperature": "evaluate both at the same temperature to compare them",
     "max_new_tokens": "evaluate both with the same limit to compare them",
@@ -50,7 +50,10 @@ class Change(NamedTuple):
 
 
 def read_results(path: str | Path) -> Results:
-    """A results file of `evaluate`, checked as far as the report relies on it; `ResultsError` in one line."""
+    """A results file of `evaluate`, checked as far as the report relies on it; `ResultsError` in one line.
+
+    As in what `evaluate` returns, ``results`` is the file's own path.
+    """
     path = Path(path)
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
@@ -72,7 +75,7 @@ def read_results(path: str | Path) -> Results:
         if key in seen:
             raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")
         seen.add(key)
-    return results
+    return {**results, "results": str(path)}
 
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
@@ -134,9 +137,10 @@ def _side(results: Results, which: int, before: Results, after: Results) -> dict
 
 def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
     """The rows of the same problem and sample; `ResultsError` names what the two results do not have in common."""
-    was, now = as_now(before), as_now(after)
+    was, now = version.as_now(before), version.as_now(after)
     for name, remedy in SAME.items():
         if was.get(name) != now.get(name):
+            remedy = remedy.format(" && ".join(_regrading(results) for results in (before, after) if _is_old(results)))
             raise ResultsError(f"{name} differs (before {was.get(name)!r}, after {now.get(name)!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
     if alone := sorted(old.keys() ^ new.keys(), key=str):
@@ -149,6 +153,15 @@ def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
             if row.get(name) != new[key].get(name):
                 raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
     return [(row, new[key]) for key, row in old.items()]
+
+
+def _is_old(results: Results) -> bool:
+    return version.as_now(results).get(version.KEY) != version.version()
+
+
+def _regrading(results: Results) -> str:
+    """The line that grades them anew."""
+    return f"grpo-math evaluate --regrade {shlex.quote(str(results.get('results', 'RESULTS')))}"
 
 
 def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:

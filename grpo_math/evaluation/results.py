@@ -5,19 +5,17 @@ right in any form stands beside it as ``answer_accuracy``. Each batch is graded 
 so that what was cut goes on. The results carry hashes of prompt and problems (fingerprint.py) and the grader's version
 (grading/version.py), so that what differs in them is not compared.
 
-Does not compare two results: compare.py does.
+Does not compute the figures over the records (figures.py) nor compare two results (compare.py).
 """
 
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from glob import escape
 from hashlib import sha256
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
@@ -25,38 +23,18 @@ from tqdm import tqdm
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, journal
 from grpo_math.evaluation.backends import Sampling
+from grpo_math.evaluation.figures import PARTS, Record, Results, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
-from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
 from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-from grpo_math.grading import Grade, Verdict, grade_batch, version
+from grpo_math.grading import Grade, grade_batch, version
 from grpo_math.run.files import refuse_unwritable, write_json
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import CATEGORIES
 
 SCHEMA = 1
-PARTS = ("subject", "level")
 VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
 Row = dict[str, Any]
-Record = dict[str, Any]
-Results = dict[str, Any]
-
-
-def category(grade: Grade, truncated: bool) -> str:
-    """Which of `CATEGORIES` a completion falls in.
-
-    >>> category(Grade(Verdict.CORRECT, "7", in_format=False), truncated=False)
-    'correct_answer_bad_format'
-    >>> category(Grade(Verdict.WRONG, "8", in_format=True), truncated=True)
-    'truncated'
-    """
-    if grade.verdict.ungradable:
-        return "ungradable"
-    if grade.verdict is Verdict.CORRECT:
-        return "correct" if grade.in_format else "correct_answer_bad_format"
-    if truncated:
-        return "truncated"
-    return "wrong_answer" if grade.in_format else "bad_format"
 
 
 def answered(
@@ -283,98 +261,6 @@ def _file_in(folder: Path, settings: dict[str, Any]) -> Path:
         if journal.about(kept) == settings:
             return folder / kept.name.replace(".answers.jsonl", ".json")
     return own
-
-
-def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
-    """The figures over graded records, ``samples`` consecutive ones for each problem.
-
-    ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k of
-    powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` are there where the problems carry them.
-
-    >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7"},
-    ...         {"id": "b", "category": "bad_format", "verdict": "no_answer", "answer": None}]
-    >>> figures = summary(rows)
-    >>> figures["n"], figures["accuracy"], figures["answer_accuracy"], figures["pass@k"]
-    (2, 0.5, 0.5, {'1': 0.5})
-    """
-    problems = [records[i : i + samples] for i in range(0, len(records), samples)]
-    right = [[record["category"] == "correct" for record in problem] for problem in problems]
-    mean, error = mean_at_n(right)
-    votes = [([record["answer"] for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
-    ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
-    counts = Counter(record["category"] for record in records)
-    return {
-        "n": len(problems),
-        "accuracy": mean,
-        "ci95": list(wilson_of_means(right)),
-        "mean@n": {"n": samples, "mean": mean, "standard_error": error},
-        "answer_accuracy": sum(record["verdict"] == Verdict.CORRECT for record in records) / len(records),
-        "categories": {name: counts[name] for name in CATEGORIES},
-        "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
-        "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
-        **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
-    }
-
-
-def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bool]]) -> dict[str, Any]:
-    parts: dict[str, list[list[bool]]] = {}
-    for problem, flags in zip(problems, right, strict=True):
-        value = problem[0].get(name)
-        parts.setdefault("none" if value is None else str(value), []).append(flags)
-    return {
-        part: {"n": len(flags), "accuracy": mean_at_n(flags).mean, "ci95": list(wilson_of_means(flags))}
-        for part, flags in sorted(parts.items())
-    }
-
-
-def text_of(results: Results) -> str:
-    """The figures as a compact table for the terminal.
-
-    >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7", "level": 1}]
-    >>> print(text_of({"temperature": 0.0, "samples": 1, **summary(rows)}))
-    accuracy  100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
-    any form  100.0%
-    <BLANKLINE>
-    correct, in the format       1  100.0%
-    answer right, format wrong   0    0.0%
-    format right, answer wrong   0    0.0%
-    wrong, and not in the format 0    0.0%
-    cut at the length limit      0    0.0%
-    ungradable                   0    0.0%
-    <BLANKLINE>
-    level 1                      1  100.0%  20.7% to 100.0%
-    """
-    n, samples, counts = results["n"], results["samples"], results["categories"]
-    drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"
-    lines = [
-        f"accuracy  {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
-        f"{n} problem{'' if n == 1 else 's'}, {drawn}",
-        f"any form  {results['answer_accuracy']:6.1%}",
-    ]
-    if samples > 1:
-        mean = results["mean@n"]
-        error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
-        lines.append(f"mean@{samples:<4} {mean['mean']:6.1%}{error}")
-        for name in ("pass@k", "maj@k"):
-            lines.append(f"{name:<8}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
-    rows = [[label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items()]
-    width = max(map(len, CATEGORIES.values()))
-    parts = [
-        [f"{name} {part}" if name == "level" else part, figures["n"], figures["accuracy"], _range(figures["ci95"])]
-        for name in PARTS
-        for part, figures in results.get(f"by_{name}", {}).items()
-    ]
-    digits = len(str(n * samples))
-    for block in filter(None, (rows, parts)):
-        lines.append("")
-        lines += [
-            f"{label:<{width}} {count:>{digits}}  {share:6.1%}  {note}".rstrip() for label, count, share, note in block
-        ]
-    return "\n".join(lines)
-
-
-def _range(interval: Sequence[float]) -> str:
-    return f"{interval[0]:.1%} to {interval[1]:.1%}"
 
 
 def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Record:

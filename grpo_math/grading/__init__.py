@@ -11,7 +11,8 @@ Does not know about rewards, and does not import sympy or Math-Verify in this pr
 """
 
 from grpo_math.grading.batch import grade, grade_batch, offending
+from grpo_math.grading.house import House
 from grpo_math.grading.pool import shutdown
 from grpo_math.grading.verdict import Grade, Verdict
 
-__all__ = ["Grade", "Verdict", "grade", "grade_batch", "offending", "shutdown"]
+__all__ = ["Grade", "House", "Verdict", "grade", "grade_batch", "offending", "shutdown"]

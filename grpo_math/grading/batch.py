@@ -12,23 +12,28 @@ from grpo_math.errors import one_of
 from grpo_math.grading.compare import compare, holds_several
 from grpo_math.grading.extract import Extraction, extract, extract_gold
 from grpo_math.grading.formats import FORMATS, in_format
+from grpo_math.grading.house import HOUSE, House
 from grpo_math.grading.pool import Job, Progress, shared_pool
 from grpo_math.grading.verdict import Grade, Verdict
+from grpo_math.grading.work import bounded
 
 ANSWER_CHARACTERS = 500  # of the answer that a Grade keeps
 
 Row = tuple[str, str, str | None]  # gold, completion, answer format
 
 
-def grade(gold: str, completion: str, *, answer_format: str | None = None, timeout: float = 5.0) -> Verdict:
+def grade(
+    gold: str, completion: str, *, answer_format: str | None = None, timeout: float = 5.0, house: House = HOUSE
+) -> Verdict:
     r"""Is the completion's answer the gold answer?
 
-    ``gold`` is a bare answer or a whole solution that marks one (``#### 72``, ``\boxed{72}``).
+    ``gold`` is a bare answer or a whole solution that marks one (``#### 72``, ``\boxed{72}``); ``house`` what a grader
+    may decide either way (`House`).
 
     >>> str(grade("x=5", r"\boxed{5}")), str(grade("5", "I do not know."))
     ('correct', 'no_answer')
     """
-    return grade_batch([gold], [completion], answer_format=answer_format, timeout=timeout)[0].verdict
+    return grade_batch([gold], [completion], answer_format=answer_format, timeout=timeout, house=house)[0].verdict
 
 
 def grade_batch(
@@ -39,6 +44,7 @@ def grade_batch(
     timeout: float = 5.0,
     workers: int | None = None,
     progress: Progress | None = None,
+    house: House = HOUSE,
 ) -> list[Grade]:
     """The grades of many completions, in order; a (gold, completion, format) that occurs twice is graded once.
 
@@ -51,7 +57,7 @@ def grade_batch(
     rows = _rows(golds, completions, answer_format)
     count = Counter(rows)
     tell = progress or (lambda rows: None)
-    done, undecided = _quickly(count, tell)
+    done, undecided = _quickly(count, tell, house.checked())
     jobs = list(undecided)
 
     def ended(job: int) -> None:
@@ -78,14 +84,14 @@ def _rows(
     return list(zip(texts, completions, formats, strict=True))
 
 
-def _quickly(count: Counter[Row], tell: Progress) -> tuple[dict[Row, Grade], dict[Job, list[Row]]]:
+def _quickly(count: Counter[Row], tell: Progress, house: House) -> tuple[dict[Row, Grade], dict[Job, list[Row]]]:
     """The rows that this process decides, and the (gold, answer) that it cannot, each with its rows."""
     done: dict[Row, Grade] = {}
     undecided: dict[Job, list[Row]] = {}
     for row in count:
         started = time.perf_counter()
         try:
-            quick = _quick(*row)
+            quick = _quick(*row, house)
         except Exception as error:  # no known text does this; the batch must survive the unknown one
             reason = f"{type(error).__name__} while reading the answer"
             quick = Grade(Verdict.CRASH, None, _kept(row[1], row[2]), reason=reason)
@@ -110,35 +116,40 @@ def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequen
     ]
 
 
-def _quick(gold: str, completion: str, answer_format: str | None) -> Grade | Job:
+def _quick(gold: str, completion: str, answer_format: str | None, house: House = HOUSE) -> Grade | Job:
     """A grade, or the (gold, answer) that only a worker can compare."""
     kept = _kept(completion, answer_format)
     wanted = extract_gold(gold)
     if not wanted.text:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
-    found = extract(completion, answer_format)
+    found = extract(completion, answer_format, last_box=house.last_box)
     if not found.text:
         return Grade(Verdict.NO_ANSWER, None, kept, reason=found.how)
     graded: list[Grade] = []
     undecided: list[Job] = []
-    for gold_text, answer in _pairs(wanted, found):
-        verdict, reason = compare(gold_text, answer)
-        if verdict is None:
-            undecided.append((gold_text, answer))
-            continue
-        graded.append(Grade(verdict, answer[:ANSWER_CHARACTERS], kept, reason=reason))
-        if verdict is Verdict.CORRECT:
-            return graded[-1]
+    pairs = _pairs(wanted, found)
+    with bounded():
+        if len(found.boxes) > 1 and all(
+            compare(wanted.text, part, house=house)[0] is Verdict.CORRECT for part in found.boxes
+        ):
+            return Grade(Verdict.CORRECT, found.text[:ANSWER_CHARACTERS], kept, reason="the same in all")
+        for gold_text, answer in pairs:
+            verdict, reason = compare(gold_text, answer, house=house)
+            if verdict is None:
+                undecided.append((gold_text, answer, *(house if house != HOUSE else ())))
+                continue
+            graded.append(Grade(verdict, answer[:ANSWER_CHARACTERS], kept, reason=reason))
+            if verdict is Verdict.CORRECT:
+                return graded[-1]
     return undecided[0] if undecided else graded[0]
 
 
 def _pairs(wanted: Extraction, found: Extraction) -> list[Job]:
-    """What may be compared: the last boxes, and where one side gives its parts in several boxes, all of them."""
+    """What may be compared: the answers, and where one side gives its parts in several boxes, all of them at once."""
     golds = [wanted.text or ""] + ([", ".join(wanted.boxes)] if len(wanted.boxes) > 1 else [])
-    pairs = [(gold, found.text or "") for gold in golds]
-    if len(found.boxes) > 1:
-        pairs += [(gold, ", ".join(found.boxes)) for gold in golds if holds_several(gold)]
-    return pairs
+    if len(found.boxes) < 2:
+        return [(gold, found.text or "") for gold in golds]
+    return [(gold, (", " if holds_several(gold) else " or ").join(found.boxes)) for gold in golds]
 
 
 def _kept(completion: str, answer_format: str | None) -> bool:

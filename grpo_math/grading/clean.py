@@ -10,7 +10,9 @@ import re
 import unicodedata
 from functools import lru_cache
 
-from grpo_math.grading.extract import strip_wrappers
+from grpo_math.grading import spelled
+from grpo_math.grading.text import DOLLAR, strip_wrappers
+from grpo_math.grading.work import MAX_CHARACTERS
 
 CACHED_CHARACTERS = 300  # golds and ordinary answers recur; a cache of hostile ones would only fill memory
 
@@ -30,6 +32,7 @@ TABLE = str.maketrans(CHARACTERS)
 SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
+MONEY = "\x01"  # stands for an escaped dollar sign while the others, which enclose mathematics, are dropped
 COMMANDS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
     **dict.fromkeys(("cdot", "times", "ast", "cdotp"), "*"),
@@ -45,23 +48,26 @@ COMMANDS = {
     **dict.fromkeys(("lor", "vee"), " or "),
     **dict.fromkeys(("to", "rightarrow"), "\\to "),
     "div": "/", "lt": "<", "gt": ">", "degree": "°", "colon": ":", "lbrack": "[", "rbrack": "]", "ln": "\\ln ",
-    "langle": "(", "rangle": ")", "textdollar": "", "pounds": "", "euro": "", "varphi": "\\phi ",
+    "langle": "(", "rangle": ")", "textdollar": MONEY, "pounds": "£", "euro": "€", "varphi": "\\phi ",
     "backslash": "\\setminus ", "iff": "=", "simeq": "\\approx ", "lbrace": "\\{", "rbrace": "\\}",
     "varnothing": "\\emptyset ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
-COUNTING = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty"
-)
-NUMBER_WORDS = {word: value for value, word in enumerate(COUNTING.split())}
-LEADING_WORD = re.compile(rf"\A(?:{'|'.join(NUMBER_WORDS)})(?= [a-z])", re.IGNORECASE)
 SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
 SET_BUILDER = re.compile(r"\A\\\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?(.{1,200}?) ?\\\}\Z")
 RATIO_WORDS = re.compile(r"\A(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
-ASIDE = re.compile(r"(?<=\d) \([A-Za-z][A-Za-z ,.\-]{1,40}\)$")
+PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
+ASIDE = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
+SUBSCRIPT = re.compile(
+    r"_\s*(?:\{\s*)?\\(?:text\s*\{\s*([A-Za-z0-9 ,.]{1,20}?)\s*\}|(max|min|lim|sup|inf)(?![A-Za-z]))(?:\s*\})?"
+)
 DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))")
-FONT = re.compile(r"\\(?:mathrm|operatorname|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)\*?\s*")
+BOLD_MATH = re.compile(
+    r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)"
+)  # around a formula
+FONT = re.compile(
+    r"\\(?:mathrm|operatorname|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*"
+)
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
@@ -73,7 +79,10 @@ def clean(text: str) -> str:
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
+    if len(text) > MAX_CHARACTERS:
+        return text
     if "\\" in text or "$" in text or "~" in text or "{,}" in text:
+        text = DOLLAR.sub(MONEY, text.rstrip("\\ "))
         if "\\\\" in text:
             text = _single_backslashes(text)
         text = re.sub(r",\\!\s*", "{,}", text).replace("\\!", "")
@@ -81,20 +90,33 @@ def _clean(text: str) -> str:
         text = SPACE.sub(lambda m: m.group() if m.group() == "\\\\" else " ", text)
         text = re.sub(r"\\q?quad(?=[a-z])", " ", text)
         text = DEGREES.sub("°", text)
+        text = BOLD_MATH.sub("", text)
         text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else "", text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
+        text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
         text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}", r"\1", text)
         text = re.sub(r"\\text\s*\{\s*,?\s*(and|or)\s*,?\s*\}", r" \1 ", text)
-        text = text.replace("\\$", "").replace("$", "").replace("\\%", "%").replace("\\#", "#").replace("\\&", "&&")
+        if text.count("$") % 2:
+            text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
+        text = text.replace("$", "").replace(MONEY, "$").replace("\\%", "%").replace("\\#", "#").replace("\\&", "&&")
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)
     text = RATIO_WORDS.sub(r"\1:\2", SET_BUILDER.sub(r"\1", text))
-    text = ASIDE.sub("", text) if text.endswith(")") else text
-    text = LEADING_WORD.sub(lambda m: str(NUMBER_WORDS[m.group().lower()]), text)
-    if text[:1] in ("€", "£", "¥", "₹", "="):
-        text = text[1:]
-    return strip_wrappers(re.sub(r"\s+", " ", text))
+    text = re.sub(r"\s+", " ", text)
+    if text.endswith(")"):
+        text = _without_aside(text)
+    text = PERCENT.sub("%", spelled.digits(text))
+    return strip_wrappers(re.sub(r"\s+", " ", text.removeprefix("=")))
+
+
+def _without_aside(text: str) -> str:
+    """Without "(approximately)", and without the number in words behind the same in digits: "7 (seven)"."""
+    before, _, inside = text[:-1].rpartition(" (")
+    aside, number = ASIDE.fullmatch(inside), re.search(r"-?\d.*", before)
+    if aside is None or number is None:
+        return text
+    return before if aside[1] or spelled.digits(inside) == number.group().replace(",", "") else text
 
 
 def _single_backslashes(text: str) -> str:
@@ -108,7 +130,10 @@ def _ascii(text: str) -> str:
     text = VULGAR.sub(lambda m: f"\\frac{{{unicodedata.normalize('NFKC', m.group()).replace('⁄', '}{')}}}", text)
     text = re.sub("[⁰¹²³⁴-⁹⁻⁺ⁿ]+", lambda m: "^{" + m.group().translate(SUPERSCRIPT) + "}", text)
     text = re.sub(r"√\s*(\d+|[a-z])(?![\d.])", r"\\sqrt{\1}", text.translate({ord("∛"): "\\sqrt[3]"}))
-    text = unicodedata.normalize("NFKC", text.translate(TABLE)).translate(TABLE)
+    text = unicodedata.normalize("NFKC", text.translate(TABLE))
+    if len(text) > MAX_CHARACTERS:  # one character can stand for eighteen
+        return text
+    text = text.translate(TABLE)
     if text.isascii():
         return text
     return "".join(str(unicodedata.decimal(c)) if unicodedata.category(c) == "Nd" else c for c in text)

@@ -6,28 +6,41 @@ every way in which the texts can be read: with a unit or without, with a label s
 >>> compare("1/2", r"\frac{1}{2}")[0].value, compare("3", "4")[0].value, compare(r"\sqrt{12}", r"2\sqrt{3}")[0] is None
 ('correct', 'wrong', True)
 
-Does not import sympy, and its time is linear in the texts but for the bounded arithmetic of exact.py.
+Does not import sympy, and does no more work than work.py allows for one answer: None where that is not enough.
 """
 
+import math
 import re
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
 from grpo_math.grading import units
 from grpo_math.grading.clean import CACHED_CHARACTERS, clean
+from grpo_math.grading.commit import DANGER
 from grpo_math.grading.exact import rational
 from grpo_math.grading.expression import TooLarge, Tree, Unreadable, parse
-from grpo_math.grading.structure import EXACT, Rules, assignment, equal, expanded
+from grpo_math.grading.house import HOUSE, House
+from grpo_math.grading.relations import stated
+from grpo_math.grading.structure import EXACT, Rules, equal, expanded
+from grpo_math.grading.text import strip_wrappers
 from grpo_math.grading.verdict import Verdict
-from grpo_math.grading.words import TEXT, is_prose, same_words
+from grpo_math.grading.words import TEXT, for_math_verify, is_prose, same_words
+from grpo_math.grading.work import CHARACTER, MAX_CHARACTERS, UNITS, Spent, bounded, charge, shortened
 
+ASIDE = re.compile(r"(?<=[\d}]) ?\(([A-Za-z]{2}[A-Za-z \-]{0,40})\)\Z")
+THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
+ORDINARY = 160  # characters; golds of GSM8K and MATH have at most 159
 COMMA_DECIMAL = re.compile(r"-?(?:0,\d{1,400}|\d{1,400},\d{2,400})")
 LABEL = re.compile(
-    r"(?:\\text\s*\{[^{}]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|[A-Za-z]{1,2}\s?\([^()=<>]{1,24}\)|[A-Z]{2,4}"
+    r"(?:\\text\s*\{[^{}\d]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|[A-Za-z]{1,2}\s?\([^()=<>]{1,24}\)|[A-Z]{2,4}"
     r"|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
+
+
+OWN_WORDS = re.compile(r"(?<=[\d}])\s*(?:\\text\s*\{)?[A-Za-z\- ]{3,60}\}?\Z")
 
 
 class Reading(NamedTuple):
@@ -35,20 +48,34 @@ class Reading(NamedTuple):
     unit: str | None
 
 
-def compare(gold: str, answer: str, rules: Rules | None = None) -> tuple[Verdict | None, str]:
+def compare(gold: str, answer: str, rules: Rules | None = None, house: House = HOUSE) -> tuple[Verdict | None, str]:
     """The verdict on an extracted answer and the rule that gave it; None where `rules` cannot tell."""
     gold_number, answer_number = _fast_number(gold), _fast_number(answer)
     if gold_number is not None and answer_number is not None:
         (p, p_percent), (q, q_percent) = gold_number, answer_number
-        same = p == q or (p_percent != q_percent and (p / 100 == q if p_percent else p == q / 100))
-        return (Verdict.CORRECT if same else Verdict.WRONG), "exact"
+        if p_percent == q_percent:
+            return (Verdict.CORRECT if p == q else Verdict.WRONG), "exact"
+        if "$" not in gold + answer:
+            same = (p == q and house.percent_as_number) or (p / 100 == q if p_percent else p == q / 100)
+            return (Verdict.CORRECT if same else Verdict.WRONG), "exact"
     if gold == answer:
         return Verdict.CORRECT, "same text"
     if _is_comma_decimal(gold, answer):
         return Verdict.CORRECT, "decimal comma"
-    gold, answer = clean(gold), clean(answer)
+    try:
+        with bounded(UNITS if rules is None else math.inf):  # a worker may take the time that it is given
+            return _compared(gold, answer, (rules or EXACT)._replace(house=house))
+    except Spent:
+        return None, "too much work for this process"
+
+
+def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str]:
+    short = shortened(answer)
+    gold, answer, raw = clean(gold), clean(short or ""), strip_wrappers(short or "")
     if not gold:
         return Verdict.BAD_GOLD, "the gold is empty"
+    if short is None or len(answer) > MAX_CHARACTERS:
+        return Verdict.UNPARSEABLE, f"the answer is longer than {MAX_CHARACTERS} characters"
     if not answer:
         return Verdict.NO_ANSWER, "the answer is empty"
     if _spaceless(gold) == _spaceless(answer):
@@ -57,20 +84,28 @@ def compare(gold: str, answer: str, rules: Rules | None = None) -> tuple[Verdict
     if decided is not None:
         return (Verdict.CORRECT if decided else Verdict.WRONG), "text"
     try:
-        golds = readings(gold)
+        golds = readings(gold)[: 1 if THOUSANDS.fullmatch(gold) else None]  # a gold 1,200 is no list
     except TooLarge as error:
         return Verdict.BAD_GOLD, f"the gold is {error}"
     try:
-        answers = readings(answer)
+        charge(CHARACTER * len(answer))
+        answers = readings(answer, words_of(gold))
     except TooLarge as error:
         return Verdict.UNPARSEABLE, f"the answer is {error}"
     if not golds or not answers:
         side, text = ("answer", answer) if golds else ("gold", gold)
-        return (Verdict.WRONG, "text") if is_prose(text) else (None, f"unreadable {side}")
-    pairs = [(g, a) for g in golds for a in answers]
-    if any(g.unit and a.unit for g, a in pairs):  # both name a unit: it must be the same one
-        pairs = [(g, a) for g, a in pairs if g.unit and g.unit == a.unit]
-    results = {equal(g.tree, a.tree, rules or EXACT) for g, a in pairs}
+        if is_prose(text):
+            return Verdict.WRONG, "text"
+        if not answers and not (for_math_verify(raw) and for_math_verify(answer)):
+            if not (golds or is_prose(gold) or for_math_verify(gold)):
+                return Verdict.BAD_GOLD, "the gold cannot be read"
+            return Verdict.UNPARSEABLE, "the answer cannot be read"
+        return None, f"unreadable {side}"
+    united = any(g.unit and a.unit for g in golds for a in answers)  # both name a unit: no reading without counts
+    pairs = [
+        (g, a) for g in golds for a in answers if not united or (g.unit and a.unit and units.agree(g.unit, a.unit))
+    ]
+    results = {equal(g.tree, a.tree, rules) for g, a in pairs}
     if True in results:
         return Verdict.CORRECT, "trees"
     return (None, "") if None in results else (Verdict.WRONG, "trees")
@@ -85,14 +120,14 @@ def value(text: str) -> Fraction | None:
     fast = _fast_number(text)
     if fast is not None:
         return fast[0] / 100 if fast[1] else fast[0]
-    try:
-        for reading in readings(clean(text)):
-            assigned = assignment(reading.tree)
-            number = rational(reading.tree if assigned is None else assigned[1])
-            if number is not None:
-                return number
-    except TooLarge:
-        pass
+    with suppress(TooLarge, Spent), bounded():
+        text = clean(shortened(text) or "")
+        charge(CHARACTER * len(text))
+        for reading in readings(text):
+            found = stated(reading.tree)
+            numbers = {rational(side) for side in ((reading.tree,) if found is None else found[1])}
+            if len(numbers) == 1 and None not in numbers:
+                return numbers.pop()
     return None
 
 
@@ -128,31 +163,60 @@ def _is_comma_decimal(gold: str, answer: str) -> bool:
     )
 
 
+def words_of(gold: str) -> frozenset[str]:
+    """The words that a gold puts behind its number, which an answer may put there too.
+
+    >>> sorted(words_of(r"5\\text{ blue daps}")), sorted(words_of("x + 1"))
+    (['blue', 'daps'], [])
+    """
+    found = OWN_WORDS.search(gold)
+    return frozenset(re.findall("[a-z]{3,}", found.group().replace("\\text", "").lower()) if found is not None else ())
+
+
 def _spaceless(text: str) -> str:
     """Without the spaces that separate nothing: "4 2" stays two numbers."""
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
 @lru_cache(maxsize=8192)
-def _readings(text: str) -> tuple[Reading, ...]:
-    label = LABEL.match(text)
+def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
+    short = len(text) <= ORDINARY  # a longer one is read as it stands, with its unit or without
+    label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
+    if label is not None and DANGER.search(label.group()):  # "anything but x ="
+        label = None
+    if aside is not None and units.canonical(aside[1], own=own) is not None:  # "5 (cm)"
+        text = f"{text[: aside.start()]} {aside[1]}"
     found: list[Reading] = []
     for candidate in [text] if label is None else [text[label.end() :], text]:
-        bare, unit = units.split(candidate)
+        bare, unit = _without_units(candidate, own)
         spellings = [(bare, unit)] if unit is None else [(bare, unit), (candidate, None)]
         for spelling, its_unit in spellings:
-            for thousands in (True, False) if re.search(r"\d,\d{3}(?!\d)", spelling) else (True,):
+            for thousands in (True, False) if short and re.search(r"\d,\d{3}(?!\d)", spelling) else (True,):
                 try:
-                    reading = Reading(parse(TEXT.sub(r" \1 ", spelling), thousands), its_unit)
+                    tree = parse(TEXT.sub(r" \1 ", spelling), thousands)
                 except TooLarge:
                     raise
                 except Unreadable:
                     continue
+                kind = {"degrees": "degree", "percent": "%"}.get((tree[1] if tree[0] == "neg" else tree)[0])
+                reading = Reading(tree, its_unit or kind)
                 if reading not in found:
                     found.append(reading)
     return tuple(found)
 
 
-def readings(text: str) -> tuple[Reading, ...]:
-    """Every way in which a cleaned text can be read: with its unit or without, "1,200" as a number or a list."""
-    return _readings(text) if len(text) <= CACHED_CHARACTERS else _readings.__wrapped__(text)
+def _without_units(text: str, own: frozenset[str]) -> tuple[str, str | None]:
+    """Without the unit at its end, and in a chain of equalities without the same one behind the other members."""
+    bare, unit = units.split(text, own)
+    if unit is None or "=" not in bare:
+        return bare, unit
+    members = [units.split(member.strip(), own) for member in bare.split("=")]
+    return " = ".join(member if one in (None, unit) else "?" for member, one in members), unit
+
+
+def readings(text: str, own: frozenset[str] = frozenset()) -> tuple[Reading, ...]:
+    """Every way in which a cleaned text can be read: with its unit or without, "1,200" as a number or a list.
+
+    ``own`` are words beside the known ones that may be a unit: those of the gold, where the text is its answer.
+    """
+    return (_readings if len(text) <= CACHED_CHARACTERS else _readings.__wrapped__)(text, own)

@@ -4,18 +4,20 @@ r"""A tree -> the rational number that it is, where it is one: standard-library 
 >>> rational(parse(r"\frac{1}{2} + 0.25")), rational(parse("2^{10}")), rational(parse(r"\sqrt{2}")) is None
 (Fraction(3, 4), Fraction(1024, 1), True)
 
-Does not take long: the size of every number and the work of the whole tree are bounded, and what would go beyond gives
-None; `certainly_huge` then tells whether its size alone decides.
+Does not take long: the size of every number is bounded, each operation is charged by the sizes of its operands before
+it is done (work.py), and what would go beyond gives None; `certainly_huge` then tells whether its size alone decides.
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 from grpo_math.grading.expression import Tree
+from grpo_math.grading.work import UNITS, charge
 
 MAX_BITS = 60_000
-MAX_WORK = 3_000_000  # bits that all operations on one tree may handle
 HUGE_BITS = 10 * MAX_BITS
+STEP = 3_000  # units for an operation on small fractions
 
 
 class _Undecided(Exception):
@@ -23,59 +25,78 @@ class _Undecided(Exception):
 
 
 def rational(tree: Tree) -> Fraction | None:
-    """The exact value of a tree, or None where it is no rational number or too large to compute at once.
+    """The exact value of a tree, or None where it is no rational number or costs more than one answer may.
 
-    A percent sign divides by 100; degrees stay as they are.
+    A percent sign divides by 100; degrees stay as they are. `Spent` where the answer has cost too much already.
     """
     if tree[0] == "num":
         return tree[1]
+    work = [UNITS]
+
+    def spend(units: float) -> None:
+        charge(units)
+        work[0] -= int(units)
+        if work[0] < 0:
+            raise _Undecided
+
     try:
-        return _value(tree, [MAX_WORK])
+        return _value(tree, spend)
     except (_Undecided, ZeroDivisionError):
         return None
 
 
-def _value(tree: Tree, work: list[int]) -> Fraction:
+Spend = Callable[[float], None]
+
+
+def _value(tree: Tree, spend: Spend) -> Fraction:
     kind = tree[0]
     if kind == "num":
         return tree[1]
-    if kind in ("add", "mul"):
-        total = _value(tree[1], work)
+    if kind in ("add", "mul", "div"):
+        total = _value(tree[1], spend)
         for part in tree[2:]:
-            operand = _value(part, work)
-            total = _sized(total + operand if kind == "add" else total * operand, work)
+            operand = _value(part, spend)
+            spend(STEP + 3 * _size(total) * _size(operand))  # Fraction divides by three common divisors at most
+            total = total + operand if kind == "add" else total * operand if kind == "mul" else total / operand
+            _check(total)
         return total
     if kind == "neg":
-        return -_value(tree[1], work)
-    if kind == "div":
-        return _sized(_value(tree[1], work) / _value(tree[2], work), work)
+        return -_value(tree[1], spend)
     if kind == "pow":
-        return _power(_value(tree[1], work), _value(tree[2], work), work)
+        return _power(_value(tree[1], spend), _value(tree[2], spend), spend)
     if kind == "percent":
-        return _value(tree[1], work) / 100
+        return _value(("div", tree[1], ("num", Fraction(100))), spend)
     if kind == "degrees":
-        return _value(tree[1], work)
+        return _value(tree[1], spend)
     if kind == "fact":
-        n = _value(tree[1], work)
+        n = _value(tree[1], spend)
         if n.denominator != 1 or not 0 <= n <= 5000:
             raise _Undecided
-        return _sized(Fraction(math.factorial(int(n))), work)
+        spend(STEP + (math.lgamma(n + 1) / 30) ** 2)
+        return _check(Fraction(math.factorial(int(n))))
     if kind == "call":
-        return _call(tree[1], [_value(argument, work) for argument in tree[2:]], work)
+        return _call(tree[1], [_value(argument, spend) for argument in tree[2:]], spend)
     raise _Undecided
 
 
-def _sized(value: Fraction, work: list[int]) -> Fraction:
-    bits = value.numerator.bit_length() + value.denominator.bit_length()
-    work[0] -= bits
-    if bits > MAX_BITS or work[0] < 0:
+def _digits(n: int) -> int:
+    """Of 30 bits each, as Python keeps a number."""
+    return n.bit_length() // 30 + 1
+
+
+def _size(value: Fraction) -> int:
+    return _digits(value.numerator) + _digits(value.denominator)
+
+
+def _check(value: Fraction) -> Fraction:
+    if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
         raise _Undecided
     return value
 
 
-def _power(base: Fraction, exponent: Fraction, work: list[int]) -> Fraction:
+def _power(base: Fraction, exponent: Fraction, spend: Spend) -> Fraction:
     if exponent.denominator != 1:
-        root = _root(base, exponent.denominator)
+        root = _root(base, exponent.denominator, spend)
         if root is None:
             raise _Undecided
         base, exponent = root, Fraction(exponent.numerator)
@@ -84,15 +105,17 @@ def _power(base: Fraction, exponent: Fraction, work: list[int]) -> Fraction:
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(exponent) * bits > MAX_BITS:
         raise _Undecided
-    return _sized(base ** int(exponent), work)
+    spend(STEP + (abs(int(exponent)) * bits / 30) ** 2)
+    return _check(base ** int(exponent))
 
 
-def _root(base: Fraction, degree: int) -> Fraction | None:
+def _root(base: Fraction, degree: int, spend: Spend) -> Fraction | None:
     """The exact root of a number that has one."""
     if base < 0 or degree > 64:
         return None
     parts = []
     for n in (base.numerator, base.denominator):
+        spend(10 * STEP + 2 * _digits(n) ** 2)
         root = math.isqrt(n) if degree == 2 else _integer_root(n, degree)
         if root**degree != n:
             return None
@@ -101,19 +124,27 @@ def _root(base: Fraction, degree: int) -> Fraction | None:
 
 
 def _integer_root(n: int, degree: int) -> int:
-    low, high = 0, 1 << (n.bit_length() // degree + 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if middle**degree <= n:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """The largest integer whose power is at most n: Newton's iteration, which starts from the root of n's first half.
+
+    >>> _integer_root(10**300, 3) == 10**100, _integer_root(10**300 - 1, 3) == 10**100 - 1, _integer_root(63, 6)
+    (True, True, 1)
+    """
+    if n < 2:
+        return n
+    half = n.bit_length() // (2 * degree)
+    root = 1 << (n.bit_length() // degree + 1) if half < 4 else (_integer_root(n >> half * degree, degree) + 1) << half
+    while True:  # from above, so that the first that does not fall is the root
+        lower = ((degree - 1) * root + n // root ** (degree - 1)) // degree
+        if lower >= root:
+            return root
+        root = lower
 
 
-def _call(name: str, values: list[Fraction], work: list[int]) -> Fraction:
+def _call(name: str, values: list[Fraction], spend: Spend) -> Fraction:
+    sizes = [_size(value) for value in values]
+    spend(STEP + 3 * max(sizes, default=0) * sum(sizes))
     if name == "sqrt" and len(values) == 1:
-        return _power(values[0], Fraction(1, 2), work)
+        return _power(values[0], Fraction(1, 2), spend)
     if name == "abs" and len(values) == 1:
         return abs(values[0])
     if name in ("floor", "ceil") and len(values) == 1:
@@ -123,16 +154,21 @@ def _call(name: str, values: list[Fraction], work: list[int]) -> Fraction:
     integers = [int(v) for v in values if v.denominator == 1]
     if len(integers) != len(values) or not integers:
         raise _Undecided
-    if name in ("gcd", "lcm"):
-        return _sized(Fraction(math.gcd(*integers) if name == "gcd" else _lcm(integers)), work)
+    if name == "gcd":
+        return Fraction(math.gcd(*integers))
+    if name == "lcm":
+        return Fraction(_lcm(integers, spend))
     if name in ("binom", "perm") and len(integers) == 2 and min(integers) >= 0 and integers[0] <= 5000:
-        return _sized(Fraction((math.comb if name == "binom" else math.perm)(*integers)), work)
+        n, k = integers
+        spend(STEP + n * min(k, n) / 8 + (min(k, n) * n.bit_length() / 30) ** 2 / 2)
+        return _check(Fraction((math.comb if name == "binom" else math.perm)(n, k)))
     raise _Undecided
 
 
-def _lcm(integers: list[int]) -> int:
+def _lcm(integers: list[int], spend: Spend) -> int:
     total = 1
     for n in integers:
+        spend(STEP + 3 * _digits(total) * _digits(n))
         total = math.lcm(total, n)
         if total.bit_length() > MAX_BITS:
             raise _Undecided
@@ -146,31 +182,22 @@ def certainly_huge(tree: Tree) -> bool:
     >>> certainly_huge(parse("9^{9^{9^9}}")), certainly_huge(parse("9^9")), certainly_huge(parse("0^{9^{9^9}}"))
     (True, False, False)
     """
-    return _log2_at_least(tree) > HUGE_BITS
+    return _bits_at_least(tree[1] if tree[0] == "neg" else tree) > HUGE_BITS
 
 
-def _log2_at_least(tree: Tree) -> float:
-    """A lower bound of log2|x|; minus infinity where nothing is known. Only for towers of positive integers."""
-    kind = tree[0]
-    nothing = -math.inf
-    if kind == "num":
-        n = tree[1]
-        return math.log2(n.numerator) - math.log2(n.denominator) if n > 0 else nothing
-    if kind == "neg":
-        return _log2_at_least(tree[1])
-    if kind == "fact" and _is_natural(tree[1]):
-        low = _log2_at_least(tree[1])  # x! >= (x/e)^x, and x! >= x
-        return min(2.0 ** min(low, 1000.0), 1e300) * max(low - 1.5, 1.0) if low > 2 else low
-    if kind in ("mul", "add") and all(_is_natural(part) for part in tree[1:]):
-        return (sum if kind == "mul" else max)(_log2_at_least(part) for part in tree[1:])
-    if kind == "pow" and _is_natural(tree[1]) and _is_natural(tree[2]):
-        base, exponent = _log2_at_least(tree[1]), _log2_at_least(tree[2])
-        return base * min(2.0 ** min(exponent, 1000.0), 1e300) if base >= 1 and exponent >= 0 else nothing
-    return nothing
-
-
-def _is_natural(tree: Tree) -> bool:
+def _bits_at_least(tree: Tree) -> float:
+    """A lower bound of log2(x) for a tower of positive integers; minus infinity for any other tree."""
     kind = tree[0]
     if kind == "num":
-        return tree[1] > 0 and tree[1].denominator == 1
-    return kind in ("pow", "fact", "mul", "add") and all(_is_natural(part) for part in tree[1:])
+        return math.log2(tree[1].numerator) if tree[1] > 0 and tree[1].denominator == 1 else -math.inf
+    if kind not in ("pow", "fact", "mul", "add"):
+        return -math.inf
+    parts = [_bits_at_least(part) for part in tree[1:]]
+    if -math.inf in parts:
+        return -math.inf
+    if kind in ("mul", "add"):
+        return sum(parts) if kind == "mul" else max(parts)
+    if kind == "pow":
+        return parts[0] * min(2.0 ** min(parts[1], 1000.0), 1e300)
+    low = parts[0]  # x! >= (x/e)^x, and x! >= x
+    return min(2.0 ** min(low, 1000.0), 1e300) * max(low - 1.5, 1.0) if low > 2 else low

@@ -7,13 +7,18 @@ A tree is a tuple whose first item names its kind:
     ("pm", a, b)  a plus or minus b    ("percent", a)  ("degrees", a)  ("base", digits, b)
     ("list", a, ..)  ("tuple", "(", ")", a, ..)  ("set", a, ..)  ("union", a, b, ..)  ("matrix", row, ..)
     ("relation", a, "<", b, "<=", c)  ("ratio", a, b, ..)
+    ("both", relation, ..)  joined by "and"    ("either", a, b, ..)  joined by "or"
+    ("mod", a, m)  a's residue modulo m    ("big", "sum", lower, upper, body)  a sum or product over an index
 
 >>> parse(r"\frac12 x")
 ('mul', ('div', ('num', Fraction(1, 1)), ('num', Fraction(2, 1))), ('var', 'x'))
 >>> parse("1 1/2"), parse("1,200")
 (('num', Fraction(3, 2)), ('num', Fraction(1200, 1)))
 
-Does not know sums, integrals, or limits: those are `Unreadable` here and go to Math-Verify.
+Words are no products of letters: a word that is no part of the notation makes the text `Unreadable`. So do integrals
+and limits, which go to Math-Verify.
+
+Does not evaluate.
 """
 
 import re
@@ -21,11 +26,11 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from grpo_math.grading.clean import NUMBER_WORDS
+from grpo_math.grading.spelled import NUMBER_WORDS
+from grpo_math.grading.work import MAX_CHARACTERS
 
 Tree = tuple[Any, ...]
 
-MAX_CHARACTERS = 20_000
 MAX_DEPTH = 40
 MAX_DIGITS = 4_000
 DIGITS = frozenset("0123456789")
@@ -45,9 +50,16 @@ FUNCTION_NAMES = (
     "floor ceil"
 )
 FUNCTIONS = frozenset(FUNCTION_NAMES.split())
-WORDS = {"pi": ("const", "pi"), "infinity": ("const", "inf"), "inf": ("const", "inf"), "infty": ("const", "inf")}
+INFINITE: Tree = ("const", "inf")
+WORDS = {"pi": ("const", "pi"), "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}
+SHORT = (
+    "all am an and any are as at be but by can few had has he her his how if in is isn it its may me my no nor not "
+    "now odd of off on one or our out per six so sum ten the to too two up us via was we who why yes yet"
+)
+SHORT_WORDS = frozenset(SHORT.split())  # words of four letters and more are never read as factors
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
-               "\\text", "\\setminus", "\\to", "\\mod", "\\pmod")  # fmt: skip
+               "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
+               "\\rfloor", "\\rceil")  # fmt: skip
 RELATIONS = ("<=", ">=", "!=", "==", "<", ">", "=", "\\ne", "\\in", "\\approx", "\\equiv")
 GREEK_NAMES = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
@@ -57,19 +69,21 @@ GREEK = frozenset(GREEK_NAMES.split())
 NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
 )
+THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
 INTEGER = re.compile(r"[0-9]+")
 PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
+DOTS = re.compile(r"(\d*)\.(\d{0,40}?)(\d{1,6}?)\3{2,100}\d{0,5} ?(?:\.\.\.|\\(?:ldots|cdots|dots)(?![A-Za-z]))")
 EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
 MIXED = re.compile(
     r" ?\\frac\s*(?:\{\s*(\d{1,9})\s*\}|(\d))\s*(?:\{\s*(\d{1,9})\s*\}|(\d))| (\d{1,9}) ?/ ?(\d{1,9})(?![\d.])"
 )
-BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(\d{1,2})\s*\}|(\d)(?!\d))")
+BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d{1,2})\s*\}{1,2}|(\d{1,2})(?!\d))")
 LETTERS = re.compile(r"[A-Za-z]+")
 COMMAND = re.compile(r"\\([A-Za-z]+)")
 CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")
-SUBSCRIPT = re.compile(r"_(?:\{([A-Za-z0-9,+\- ]{1,12})\}|([A-Za-z0-9]))")
-SCALE = re.compile(r" ?(million|billion|trillion|thousand|hundred|dozen)\b")
+SUBSCRIPT = re.compile(r"_(?:\{([A-Za-z0-9,.+\- ]{1,20})\}|([A-Za-z0-9]))")
+SCALE = re.compile(r" {0,2}(million|billion|trillion|thousand|hundred|dozen)\b")
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[clr| ]*\})?")
 
@@ -119,7 +133,8 @@ class _Reader:
     def __init__(self, text: str, thousands: bool) -> None:
         self.text, self.at, self.depth, self.thousands = text, 0, 0, thousands
         self.bars = 0
-        self.backtracked = 0  # times a brace was read twice; bounded, so that the pass stays linear
+        self.joined: set[str | None] = set()  # the words between the members of the last list
+        self.reread = 0  # characters within braces that were read twice; bounded, so that the pass stays linear
 
     # -- characters
 
@@ -168,14 +183,22 @@ class _Reader:
 
     def answer(self) -> Tree:
         items = self.items()
-        return items[0] if len(items) == 1 else ("list", *items)
+        if len(items) == 1:
+            return items[0]
+        if self.joined == {"and"} and all(item[0] == "relation" for item in items):
+            return ("both", *items)
+        return ("either" if self.joined == {"or"} else "list", *items)
 
     def items(self) -> list[Tree]:
         items = [self.relation()]
+        joined: set[str | None] = set()
         while True:
             if self.take(",", ";"):
-                self.take("and", "or", "&&")
-            elif not self.take("and", "or", "&&"):
+                joined.add(self.take("and", "or", "&&"))
+            elif sign := self.take("and", "or", "&&"):
+                joined.add(sign)
+            else:
+                self.joined = joined
                 return items
             self.skip()
             if self.at >= len(self.text):
@@ -183,6 +206,22 @@ class _Reader:
             items.append(self.relation())
 
     def relation(self) -> Tree:
+        tree = self.bare_relation()
+        if not self.take("\\pmod"):
+            return tree
+        self.skip()
+        return self.congruence(tree, self.argument())
+
+    def congruence(self, tree: Tree, modulus: Tree) -> Tree:
+        r"""``a \equiv b \pmod m`` is ``a \bmod m = b``, with b reduced."""
+        if tree[0] != "relation" or tree[2::2] != ("=",):
+            raise Unreadable("a modulus without its congruence")
+        residue = tree[3]
+        if residue[0] == modulus[0] == "num" and modulus[1] > 0:
+            residue = ("num", residue[1] % modulus[1])
+        return ("relation", ("mod", tree[1], modulus), "=", residue)
+
+    def bare_relation(self) -> Tree:
         parts: list[Any] = [self.sum()]
         while sign := self.take(":", "\\cup", "U", *RELATIONS):
             if sign in (":", "\\cup", "U"):
@@ -219,6 +258,9 @@ class _Reader:
         while True:
             if self.take("*"):
                 factors.append(self.signed())
+            elif self.take("\\bmod"):
+                left = factors.pop() if len(factors) == 1 else ("mul", *factors)
+                factors = [("mod", left, self.signed())]
             elif self.take("/"):
                 below = self.signed()
                 above = factors.pop() if len(factors) == 1 else ("mul", *factors)
@@ -229,6 +271,10 @@ class _Reader:
                 factors.append(self.power())
             else:
                 break
+        for before, factor in zip([None, *factors], factors, strict=False):
+            of_letter = before is not None and before[0] in ("var", "mul")  # f(1, 2)
+            if len(factors) > 1 and (factor[0] == "set" or (factor[0] == "tuple" and not of_letter)):
+                raise Unreadable("a pair or a set in a product")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 
     def signed(self) -> Tree:
@@ -299,10 +345,10 @@ class _Reader:
         except TooLarge:
             raise
         except Unreadable:
+            self.reread += self.at - start
             self.at, self.depth = start + 1, depth
-            if self.backtracked > 3:
+            if self.reread > 400:
                 raise
-            self.backtracked += 1
             items = self.items()
             self.need("}")
             return ("set", *items)
@@ -349,6 +395,14 @@ class _Reader:
         return self.word(letters.group())
 
     def number(self) -> Tree:
+        repeating = self.match(DOTS)
+        if repeating is not None:
+            whole, fixed, cycle = repeating[1], repeating[2], repeating[3]
+            return (
+                "num",
+                Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
+                + Fraction(int(cycle), (10 ** len(cycle) - 1) * 10 ** len(fixed)),
+            )
         repeating = self.match(REPEATING)
         if repeating is not None:
             whole, fixed, cycle = repeating[1], repeating[2], repeating[3] or repeating[4]
@@ -381,12 +435,15 @@ class _Reader:
         return ("num", value * SCALES[scale[1]]) if scale is not None else ("num", value)
 
     def brackets(self) -> Tree:
+        start = self.at
         opening = self.text[self.at]
         self.at += 1
         outer_bars, self.bars = self.bars, 0
         items = self.items()
         closing = self.need(")", "]")
         self.bars = outer_bars
+        if self.thousands and len(items) == 1 and THOUSANDS.fullmatch(self.text, start + 1, self.at - 1):
+            raise Unreadable("a pair, or a number with separators in brackets")
         if len(items) == 1 and items[0][0] == "relation":
             raise Unreadable("a relation in brackets")
         if len(items) == 1 and opening + closing in ("()", "[]"):
@@ -397,7 +454,10 @@ class _Reader:
         if self.take("\\{"):
             if self.take("\\}"):
                 return ("set",)
+            start = self.at
             items = self.items()
+            if self.thousands and THOUSANDS.fullmatch(self.text, start, self.at):
+                raise Unreadable("two members, or a number with separators")
             self.need("\\}")
             return ("set", *items)
         if self.peek("\\begin"):
@@ -430,9 +490,25 @@ class _Reader:
             return ("var", name + self.text[start : self.at].strip())
         if name in FUNCTIONS:
             return self.call(name)
+        if name in ("sum", "prod"):
+            return self.big(name)
         if name in GREEK:
             return self.named(name)
         raise Unreadable(f"\\{name} is not of this grammar")
+
+    def big(self, name: str) -> Tree:
+        r"""``\sum_{i=1}^n a_i b``: all factors behind it are summed, and its constant factors stand before it."""
+        self.need("_")
+        self.need("{")
+        lower = self.deeper(self.relation)
+        self.need("}")
+        upper = self.argument() if self.take("^") else INFINITE
+        body = self.deeper(self.product)
+        factors = list(body[1:]) if body[0] == "mul" else [body]
+        constant = [part for part in factors if part[0] == "num"] if name == "sum" else []
+        rest = [part for part in factors if part not in constant]
+        tree: Tree = ("big", name, lower, upper, rest[0] if len(rest) == 1 else ("mul", *rest))
+        return ("mul", *constant, tree) if constant and rest else ("big", name, lower, upper, body)
 
     def call(self, name: str) -> Tree:
         power: Tree | None = None
@@ -454,7 +530,7 @@ class _Reader:
                 if factors and self.peek("\\sin", "\\cos", "\\tan", "\\cot", "\\sec", "\\csc", "\\ln", "\\log", "("):
                     break
                 factors.append(self.power())
-                if not self.starts_factor():
+                if not self.starts_factor() or self.text[self.at] in DIGITS:
                     break
             arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
         if name == "log" and base is not None:
@@ -477,8 +553,8 @@ class _Reader:
             return self.call(lower)
         if word in ("C", "P") and CHOOSING.match(self.text, self.at):
             return ("call", "binom" if word == "C" else "perm", *self.atom()[3:])
-        if lower in NUMBER_WORDS:
-            return ("num", Fraction(NUMBER_WORDS[lower]))
+        if lower in SHORT_WORDS or lower in NUMBER_WORDS:
+            raise Unreadable(f"{word[:20]!r} is a word")
         self.at -= len(word) - 1  # letters that are factors: read the first
         if lower[1:] in ("sqrt", "pi"):  # "xpi", "asqrt(2)"
             return _letter(word[0])
@@ -510,7 +586,8 @@ class _Reader:
                 rows.append([self.sum()])
         self.need("\\end")
         self.need("{" + found[1] + "}")
-        return ("matrix", *(tuple(row) for row in rows))
+        matrix: Tree = ("matrix", *(tuple(row) for row in rows))
+        return ("call", "det", matrix) if found[1] in ("vmatrix", "Vmatrix") else matrix
 
 
 def _number(digits: str) -> Fraction:

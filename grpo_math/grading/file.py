@@ -11,6 +11,7 @@ from typing import Any
 from grpo_math.errors import DataError, one_of
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS
+from grpo_math.grading.house import HOUSE, House
 
 
 def grade_file(
@@ -19,6 +20,7 @@ def grade_file(
     answer_format: str | None = None,
     timeout: float = 5.0,
     progress: Callable[[int], None] | None = None,
+    house: House = HOUSE,
 ) -> dict[str, Any]:
     """``{"rows": N, "verdicts": {verdict: count}, "results": [{"verdict", "answer", "seconds"}]}``, in row order.
 
@@ -34,7 +36,7 @@ def grade_file(
         if name is not None and name not in FORMATS:
             raise DataError(path, line, "format", f"is {name!r}", f"use one of {', '.join(FORMATS)}, or leave it out")
         formats.append(name)
-    grades = grade_batch(golds, predictions, answer_format=formats, timeout=timeout, progress=progress)
+    grades = grade_batch(golds, predictions, answer_format=formats, timeout=timeout, progress=progress, house=house)
     verdicts = {str(verdict): sum(g.verdict is verdict for g in grades) for verdict in Verdict}
     results = [{"verdict": str(g.verdict), "answer": g.answer, "seconds": round(g.seconds, 6)} for g in grades]
     return {"rows": len(grades), "verdicts": verdicts, "results": results}

@@ -24,8 +24,10 @@ class AnswerFormat:
     example: str
 
 
-# Every pattern is linear: no nested quantifier that could backtrack on a hostile completion. `boxed` only finds where
-# a box opens, since braces nest; the extractor walks them.
+# Every `strict` takes exactly one answer, and not an empty one: two are two tries. Every pattern is linear: no nested
+# quantifier that could backtrack on a hostile completion. `boxed` only finds where a box opens, since braces nest; the
+# extractor walks them.
+BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
 FORMATS: dict[str, AnswerFormat] = {
     "gsm8k": AnswerFormat(
         "gsm8k",
@@ -37,7 +39,13 @@ FORMATS: dict[str, AnswerFormat] = {
     "boxed": AnswerFormat(
         "boxed",
         marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
-        strict=re.compile(r"(?:(?!\\f?boxed[ \t]*\{).)*\\f?boxed[ \t]*\{.*\}.*", re.DOTALL),
+        # What was boxed while thinking is no answer. (?=(..))\1 takes what it found and does not try less: Python 3.11
+        # before 3.11.5 gets the possessive form wrong.
+        strict=re.compile(
+            rf"(?=((?:.*</think>)?))\1(?=((?:(?!{BOX}).)*))\2\\f?boxed[ \t]*\{{(?!\s*\}})"
+            rf"(?=((?:(?!{BOX}).)*))(?=\3\Z).*\}}.*",
+            re.DOTALL,
+        ),
         tags=("\\boxed",),
         example=r"It follows: \boxed{ANSWER}.",
     ),
@@ -46,7 +54,8 @@ FORMATS: dict[str, AnswerFormat] = {
         "r1_zero",
         marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
         strict=re.compile(
-            r"(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?:(?!</?answer>).)+</answer>\s*", re.DOTALL
+            r"(?:(?!</?think>|</?answer>).)*</think>\s*<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
+            re.DOTALL,
         ),
         tags=("</think>", "<answer>", "</answer>"),
         example="It follows. </think> <answer>ANSWER</answer>",
@@ -56,7 +65,7 @@ FORMATS: dict[str, AnswerFormat] = {
         marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
         strict=re.compile(
             r"\s*<reasoning>(?:(?!</?reasoning>|</?answer>).)*</reasoning>\s*"
-            r"<answer>(?:(?!</?answer>).)+</answer>\s*",
+            r"<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
             re.DOTALL,
         ),
         tags=("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
@@ -66,9 +75,11 @@ FORMATS: dict[str, AnswerFormat] = {
 
 
 def in_format(completion: str, answer_format: str) -> bool:
-    """Does the whole completion keep to the format?
+    r"""Does the whole completion keep to the format, with one answer in it?
 
     >>> in_format("3 + 4 = 7\\n#### 7", "gsm8k"), in_format("It is 7.", "gsm8k")
+    (True, False)
+    >>> in_format(r"so \boxed{7}", "boxed"), in_format(r"\boxed{7} or \boxed{8}", "boxed")
     (True, False)
     >>> in_format("easy </think> <answer>7</answer>", "r1_zero"), in_format("<answer>7</answer>", "r1_zero")
     (True, False)

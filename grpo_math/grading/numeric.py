@@ -20,7 +20,10 @@ from mpmath import mp
 
 from grpo_math.grading.exact import certainly_huge
 from grpo_math.grading.expression import Tree
-from grpo_math.grading.structure import Rules
+from grpo_math.grading.house import HOUSE
+from grpo_math.grading.relations import loose_names
+from grpo_math.grading.relations import names as names_of
+from grpo_math.grading.structure import Rules, places
 
 LOW, HIGH = 40, 90  # decimal digits
 SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
@@ -31,11 +34,15 @@ class Overflow(Exception):
     """A power too large to compute even in floating point."""
 
 
-def equal(gold: Tree, answer: Tree) -> bool | None:
+def equal(gold: Tree, answer: Tree, digits: int = HOUSE.digits) -> bool | None:
     """True, False, or None where neither can be evaluated anywhere; `Overflow` where a power is beyond computing."""
     if gold == answer:
         return True
-    names = sorted(_names(gold) | _names(answer))
+    names = sorted(names_of(gold) | names_of(answer))
+    if loose_names(answer) and not names_of(gold):
+        return False
+    if not names and (_stands_for(gold, answer, digits) or _stands_for(answer, gold, digits)):
+        return True
     verdicts = []
     for number, sign in SAMPLES if names else SAMPLES[:1]:
         verdicts.append(_equal_at(gold, answer, _point(names, number, sign), real=bool(names) and sign < 0))
@@ -44,10 +51,29 @@ def equal(gold: Tree, answer: Tree) -> bool | None:
     return True if True in verdicts else None
 
 
+def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
+    """Is one a decimal of so many significant digits or more that the other is rounded or cut off to?"""
+    at = places(decimal[1], digits) if decimal[0] == "num" else None
+    found = None if at is None else _real(exact, at + 20)
+    with mp.workdps((at or 0) + 30):
+        return found is not None and abs(_value(decimal, {}) - found) * 10 ** (at or 0) < 1
+
+
+def _real(tree: Tree, precision: int = LOW) -> Any:
+    """The real number that a tree is, to 10 digits less than the precision; None where it is none."""
+    try:
+        with mp.workdps(precision):
+            found = _value(tree, {})
+        with mp.workdps(precision - 10):
+            return +mpmath.re(found) if mpmath.im(found) == 0 and mpmath.isfinite(found) else None
+    except (ArithmeticError, ValueError, TypeError, KeyError):
+        return None
+
+
 def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
     """Is gold = k * answer for one number k (positive where asked), not 0?"""
-    names = sorted(_names(gold) | _names(answer))
-    if _names(gold) != _names(answer):
+    names = sorted(names_of(gold) | names_of(answer))
+    if names_of(gold) != names_of(answer):
         return False if names else None
     ratios = []
     with mp.workdps(LOW):
@@ -87,12 +113,6 @@ def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bo
         raise
     except (ArithmeticError, ValueError, TypeError):
         return None
-
-
-def _names(tree: object) -> set[str]:
-    if not isinstance(tree, tuple) or not tree:
-        return set()
-    return {tree[1]} if tree[0] == "var" else set().union(*map(_names, tree[1:]))
 
 
 def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
@@ -164,4 +184,4 @@ def _call(name: str, values: list[Any]) -> Any:
     return functions[name](*values)
 
 
-NUMERIC = Rules(equal, proportional)
+NUMERIC = Rules(equal, proportional, _real)

@@ -2,7 +2,8 @@
 
 A worker past its limit is killed and replaced; one that dies takes its own answer with it and no other. The loop runs
 in the calling thread, so any thread will do, and several may call at once: they share the workers. Workers start on
-first need, end when the parent does (their stdin closes), and a forked child starts its own.
+first need and end when the parent does, at once where the kernel sees to that (starter.py), else when their stdin
+closes; a forked child starts its own. An answer goes to a worker that is warm and idle: its clock starts with its work.
 
 Does not look into an answer: what the frames hold is the worker's business.
 """
@@ -10,6 +11,7 @@ Does not look into an answer: what the frames hold is the worker's business.
 import atexit
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -23,13 +25,13 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 from grpo_math.grading.frames import decode, encode
+from grpo_math.grading.starter import started
 from grpo_math.grading.verdict import Verdict
 
 MEMORY_BYTES = 1_000_000_000  # address space of one worker, unless GRPO_MATH_GRADE_MEMORY names another
 START_SECONDS = 120.0  # a worker that has not said "ready" by then cannot start
-START_ALLOWANCE = 0.8  # seconds of a worker's start that do not count against its first job
 
-Job = tuple[str, str]  # gold, answer
+Job = tuple[Any, ...]  # gold, answer, and the rules of the house where they are not the usual ones
 Progress = Callable[[int], None]
 
 
@@ -49,14 +51,8 @@ class _Worker:
         path = [root, *(entry for entry in sys.path if entry and entry != root)]
         env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         env.update(PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_math.grading.worker", str(os.getpid()), str(memory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=env,
-            cwd=root,
-            bufsize=0,
+        self.process = started(
+            [sys.executable, "-m", "grpo_math.grading.worker", str(os.getpid()), str(memory)], env=env, cwd=root
         )
         assert self.process.stdin is not None and self.process.stdout is not None  # noqa: PT018
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
@@ -65,6 +61,10 @@ class _Worker:
         self.deadline = time.monotonic() + START_SECONDS
         self.job = -1
         self.started = 0.0
+
+    def is_up(self) -> bool:
+        """Is it ready, or has at least something to say?"""
+        return self.ready or bool(select.select([self.stdout], [], [], 0)[0])
 
     def send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # a dead worker shows as EOF where its answer is read
@@ -133,7 +133,8 @@ class Pool:
             try:
                 while True:
                     while self._idle:
-                        worker = self._idle.popleft()
+                        worker = next((w for w in self._idle if w.is_up()), self._idle[0])
+                        self._idle.remove(worker)
                         if worker.process.poll() is None:
                             worker.deadline = time.monotonic() + START_SECONDS
                             return worker
@@ -151,6 +152,12 @@ class Pool:
         worker = _Worker(self.memory)
         self._workers.add(worker)
         return worker
+
+    def _warm(self) -> None:
+        """Have one more worker than are busy, as far as ``size`` allows."""
+        with self._free:
+            if not self._idle and len(self._workers) < self.size:
+                self._idle.append(self._start())
 
     def _give_back(self, worker: _Worker, alive: bool) -> None:
         if not alive:
@@ -190,7 +197,6 @@ class _Call:
         self.done: dict[int, Outcome] = {}
         self.waiting = deque(range(len(jobs)))
         self.busy: set[_Worker] = set()
-        self.asked = time.monotonic()
         self.selector = selectors.DefaultSelector()
 
     def outcomes(self) -> list[Outcome]:
@@ -198,7 +204,7 @@ class _Call:
             while self.waiting or any(worker.job >= 0 for worker in self.busy):
                 self._take()
                 wait = min(worker.deadline for worker in self.busy) - time.monotonic()
-                for key, _ in self.selector.select(min(max(0.0, wait), 1.0)):
+                for key, _ in self.selector.select(min(max(0.0, wait), self.timeout / 4, 1.0)):
                     self._collect(key.data)
                 self._overrun()
         finally:
@@ -219,12 +225,10 @@ class _Call:
                 self._assign(taken)
 
     def _assign(self, worker: _Worker) -> None:
-        job, now, limit = self.waiting.popleft(), time.monotonic(), self.timeout
-        if job < self.pool.size:  # the first jobs waited for the start: keep their whole wait near the limit
-            limit -= min(limit / 2, max(0.0, now - self.asked - START_ALLOWANCE))
-        worker.job, worker.started, worker.deadline = job, now, now + limit
-        gold, answer = self.jobs[job]
-        worker.send({"gold": gold, "answer": answer, "limit": limit})
+        job, now = self.waiting.popleft(), time.monotonic()
+        worker.job, worker.started, worker.deadline = job, now, now + self.timeout
+        gold, answer, *house = self.jobs[job]
+        worker.send({"gold": gold, "answer": answer, "house": house, "limit": self.timeout})
 
     def _collect(self, worker: _Worker) -> None:
         """What a worker has sent, or that it died; a worker that is ready then gets the next job."""
@@ -252,8 +256,10 @@ class _Call:
         return self._release(worker, alive=True)
 
     def _overrun(self) -> None:
-        """Kill the workers whose time is over."""
+        """Kill the workers whose time is over. Where a quarter of it is, another one warms up meanwhile."""
         now = time.monotonic()
+        if any(worker.job >= 0 and now - worker.started > self.timeout / 4 for worker in self.busy):
+            self.pool._warm()
         for worker in [w for w in self.busy if w.deadline <= now]:
             if worker.job >= 0:
                 self._finish(worker, Verdict.TIMEOUT, f"stopped after {time.monotonic() - worker.started:.1f} s")

@@ -14,21 +14,38 @@ Does not read texts, and does not know units.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_math.grading.exact import certainly_huge, rational
 from grpo_math.grading.expression import Tree, negated
+from grpo_math.grading.house import HOUSE, House
+from grpo_math.grading.relations import (
+    as_union,
+    difference,
+    has_kind,
+    has_names,
+    is_infinite,
+    loose_names,
+    resolved,
+    sides,
+    stated,
+    values,
+)
+from grpo_math.grading.work import NODE, charge
 
 MAX_ITEMS = 40  # of an unordered list; longer lists are compared in order
+MAX_DIGITS = 60  # significant digits of a decimal that may stand for what it is rounded from
 
 
 class Rules(NamedTuple):
-    """How single expressions are compared, and how two left sides of equations are."""
+    """How single expressions are compared, two left sides of equations, and what number an expression is."""
 
-    leaf: Callable[[Tree, Tree], bool | None]
+    leaf: Callable[[Tree, Tree, int], bool | None]  # and the house's digits
     proportional: Callable[[Tree, Tree, bool], bool | None]
+    number: Callable[[Tree], Any]
+    house: House = HOUSE
 
 
 def equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
@@ -37,142 +54,71 @@ def equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
+    charge(NODE * (nodes(gold) + nodes(answer)))
     if gold == answer:
         return True
     if gold[0] == answer[0] == "relation":
-        one, two = _two_sides(gold), _two_sides(answer)
+        one, two = difference(gold), difference(answer)
         if one and two and one[1] == two[1] in ("<", "<=") and rules.proportional(one[0], two[0], True):
             return True
-    gold, answer = _resolved(gold), _resolved(answer)
-    if gold[0] == "relation" or answer[0] == "relation":
+    if answer[0] == "either" and gold[0] not in ("list", "set", "either", "tuple"):  # 1/2 or 0.5: the same one
+        same = _all(_equal(gold, item, rules) for item in answer[1:])
+        if same is not False:
+            return same
+    gold, answer = resolved(gold), resolved(answer)
+    if gold[0] == answer[0] == "relation":
         return _equal_relations(gold, answer, rules)
+    if answer[0] == "relation":
+        return _gives(gold, answer, rules)
+    if gold[0] == "relation":
+        named = stated(gold)
+        return _undecided_unless_equation(gold) if named is None else _equal(named[1][-1], answer, rules)
     return _equal_values(gold, answer, rules)
 
 
-def _resolved(tree: Tree) -> Tree:
-    """A membership is its set, an inequality its interval, several of them (or ``x != 2``) a union."""
-    if tree[0] == "relation":
-        if len(tree) == 4 and tree[2] == "!=" and tree[1][0] == "var" and not _variables(tree[3]):
-            below, above = ("tuple", "(", ")", ("neg", INFINITY), tree[3]), ("tuple", "(", ")", tree[3], INFINITY)
-            return ("union", below, above)
-        if len(tree) == 4 and tree[2] == "in":
-            return tree[3]
-        interval = _interval(tree)
-        return tree if interval is None else interval
-    if tree[0] == "list" and all(item[0] == "relation" and _interval(item) is not None for item in tree[1:]):
-        return ("union", *(_interval(item) for item in tree[1:]))
-    return tree
+def _gives(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
+    """Does a relation give this value, and no other?"""
+    if sides(answer) is None:
+        return _undecided_unless_equation(answer) if gold[0] in ("tuple", "union", "meet", "set") else False
+    if has_names(gold):
+        named = stated(answer)
+        given = named[1] if named is not None else tuple(sides(answer) or ())
+    else:
+        given = values(answer) or ()
+        given = tuple(side for side in given if not has_names(side)) or given
+    return _all(_equal(gold, side, rules) for side in given) if given else False
+
+
+def _undecided_unless_equation(relation: Tree) -> bool | None:
+    return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
 
 
 def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    if gold[0] != "relation" and gold[0] != "list" and assignment(answer) is None:  # sin x = 1/2 answers 1/2
-        last = answer[-1]
-        if all(sign == "=" for sign in answer[2::2]) and not _variables(last) and not _variables(gold):
-            return _equal(gold, last, rules)
-    gold_assigned, answer_assigned = assignment(gold), assignment(answer)
-    if gold_assigned and answer_assigned and gold_assigned[0] and answer_assigned[0]:
-        if gold_assigned[0] == answer_assigned[0]:
-            return _equal(gold_assigned[1], answer_assigned[1], rules)
-        if not _variables(gold_assigned[1]) and not _variables(answer_assigned[1]):
+    one, two = stated(gold), stated(answer)
+    if one and two:
+        if one[0] == two[0] or not one[0] or not two[0]:
+            return _all(_equal(one[1][-1], side, rules) for side in two[1])
+        if not any(map(has_names, one[1] + two[1])):
             return False
-    elif (gold_assigned or gold[0] != "relation") and (answer_assigned or answer[0] != "relation"):
-        values = (gold_assigned or ("", gold))[1], (answer_assigned or ("", answer))[1]
-        return _equal(*values, rules)
-    if gold[0] != "relation" or answer[0] != "relation":
-        relation = gold if gold[0] == "relation" else answer
-        return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
-    gold_sides, answer_sides = _two_sides(gold), _two_sides(answer)
-    if gold_sides is None or answer_sides is None:
+    left, right = difference(gold), difference(answer)
+    if left is None or right is None:
         return None
-    if gold_sides[1] != answer_sides[1]:
-        return False
-    return rules.proportional(gold_sides[0], answer_sides[0], gold_sides[1] in ("<", "<="))
-
-
-def assignment(tree: Tree) -> tuple[str, Tree] | None:
-    """``x = 5``, ``5 = x``, ``x = 2 + 3 = 5`` -> (x, 5); ``2 + 3 = 5`` -> ("", 5); None for any other tree."""
-    if tree[0] != "relation" or any(sign not in ("=", "~") for sign in tree[2::2]):
-        return None
-    sides = list(tree[1::2])
-    if "~" in tree[2::2]:
-        first = tree[2::2].index("~")
-        sides = sides[: first + 1] if first or sides[0][0] != "var" else sides
-        if len(sides) == 1:
-            return "", sides[0]
-    if sides[0][0] == "var":
-        return sides[0][1], sides[-1]
-    if sides[-1][0] == "var":
-        return sides[-1][1], sides[0]
-    if sides[0][0] == "tuple" and all(part[0] == "var" for part in sides[0][3:]):
-        return "", sides[-1]
-    if not any(_variables(side) for side in sides[:-1]):
-        return ("", sides[-1]) if not _variables(sides[-1]) else None
-    if _is_label(sides[0]) and not _variables(sides[-1]):
-        return "", sides[-1]
-    return None
-
-
-def _is_label(tree: Tree) -> bool:
-    """A name of geometry on the left of a value: ``AB = 4``, ``NO/BO = 2``, ``V_1 : V_2 = 11 : 21``."""
-    if tree[0] == "var":
-        return tree[1][0].isupper() or "_" in tree[1]
-    return tree[0] in ("mul", "div", "ratio") and all(_is_label(part) for part in tree[1:])
-
-
-def _two_sides(relation: Tree) -> tuple[Tree, str] | None:
-    """``a = b`` -> (a - b, "="); ``a > b`` -> (a - b, "<") with the larger side first; None for a chain."""
-    if len(relation) != 4:
-        return None
-    left, sign, right = relation[1:]
-    if sign in (">", ">=", "=", "!="):
-        return ("add", left, ("neg", right)), {">": "<", ">=": "<="}.get(sign, str(sign))
-    if sign in ("<", "<="):
-        return ("add", right, ("neg", left)), str(sign)
-    return None
-
-
-def _is_name(tree: Tree) -> bool:
-    """``x`` or ``f(x)``"""
-    return tree[0] == "var" or (tree[0] == "mul" and len(tree) == 3 and all(part[0] == "var" for part in tree[1:]))
-
-
-INFINITY: Tree = ("const", "inf")
-
-
-def _interval(relation: Tree) -> Tree | None:
-    """``1 < x <= 2`` -> the tree of (1, 2]; ``|x| < 3`` -> (-3, 3); None for any other relation."""
-    sides, signs = list(relation[1::2]), list(relation[2::2])
-    if signs[0] in (">", ">="):
-        sides.reverse()
-        signs = [{">": "<", ">=": "<="}.get(sign, "?") for sign in reversed(signs)]
-    if any(sign not in ("<", "<=") for sign in signs):
-        return None
-    opening, closing = "(" if signs[0] == "<" else "[", ")" if signs[-1] == "<" else "]"
-    small, large = sides[0], sides[-1]
-    if len(sides) == 2:
-        if small[0] == "call" and small[1] == "abs" and small[2][0] == "var" and not _variables(large):
-            return ("tuple", opening, closing, negated(large), large)
-        if small[0] == "var" and not _variables(large):
-            return ("tuple", "(", closing, ("neg", INFINITY), large)
-        if large[0] == "var" and not _variables(small):
-            return ("tuple", opening, ")", small, INFINITY)
-    if len(sides) == 3 and _is_name(sides[1]) and not _variables(small) and not _variables(large):
-        return ("tuple", opening, closing, small, large)
-    return None
+    return False if left[1] != right[1] else rules.proportional(left[0], right[0], left[1] in ("<", "<="))
 
 
 def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
+    gold, answer = (_without_zeros(t) if has_kind(t, "matrix") or has_kind(t, "base") else t for t in (gold, answer))
     kinds = (gold[0], answer[0])
     if kinds == ("tuple", "tuple"):
         return _equal_tuples(gold, answer, rules)
-    if "union" in kinds:
-        return _unordered(gold[1:], answer[1:], rules) if kinds == ("union", "union") else False
+    if "union" in kinds or "meet" in kinds:
+        return _equal_unions(gold, answer, rules)
     if "matrix" in kinds:
         return _equal_matrices(gold, answer, rules)
     if "ratio" in kinds:
         return _equal_ratios(gold, answer, rules)
-    if "base" in kinds:
-        return kinds == ("base", "base") and gold[1:] == answer[1:]
+    if has_kind(gold, "base") or has_kind(answer, "base"):  # 101_2 is itself in base 2, and no other number
+        return gold == answer
     if not any(kind in ("list", "set", "tuple") for kind in kinds):
         return _equal_leaves(gold, answer, rules)
     gold_named, answer_named = _named(_items(gold)), _named(_items(answer))
@@ -183,32 +129,53 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if gold_named is not None or answer_named is not None:  # x = 1, y = 2 is the pair (1, 2)
         named, other = (gold_named, answer) if gold_named is not None else (answer_named, gold)
         assert named is not None
-        values = tuple(named.values())
         if other[0] == "list":
-            return _in_order(values, other[1:], rules) or _unordered(values, other[1:], rules)
+            of_names = tuple(named.values())
+            return _in_order(of_names, other[1:], rules) or _unordered(of_names, other[1:], rules)
         in_order_of_names = ("tuple", "(", ")", *(named[name] for name in sorted(named)))
         return other[0] == "tuple" and _equal_tuples(in_order_of_names, other, rules)
     gold, answer = _grouped(gold), _grouped(answer)
-    for one, two in ((gold, answer), (answer, gold)):
-        if one[0] == "tuple":
-            if two[0] == "list" and one[1:3] == ("(", ")"):
-                return _in_order(one[3:], two[1:], rules)
-            if two[0] in ("list", "set") and one[1:3] == ("[", "]"):
-                return _unordered(one[3:], two[1:], rules)
-            return False
+    for one, two in ((gold, answer), (answer, gold)):  # a pair without its brackets, or a list in them
+        if one[:3] == ("tuple", "(", ")") and two[0] == "list" and (one is gold or not _could_be_interval(one)):
+            return _in_order(_items(gold), _items(answer), rules)
+    if "tuple" in (gold[0], answer[0]):
+        return False
     return _unordered(_items(gold), _items(answer), rules)
 
 
+def _could_be_interval(pair: Tree) -> bool:
+    ends = [rational(end) for end in pair[3:]]
+    return len(ends) == 2 and (ends[0] is None or ends[1] is None or ends[0] < ends[1])
+
+
+def _without_zeros(tree: Tree) -> Tree:
+    if tree[0] != "add":
+        return tree
+    kept = [part for part in tree[1:] if part not in (("num", Fraction(0)), ("neg", ("num", Fraction(0))))]
+    return kept[0] if len(kept) == 1 else ("add", *kept)
+
+
+def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
+    if any(tree[0] not in ("union", "meet", "tuple", "set") for tree in (gold, answer)):
+        return False
+    if gold[0] == answer[0] == "union" and _unordered(gold[1:], answer[1:], rules):
+        return True
+    one, two = as_union(gold, rules.number), as_union(answer, rules.number)
+    return None if one is None or two is None else one == two
+
+
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
+    digits, as_number = rules.house.digits, rules.house.percent_as_number
     for kind in ("percent", "degrees"):
         kinds = (gold[0] == kind, answer[0] == kind)
         if any(kinds):
-            bare = rules.leaf(gold[1] if kinds[0] else gold, answer[1] if kinds[1] else answer)
-            if bare or kind == "degrees" or all(kinds):
+            bare = rules.leaf(gold[1] if kinds[0] else gold, answer[1] if kinds[1] else answer, digits)
+            if kind == "degrees" or all(kinds) or (bare and as_number):
                 return bare
-            value = rules.leaf(gold, answer)  # 25% is 0.25, and 25 where the problem asks for a percentage
+            value = rules.leaf(gold, answer, digits)  # 25% is 0.25, and 25 where the problem asks for a percentage
+            bare = bare if as_number else False
             return True if value else None if None in (bare, value) else False
-    return rules.leaf(gold, answer)
+    return rules.leaf(gold, answer, digits)
 
 
 def _items(tree: Tree) -> tuple[Tree, ...]:
@@ -222,47 +189,69 @@ def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
         return None
     named: dict[str, Tree] = {}
     for item in items:
-        assigned = assignment(item)
-        if assigned is None or not assigned[0] or assigned[0] in named:
+        name, value = _assigned(item)
+        if not name or name in named:
             return None
-        named[assigned[0]] = assigned[1]
+        named[name] = value
     return named
+
+
+def _assigned(item: Tree) -> tuple[str, Tree]:
+    """``x = 1`` -> (x, 1); any other item, and a chain with more than one value, is itself without a name."""
+    found = stated(item)
+    return (found[0], found[1][0]) if found is not None and len(found[1]) == 1 else ("", item)
 
 
 def _grouped(tree: Tree) -> Tree:
     """``p = 5, q = 2, p = 7, q = 2`` -> the list of (5, 2) and (7, 2)."""
     if tree[0] != "list" or len(tree) < 5:
         return tree
-    names, values = zip(*(assignment(item) or ("", item) for item in tree[1:]), strict=True)
+    names, of_names = zip(*map(_assigned, tree[1:]), strict=True)
     period = len(set(names))
     if "" in names or period in (1, len(names)) or names != names[:period] * (len(names) // period):
         return tree
-    return ("list", *(("tuple", "(", ")", *values[i : i + period]) for i in range(0, len(values), period)))
+    return ("list", *(("tuple", "(", ")", *of_names[i : i + period]) for i in range(0, len(of_names), period)))
 
 
 def _equal_tuples(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if len(gold) != len(answer):
         return False
     for bracket, side in ((1, 3), (2, -1)):
-        infinite = _is_infinite(gold[side]) and _is_infinite(answer[side])
+        infinite = is_infinite(gold[side]) and is_infinite(answer[side])
         if gold[bracket] != answer[bracket] and not infinite:
             return False
     return _in_order(gold[3:], answer[3:], rules)
 
 
 def _equal_matrices(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    rows: list[Sequence[Tree]] = []
-    for tree in (gold, answer):
-        if tree[0] == "matrix":
-            rows.append(tree[1:])
-        elif tree[:3] == ("tuple", "(", ")"):  # it stands for a column
-            rows.append([(cell,) for cell in tree[3:]])
-        else:
-            return None if _has_kind(tree, "matrix") else False  # a sum or product of matrices: Math-Verify's
+    found = [_rows(tree) for tree in (gold, answer)]
+    rows = [matrix for matrix in found if matrix is not None]
+    if len(rows) < 2:
+        return False
     if [len(row) for row in rows[0]] != [len(row) for row in rows[1]]:
         return False
     left, right = ([cell for row in matrix for cell in row] for matrix in rows)
     return _in_order(left, right, rules)
+
+
+def _rows(tree: Tree) -> list[tuple[Tree, ...]] | None:
+    """The rows of a matrix, of a number times one, or of a sum of them; a tuple stands for a column."""
+    if tree[0] == "matrix":
+        return list(tree[1:])
+    if tree[:3] == ("tuple", "(", ")"):
+        return [(cell,) for cell in tree[3:]]
+    if tree[0] in ("neg", "div") and (rows := _rows(tree[1])) is not None and not has_kind(tree[2:], "matrix"):
+        return [tuple((tree[0], cell, *tree[2:]) for cell in row) for row in rows]
+    held = [part for part in tree[1:] if has_kind(part, "matrix")] if tree[0] in ("mul", "add") else []
+    if tree[0] == "mul" and len(held) == 1 and (rows := _rows(held[0])) is not None:
+        factors = [part for part in tree[1:] if part is not held[0]]
+        return [tuple(("mul", *factors, cell) for cell in row) for row in rows]
+    if tree[0] == "add" and len(held) == len(tree) - 1:
+        terms = [_rows(part) for part in held]
+        shapes = {None if rows is None else tuple(map(len, rows)) for rows in terms}
+        if len(shapes) == 1 and None not in shapes:
+            return [tuple(("add", *cells) for cells in zip(*lines, strict=True)) for lines in zip(*terms, strict=True)]
+    return None
 
 
 def _equal_ratios(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
@@ -282,13 +271,14 @@ def _unordered(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> bo
     """Is there a matching of equal members? Values only: ``x = 1, x = 2`` counts as 1, 2."""
     if len(gold) != len(answer):
         return False
-    gold, answer = ([(assignment(tree) or ("", tree))[1] for tree in side] for side in (gold, answer))
+    gold, answer = ([_assigned(tree)[1] for tree in side] for side in (gold, answer))
     gold_numbers, answer_numbers = [rational(g) for g in gold], [rational(a) for a in answer]
     if None not in gold_numbers and None not in answer_numbers:
         return Counter(gold_numbers) == Counter(answer_numbers)
     if len(gold) > MAX_ITEMS:
         return True if _in_order(gold, answer, rules) else None
     left, unsure = list(answer), False
+    charge(NODE * len(gold) * (nodes(gold) + nodes(answer)))  # each with each
     for g in gold:
         results = [_equal(g, a, rules) for a in left]
         if True in results:
@@ -305,30 +295,34 @@ def _all(results: object) -> bool | None:
     return False if False in seen else None if None in seen else True
 
 
-def _is_infinite(tree: Tree) -> bool:
-    return tree == INFINITY or tree == ("neg", INFINITY)
+def nodes(tree: object) -> int:
+    """How large a tree is, for what it costs.
 
-
-def _variables(tree: object) -> bool:
-    return _has_kind(tree, "var")
-
-
-def _has_kind(tree: object, kind: str) -> bool:
-    return isinstance(tree, tuple) and bool(tree) and (tree[0] == kind or any(_has_kind(p, kind) for p in tree[1:]))
+    >>> from grpo_math.grading.expression import parse
+    >>> nodes(parse("1 + x"))
+    3
+    """
+    count, left = 0, [tree]
+    while left:
+        parts = left.pop()
+        if isinstance(parts, (tuple, list)):
+            count += 1
+            left += parts
+    return count
 
 
 def expanded(tree: Tree) -> Tree:
     r"""``a \pm b`` -> the list of a + b and a - b, wherever it stands."""
-    if not _has_kind(tree, "pm"):
+    if not has_kind(tree, "pm"):
         return tree
-    if tree[0] == "list":
+    if tree[0] in ("list", "either"):
         items: list[Tree] = []
         for item in tree[1:]:
             both = expanded(item)
             items += both[1:] if both[0] == "list" and item[0] != "list" else [both]
         return ("list", *items)
-    if tree[0] == "relation" and _has_kind(tree[-1], "pm"):
-        tree = tree[-1]
+    if tree[0] == "relation" and len(tree) == 4 and tree[2] == "=" and has_kind(tree[3], "pm"):
+        tree = tree[3]
     return ("list", _chosen(tree, False), _chosen(tree, True))
 
 
@@ -342,36 +336,62 @@ def _chosen(tree: Tree, minus: bool) -> Tree:
     return tuple(_chosen(part, minus) for part in tree)
 
 
-def exact_leaf(gold: Tree, answer: Tree) -> bool | None:
+def exact_leaf(gold: Tree, answer: Tree, digits: int = HOUSE.digits) -> bool | None:
     """Rational numbers by their value, other expressions by their form; None where the forms differ."""
     if gold == answer:
         return True
+    if loose_names(answer) and not has_names(gold):  # n o t 0 is no way to write 0
+        return False
     p, q = rational(gold), rational(answer)
     if p is not None and q is not None:
-        return p == q
+        return p == q or stands_for(p, q, digits) or stands_for(q, p, digits)
     for number, other in ((p, answer), (q, gold)):
-        if number is not None and (_is_infinite(other) or certainly_huge(other)):
+        if number is not None and (is_infinite(other) or certainly_huge(other)):
             return False
-    if _is_infinite(gold) and _is_infinite(answer):
+    if is_infinite(gold) and is_infinite(answer):
         return False  # they would be the same tree
     return _same_form(gold, answer)
 
 
-def _sorted(tree: Tree) -> Tree:
-    """The same tree with the operands of sums and products in one order."""
-    if not isinstance(tree, tuple) or not tree:
-        return tree
-    parts = [_sorted(part) if isinstance(part, tuple) else part for part in tree[1:]]
-    if tree[0] in ("add", "mul"):
-        flat: list[Tree] = []
-        for part in parts:
-            flat += part[1:] if part[0] == tree[0] else [part]
-        parts = sorted(flat, key=repr)
-    return (tree[0], *parts)
+def places(decimal: Fraction, digits: int = HOUSE.digits) -> int | None:
+    """The decimal places of a number that is written with so many significant digits or more; None for any other.
+
+    >>> places(Fraction("0.333333333333")), places(Fraction("0.333")), places(Fraction(1, 3))
+    (12, None, None)
+    """
+    if not digits or decimal.denominator == 1 or decimal.denominator.bit_length() > 4 * MAX_DIGITS:
+        return None
+    n, twos, fives = decimal.denominator, 0, 0
+    while n % 2 == 0:
+        n, twos = n // 2, twos + 1
+    while n % 5 == 0:
+        n, fives = n // 5, fives + 1
+    at = max(twos, fives)
+    return at if n == 1 and len(str(abs(decimal.numerator) * 10**at // decimal.denominator)) >= digits else None
+
+
+def stands_for(decimal: Fraction, exact: Fraction, digits: int) -> bool:
+    """Is a decimal of so many significant digits or more the other number, rounded or cut off?"""
+    at = places(decimal, digits)
+    return at is not None and abs(decimal - exact) * 10**at < 1
+
+
+def _form(tree: Tree) -> str:
+    """The tree as a text, with the operands of sums and products in one order."""
+    if not isinstance(tree, tuple):
+        return f"{tree.numerator:x}/{tree.denominator:x}" if isinstance(tree, Fraction) else repr(tree)
+    parts = list(_operands(tree, tree[0])) if tree[:1] in (("add",), ("mul",)) else tree
+    forms = [_form(part) for part in parts]
+    return f"({tree[0]} {' '.join(sorted(forms))})" if parts is not tree else f"({' '.join(forms)})"
+
+
+def _operands(tree: Tree, kind: str) -> Iterator[Tree]:
+    for part in tree[1:]:
+        yield from _operands(part, kind) if part[0] == kind else (part,)
 
 
 def _same_form(gold: Tree, answer: Tree, positive: bool = False) -> bool | None:
-    return True if _sorted(gold) == _sorted(answer) else None
+    return True if _form(gold) == _form(answer) else None
 
 
-EXACT = Rules(exact_leaf, _same_form)
+EXACT = Rules(exact_leaf, _same_form, rational)

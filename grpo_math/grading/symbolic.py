@@ -7,6 +7,7 @@ Does not guard itself: the process that runs it has a memory limit, and is kille
 """
 
 import logging
+import re
 
 import math_verify.grader
 import math_verify.parser
@@ -16,9 +17,11 @@ from sympy import Basic, MatrixBase
 
 from grpo_math.grading.clean import clean
 from grpo_math.grading.compare import compare, readings
+from grpo_math.grading.house import HOUSE, House
 from grpo_math.grading.numeric import NUMERIC, Overflow
 
-MAX_CHARACTERS = 2000  # its parser's time grows faster than the text
+NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # what an answer may call its value
+MAX_CHARACTERS = 400  # its parser's time grows faster than the text; golds of MATH have at most 159
 
 CONFIG = [
     LatexExtractionConfig(
@@ -31,7 +34,7 @@ CONFIG = [
 
 
 def prepare() -> None:
-    """Set this process up as a worker: no log lines, and Math-Verify lets two errors through.
+    """Set this process up as a worker: no log lines, Math-Verify lets two errors through, and has worked once.
 
     Math-Verify answers "no" after any Exception. Running out of memory or stack is no answer: within its modules the
     name Exception means all others, so that these two reach the worker's loop and become `crash`.
@@ -41,18 +44,23 @@ def prepare() -> None:
     ordinary = tuple(kind for kind in kinds if kind not in (MemoryError, RuntimeError, RecursionError))
     for module in (math_verify.grader, math_verify.parser, latex2sympy2):
         setattr(module, "Exception", ordinary)  # noqa: B010
+    judge(r"\int_0^1 x dx", r"\sum_{i=1}^{3} \frac{i}{12}")  # the first parse and comparison take a tenth of a second
 
 
-def judge(gold: str, answer: str) -> tuple[str, str]:
+def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
     """The verdict and its reason."""
     try:
-        verdict, reason = compare(gold, answer, NUMERIC)
+        verdict, reason = compare(gold, answer, NUMERIC, house)
     except Overflow:
         return "timeout", "a power too large to compute"
     if verdict is not None:
         return str(verdict), "numeric" if reason == "trees" else reason
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return ("bad_gold" if len(gold) > MAX_CHARACTERS else "unparseable"), f"more than {MAX_CHARACTERS} characters"
+    gold_sides, sides = (outside_braces(text).split("=") for text in (gold, answer))
+    unnamed = len(sides) > 2 or NAME.fullmatch(sides[0].strip()) is None
+    if len(sides) > 1 and len(gold_sides) == 1 and unnamed:  # it would compare the last member of a chain alone
+        return "wrong", "a chain"
     gold_read, answer_read = bool(readings(clean(gold))), bool(readings(clean(answer)))
     gold_parsed, answer_parsed = _parsed(gold), _parsed(answer)
     if not gold_parsed:
@@ -61,6 +69,14 @@ def judge(gold: str, answer: str) -> tuple[str, str]:
         return ("unparseable", "the answer cannot be read") if not answer_read else ("wrong", "Math-Verify")
     equal = verify(gold_parsed, answer_parsed, timeout_seconds=None)
     return ("correct" if equal else "wrong"), "Math-Verify"
+
+
+def outside_braces(text: str) -> str:
+    """The text without what stands in braces, as the "i = 1" of a sum."""
+    before = None
+    while before != text:
+        before, text = text, re.sub(r"\{[^{}]*\}", "", text)
+    return text
 
 
 def _parsed(text: str) -> list[Basic | MatrixBase]:

@@ -13,8 +13,8 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-GRADER = 1
-VERDICTS = "9125acec176c"
+GRADER = 2
+VERDICTS = "5add3e5028d2"
 MATH_VERIFY = ("0.9.0",)  # the versions with which the verdicts are these; add one with which the test passes
 KEY = "grader_hash"  # its name in results and in journals
 

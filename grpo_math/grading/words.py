@@ -1,4 +1,4 @@
-r"""Answers that are no expression: times of day, choice letters, plain words.
+r"""Answers that are no expression: times of day, dates, choice letters, plain words.
 
 >>> same_words("8:34 pm", "20:34", compare=None), same_words("Tuesday", "It is tuesday", compare=None)
 (True, True)
@@ -8,44 +8,71 @@ Does not read mathematics: None means that the texts are for expression.py.
 
 import re
 from collections.abc import Callable
+from string import ascii_lowercase
 
+from grpo_math.grading.expression import FUNCTIONS
+from grpo_math.grading.expression import SHORT_WORDS as SMALL_WORDS
+from grpo_math.grading.sentence import DATE, WORD
 from grpo_math.grading.verdict import Verdict
 
 Compare = Callable[[str, str], "tuple[Verdict | None, str]"]
 
-TIME = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 LETTER = re.compile(
-    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$))|([A-J])(?=$))\s*(.*)",
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$))|([A-J])(?=$))(?=[\s.:)]|$)\s*(.*)",
+    re.I,
+)
+BESIDE = re.compile(
+    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps)\b|[,;/&|]|.*(?:\([A-Ja-j]\)|(?-i:\b[A-J]+\b)|\b(?:not|wrong|incorrect|false|or)\b)",
     re.I,
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
-NOTHING = {"no solution", "no solutions", "no real solution", "no real solutions", "none", "empty set"}
+NOTHING = {f"no {kind}solution{s}" for kind in ("", "real ", "such ") for s in ("", "s")} | {
+    "none",
+    "empty set",
+    "empty",
+}
 ALL_REALS = {"all real numbers", "all reals", "real numbers", "all real values", "set of real numbers"}
-SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none"}
+SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none", "may"}
+NOTATION = frozenset((*FUNCTIONS, *"mod lim sup det arg deg dx dy dz dt".split()))  # noqa: SIM905
+BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
+    r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|mid|cap|cup|setminus|times|in|notin|subset(?:eq)?|forall"
+    r"|exists|mathbb|Re|Im|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\[{|]"
+)
+NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
+    r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
+    r"|lor|land|approx|hat|sout|begin\s*\{(?:cases|array))(?![A-Za-z]))|[^\\$%;\"`~\n]"
+)
+ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
 
 
 def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
-    """Are two cleaned texts the same time of day, choice, or words? None where the gold is none of them.
+    """Are two cleaned texts the same time of day, date, choice, or words? None where the gold is none of them.
 
     ``compare`` is asked where a choice is a letter with its text, as in "(B) 12".
     """
-    gold_time, answer_time = TIME.fullmatch(gold), TIME.fullmatch(answer)
-    if gold_time is not None and answer_time is not None:
-        return _same_time(gold_time, answer_time)
-    plain_gold, plain_answer = TEXT.sub(r"\1", gold).strip(), TEXT.sub(r"\1", answer).strip()
+    plain_gold, plain_answer = (re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" .") for text in (gold, answer))
+    gold_time, answer_time = _time(plain_gold), _time(plain_answer)
+    if gold_time and answer_time and (gold_time[3] or answer_time[3] or None not in (gold_time[1], answer_time[1])):
+        same = _same_time(gold_time, answer_time)
+        if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
+            return same
+    gold_date, answer_date = DATE.fullmatch(plain_gold), DATE.fullmatch(plain_answer)
+    if gold_date is not None and answer_date is not None:
+        return _date(gold_date) == _date(answer_date)
     gold_choice = _choice(plain_gold)
     if gold_choice is not None and gold_choice[0].isupper():
         letter, rest = gold_choice
         answer_choice = _choice(plain_answer)
         if answer_choice is not None:
-            if answer_choice[0].upper() != letter:
+            if answer_choice[0].upper() != letter or (not rest and BESIDE.match(answer_choice[1])):
                 return False
             return not rest or not answer_choice[1] or compare(rest, answer_choice[1])[0] is not Verdict.WRONG
         verdict = compare(rest, plain_answer)[0] if rest else None
         return None if verdict is None else verdict is Verdict.CORRECT
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)
-    if gold_words and gold_words == answer_words:
+    if gold_words and (gold_words == answer_words or (gold_words in NOTHING and answer_words in NOTHING)):
         return True
     if _everything(gold, gold_words) and _everything(answer, answer_words):
         return True
@@ -54,18 +81,30 @@ def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
     return None
 
 
-def _same_time(one: re.Match[str], two: re.Match[str]) -> bool:
+Time = tuple[int, int | None, int, str]
+
+
+def _time(text: str) -> Time | None:
+    """Hour, minute, second, and half of the day; None for what is no time, a bare number too."""
+    found = TIME.fullmatch(text)
+    if found is None or (found[2] is None and found[4] is None) or int(found[1]) > 24 or int(found[2] or 0) > 59:
+        return None
+    return int(found[1]), None if found[2] is None else int(found[2]), int(found[3] or 0), (found[4] or "").lower()
+
+
+def _same_time(one: Time, two: Time) -> bool:
     """Are two times of day equal, where "8:34 pm" may be written 20:34 or 8:34?"""
-    if (int(one[2]), int(one[3] or 0)) != (int(two[2]), int(two[3] or 0)):
+    if ((one[1] or 0), one[2]) != ((two[1] or 0), two[2]):
         return False
-    hours = []
-    for time in (one, two):
-        hour, half = int(time[1]), (time[4] or "").lower()
-        hours.append((hour, hour % 12 + (12 if half == "p" else 0) if half else None))
+    hours = [(hour, hour % 12 + (12 if half == "p" else 0) if half else None) for hour, _, _, half in (one, two)]
     (written, meant), (other_written, other_meant) = hours
     if meant is not None and other_meant is not None:
         return meant == other_meant
     return written in (other_written, other_meant) or other_written == meant
+
+
+def _date(found: re.Match[str]) -> tuple[str, int]:
+    return (found[1] or found[4]).lower(), int(found[2] or found[3])
 
 
 def _choice(text: str) -> tuple[str, str] | None:
@@ -87,10 +126,29 @@ def _everything(text: str, words: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Does a text hold words rather than mathematics?
+    r"""Does a text hold words, and not mathematics alone?
 
-    >>> is_prose("three of them"), is_prose("x + 1"), is_prose(r"\sqrt{2}")
+    >>> is_prose("three of them"), is_prose(r"5\text{ six}"), is_prose("x + 1"), is_prose(r"\sqrt{2} \sin x")
+    (True, True, False, False)
+    """
+    plain = re.sub(r"\\(?:begin|end)\s*\{[a-zA-Z]*\}|\\[A-Za-z]+|_\{[^{}]*\}", " ", TEXT.sub(r" \1 ", text))
+    words = re.findall(r"[A-Za-z]{2,}", plain)
+    return any(w.lower() not in NOTATION and (len(w) > 3 or w.lower() in SMALL_WORDS) for w in words) or (
+        re.search(r"[^\x00-\x7f]{2}", plain) is not None
+    )
+
+
+def for_math_verify(text: str) -> bool:
+    r"""Is a text that our grammar cannot read mathematics of the kinds that Math-Verify is kept for, and no words?
+
+    Sums, integrals, limits, sets in builder notation. It takes seconds over other texts, and pays the last member of a
+    chain of equalities.
+
+    >>> for_math_verify(r"\sum_{i=1}^{9} i"), for_math_verify("not 6"), for_math_verify(r"not \sum_{i=1}^{3} i")
     (True, False, False)
     """
-    plain = TEXT.sub(r"\1", text)
-    return bool(re.search(r"[A-Za-z]{4}|[^\x00-\x7f]{2}", re.sub(r"\\[A-Za-z]+", "", plain))) and "\\" not in plain
+    if BEYOND.search(text) is None or text.count("=") > text.count("_{") + 1:
+        return False
+    if NOTHING_ELSE.sub("", text):
+        return False
+    return all(word.lower() in ITS_WORDS or word in ascii_lowercase for word in WORD.findall(text))  # ijk, xyz

@@ -2,25 +2,29 @@
 
 ``python -m grpo_math.grading.worker PARENT_PID MEMORY_BYTES``. It is a plain child process that speaks JSON, and no
 multiprocessing child: nothing of the user's main module is imported again, and nothing is unpickled. The address space
-is limited before Math-Verify is imported. Each job arms a kernel timer whose default action ends the process, so that
-even a hung worker whose parent was killed is gone soon after.
+is limited before Math-Verify is imported, and "ready" is said after it has parsed and verified once. The kernel ends
+the process with its parent; where it cannot, each job has a kernel timer that ends even a hung worker soon after.
 
 Does not keep time for the caller: the parent's clock (pool.py) decides a timeout.
 """
 
+import ctypes
 import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from grpo_math.grading.frames import decode, encode
 
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 GRACE = 2.0  # seconds past the limit after which the kernel ends a worker that nobody killed
 
 
 def main() -> None:
     parent, memory = int(sys.argv[1]), int(sys.argv[2])
+    _end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they go to the whole group, and the parent has a step to finish
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -39,7 +43,7 @@ def main() -> None:
     while (job := _receive(buffer, parent)) is not None:
         signal.setitimer(signal.ITIMER_REAL, job["limit"] + GRACE)
         try:
-            verdict, reason = symbolic.judge(job["gold"], job["answer"])
+            verdict, reason = symbolic.judge(job["gold"], job["answer"], symbolic.House(*job["house"]))
         except MemoryError:
             verdict, reason = "crash", "out of memory"
         except RecursionError:
@@ -48,6 +52,15 @@ def main() -> None:
             verdict, reason = "crash", f"{type(error).__name__} in the worker"
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(out, {"verdict": verdict, "reason": reason, "retire": _peak_bytes() > memory // 2})
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process as soon as its parent is gone, whatever it is busy with. Linux knows how to."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before that
+        os._exit(0)
 
 
 def _limit_memory(memory: int) -> None:

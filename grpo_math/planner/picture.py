@@ -11,7 +11,6 @@ from grpo_math.run.machine import GB
 
 WIDTH = 50
 MARKS = "█▓▒░#*+=-:~oxs%&@"  # one for each term that is drawn
-SMALLEST = 0.005  # share of the bar below which a term gets no cell of its own
 
 
 def picture(answer: Mapping[str, Any]) -> str:

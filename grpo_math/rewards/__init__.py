@@ -34,7 +34,7 @@ from grpo_math.rewards.rules import (
     r1_zero,
     xml_count,
 )
-from grpo_math.run.own import load_function
+from grpo_math.run.own import is_own, load_function
 
 __all__ = [
     "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
@@ -68,7 +68,7 @@ def load_reward(name: str) -> Reward:
     ...
     grpo_math.errors.ConfigError: reward_funcs='acuracy' is not known: did you mean 'accuracy'? ...
     """
-    if ":" not in name:
+    if not is_own(name):
         one_of("reward_funcs", name, tuple(REWARDS))
         return REWARDS[name]
     return load_function("reward_funcs", name)

@@ -6,6 +6,7 @@ Does not grade (grading/ does), and does not catch what a function raises (guard
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from grpo_math.errors import ConfigError
@@ -79,9 +80,15 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     for g, gold in zip(grades_of("proximity", completions, columns), golds_of("proximity", columns), strict=True):
         reward, p, q = is_right(g), value(g.answer or ""), value(gold_text(gold))
         if reward == 0.0 and p is not None and q is not None and p != q:
-            reward = max(0.0, 0.5 * float(1 - abs(p - q) / max(abs(p), abs(q))))
+            reward = 0.5 * _nearness(p, q)
         rewards.append(reward)
     return rewards
+
+
+def _nearness(p: Fraction, q: Fraction) -> float:
+    """``1 - |p - q| / max(|p|, |q|)``, at least 0: the smaller over the larger one, where both have one sign."""
+    products = abs(p.numerator * q.denominator), abs(q.numerator * p.denominator)
+    return min(products) / max(products) if (p > 0) == (q > 0) else 0.0  # without a fraction: its gcd would cost
 
 
 def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:

@@ -14,6 +14,15 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.run.redact import one_line
 
 
+def is_own(name: str) -> bool:
+    """Whether a reward, a baseline or a surrogate is a function of the user's own, ``module:function``.
+
+    >>> is_own("my_module:max_rl"), is_own("group_mean")
+    (True, False)
+    """
+    return ":" in name
+
+
 def load_function(field: str, name: str) -> Callable[..., Any]:
     """The function of that name, from the path or the current folder.
 

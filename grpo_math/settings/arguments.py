@@ -1,9 +1,12 @@
 """The settings of a run beside TRL's: data, template, rewards, evaluation, difficulty.
 
-Does not import torch, nor hold what the trainer itself reads (trainer/config.py) or the ranges of numbers (recipe.py).
+Does not import torch, nor hold what the trainer itself reads (trainer/config.py) or the ranges of numbers
+(trainer/ranges.py).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.problems.difficulty import CURRICULA
@@ -79,3 +82,14 @@ class TrainArguments:
     @property
     def needs_pass_rates(self) -> bool:
         return self.difficulty_band is not None or self.curriculum != "none"
+
+
+def needing_whole(settings: Mapping[str, Any]) -> list[str]:
+    """The settings among these that generate with the model, and so need all of it on each process: not with ZeRO-3
+    or FSDP.
+
+    >>> needing_whole({"eval_n": 64, "heldout_every": 0, "curriculum": "none"})
+    ['eval_n']
+    """
+    names = ("eval_n", "heldout_every", "difficulty_band", "curriculum")
+    return [name for name in names if settings.get(name) not in (None, 0, "none")]

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import DynamoBackend
 from transformers import Trainer, get_scheduler
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.run import checkpoints
 from grpo_math.run.files import refuse_unwritable
-from grpo_math.settings.arguments import TrainArguments
+from grpo_math.settings.arguments import TrainArguments, needing_whole
 from grpo_math.settings.generation import check_generation
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -48,10 +47,9 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         raise ConfigError("eval_strategy", _word(config.eval_strategy), "evaluates nothing here", "use heldout_every")
     whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
     if not whole or "FSDP" in kinds_of_checkpoint(config):
-        for name in ("eval_n", "heldout_every", "difficulty_band", "curriculum"):
-            if (value := getattr(train_args, name)) not in (0, None, "none"):
-                why = "needs the whole model on each process"
-                raise ConfigError(name, value, why, "leave it out, and evaluate after the run")
+        for name in needing_whole(vars(train_args)):
+            why = "needs the whole model on each process"
+            raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
     if str(config.resume_from_checkpoint).lower() == "true" and not checkpoints.checkpoints(run_dir):
         raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
     for name, bad, why, remedy in CANNOT_BE:
@@ -133,10 +131,5 @@ def _check_batches(config: MathGRPOConfig) -> None:
 
 def _check_compute(config: MathGRPOConfig) -> None:
     """What torch would refuse in the first forward pass."""
-    backends = [backend.value.lower() for backend in DynamoBackend]
-    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-    for name, known in (("torch_compile_backend", backends), ("torch_compile_mode", modes)):
-        if value := getattr(config, name):
-            one_of(name, value, tuple(known))
     for name in config.gradient_checkpointing_kwargs or {}:
         one_of("gradient_checkpointing_kwargs", name, CHECKPOINT_ARGUMENTS)

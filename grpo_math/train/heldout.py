@@ -8,8 +8,9 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
+from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.fingerprint import problems_hash
-from grpo_math.evaluation.results import evaluate, summary
+from grpo_math.evaluation.results import evaluate
 from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell
 from grpo_math.trainer.config import MathGRPOConfig

@@ -16,10 +16,10 @@ from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.settings import accelerate, batch
+from grpo_math.settings.arguments import needing_whole
 from grpo_math.settings.shipped import find
 
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")  # tried in this order where plain data parallelism is short
-NEEDS_WHOLE = ("eval_n", "heldout_every", "difficulty_band", "curriculum")  # settings/conflicts.py: not under ZeRO-3
 
 
 def starts_server(recipe: Mapping[str, Any]) -> bool:
@@ -77,7 +77,7 @@ def arrange(
         return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), own
     configs: dict[str, Config | None] = {own.path.stem: own} if own else {"": None}
     if not own and not recipe.get("deepspeed") and not recipe.get("fsdp") and _installed("deepspeed"):
-        whole = any(recipe.get(name) not in (None, 0, "none") for name in NEEDS_WHOLE)
+        whole = needing_whole(recipe)  # settings/conflicts.py refuses them under ZeRO-3
         for name in ZERO:
             if not (whole and name.startswith("zero3")):
                 configs[name] = _config(name)

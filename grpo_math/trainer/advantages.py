@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import one_of
-from grpo_math.run.own import tensor_from, tried
+from grpo_math.run.own import is_own, tensor_from, tried
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
             [1.4142, 0.0000]])
     """
     exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
-    if ":" in baseline:
+    if is_own(baseline):
         own = tensor_from("baseline", baseline, exact, exact.clone())
         return own.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
     one_of("baseline", baseline, tuple(BASELINES))

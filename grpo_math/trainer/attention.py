@@ -7,8 +7,8 @@ batched in order of length, so that little padding is computed.
 The function is registered with transformers as ``packed_sdpa``; rows that are not packed go on to ``sdpa`` unchanged,
 so that one model serves generation, evaluation and packed scoring.
 
-Does not serve sliding windows, soft-capped scores, or layers that are not attention: `unsupported` says so by name, and
-the trainer then scores the plain way.
+Does not serve sliding windows, soft-capped scores, or layers that are not attention: `unsupported` says so by name, or
+`Unpackable` in the first packed pass, and the trainer then scores the plain way.
 """
 
 from functools import lru_cache
@@ -24,6 +24,14 @@ from grpo_math.trainer.packing import GroupLayout
 NAME = "packed_sdpa"
 # Segments of a batched call are padded to its longest: a shorter one joins only if it is at least this share of it.
 BATCH_FILL = 0.7
+# What layers hand on besides, and attention has no use for.
+UNUSED = {"position_ids", "use_cache", "scored_index"}
+
+calls = 0  # of `packed_attention` with packed rows, in this process
+
+
+class Unpackable(Exception):
+    """A model whose attention was not called as packed rows need it."""
 
 
 def packed_attention(
@@ -48,6 +56,9 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    global calls
+    calls += 1
+    _refuse_ignored(module, kwargs)
     # On a CPU the backward pass of bfloat16 attention takes 4 times as long as float32's.
     dtype = torch.float32 if query.device.type == "cpu" else query.dtype
     # Tokens first, (L, H, D): a segment is then a plain slice.
@@ -59,6 +70,16 @@ def packed_attention(
             pieces.append(_attend(q[prompt][None], k[prompt][None], v[prompt][None], None, dropout, scaling)[0])
         pieces.append(_segments(q, k, v, group, dropout, scaling))
     return torch.cat(pieces)[None].to(query.dtype), None
+
+
+def _refuse_ignored(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raise `Unpackable` for an argument that would change the result: a bias, a sink, a cap, a window."""
+    causal = kwargs.pop("is_causal", None)
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
+        raise Unpackable("attention that is not causal")
+    for name, value in kwargs.items():
+        if value is not None and value is not False and name not in UNUSED:
+            raise Unpackable(f"attention with {name!r}")
 
 
 def _segments(q: Tensor, k: Tensor, v: Tensor, group: GroupLayout, dropout: float, scaling: float | None) -> Tensor:
@@ -110,7 +131,7 @@ def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tenso
             batches[-1].append(i)
         else:
             batches.append([i])
-    gathers: list[Tensor] = []
+    gathers, shapes = [], []
     back = torch.empty(sum(lengths), dtype=torch.long)
     offset = 0
     for batch in batches:
@@ -119,8 +140,10 @@ def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tenso
         for i in batch:
             back[starts[i] : starts[i] + lengths[i]] = torch.arange(offset, offset + lengths[i])
             offset += longest
-        gathers.append(torch.tensor(rows, device=device))
-    return gathers, back.to(device)
+        gathers.append(torch.tensor(rows).flatten())
+        shapes.append((len(rows), longest))
+    *flat, back = torch.cat([*gathers, back]).to(device, non_blocking=True).split([*map(len, gathers), len(back)])
+    return [gather.view(shape) for gather, shape in zip(flat, shapes, strict=True)], back
 
 
 def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -6,6 +6,8 @@ the start, computed forward and backward and thrown away, say it at once.
 Does not count memory: planner/ does.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -73,24 +75,63 @@ def try_longest(trainer: Any, model: Any) -> None:
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while True:
+        reason: str | None = None
         full, last = fill(budget, len(prompt), length, group, in_step) if cuts else (in_step, 0)
         lengths = [length] * full + [last] * bool(last)
         try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []), trainer.meter.only_seconds():
+            random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+            with random, trainer.meter.only_seconds(), _not_reentrant(model, args):
                 with trainer.compute_loss_context_manager():
                     made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
                     loss = trainer._loss_of(model, made_up)
                 torch.autograd.grad(loss, trained, allow_unused=True)
-            return
         except torch.OutOfMemoryError as error:
             reason = str(error)  # halved outside of the handler, whose traceback holds the activations
         loss = None  # whose graph holds them, too
+        if trainer.budget.cuts != cuts:  # since the first packed pass has shown that this model cannot be packed
+            try_longest(trainer, model)
+            return
+        if reason is None:
+            return
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
+@contextmanager
+def _not_reentrant(model: Any, args: Any) -> Iterator[None]:
+    """Checkpointing of the other kind, which keeps as much: gradients that are asked for cannot be had of this one."""
+    asked = args.gradient_checkpointing_kwargs or {}
+    if not (args.gradient_checkpointing and asked.get("use_reentrant")):
+        yield
+        return
+    model.gradient_checkpointing_enable({**asked, "use_reentrant": False})
+    try:
+        yield
+    finally:
+        model.gradient_checkpointing_enable(asked)
+
+
 def longest_prompt(trainer: Any) -> list[int]:
-    """The token ids of the prompt with the most characters, of the first 100,000."""
+    """The token ids of the prompt with the most characters, of the first 100,000.
+
+    With environments, of each the longest with its tools, and of these the one with the most tokens. What they say at
+    the start of a rollout is not known here, nor is a prompt that they give alone.
+    """
     rows = trainer.train_dataset
-    prompts = rows[:100_000]["prompt"] if hasattr(rows, "__len__") else [next(iter(rows))["prompt"]]
-    return trainer._tokenize_prompts([max(prompts, key=lambda prompt: len(str(prompt)))])[0][0]  # text or messages
+    columns = (
+        rows[:100_000] if hasattr(rows, "__len__") else {name: [value] for name, value in next(iter(rows)).items()}
+    )
+    if trainer.environment_factories is None:
+        prompts, names = columns["prompt"], [None] * len(columns["prompt"])
+    else:
+        n = len(next(iter(columns.values())))
+        prompts = columns.get("prompt", [[{"role": "user", "content": ""}]] * n)
+        names = columns["environment"] if trainer._multi_environment else [None] * n
+    longest: dict[str | None, Any] = {}
+    for name, prompt in zip(names, prompts, strict=True):  # text or messages
+        longest[name] = max(longest.get(name, ""), prompt, key=lambda prompt: len(str(prompt)))
+    tokenized = []
+    for name, prompt in longest.items():
+        trainer._batch_environments = [name]
+        tokenized.append(trainer._tokenize_prompts([prompt])[0][0])
+    return max(tokenized, key=len)

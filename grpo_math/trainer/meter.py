@@ -99,10 +99,12 @@ def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
     >>> spread(torch.tensor([[1.0, 0.0], [torch.nan, 0.5]]), torch.tensor([1.0, -1.0, 0.0, 0.0]))["reward_max"]
     1.0
     """
-    log = {metrics.ADVANTAGE_MEAN: advantages.mean().item(), metrics.ADVANTAGE_STD: advantages.std(correction=0).item()}
-    graded = rewards[~rewards.isnan()]
-    if graded.numel():
-        log |= {metrics.REWARD_MIN: graded.min().item(), metrics.REWARD_MAX: graded.max().item()}
+    least, most = (rewards.where(~rewards.isnan(), bound) for bound in (torch.inf, -torch.inf))
+    of_advantages = (advantages.mean(), advantages.std(correction=0))
+    mean, deviation, low, high = torch.stack([*of_advantages, least.min(), most.max()]).tolist()
+    log = {metrics.ADVANTAGE_MEAN: mean, metrics.ADVANTAGE_STD: deviation}
+    if low <= high:  # else no completion was graded
+        log |= {metrics.REWARD_MIN: low, metrics.REWARD_MAX: high}
     return log
 
 

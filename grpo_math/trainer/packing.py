@@ -49,10 +49,9 @@ def layout(
     ([(5, 6)], [2], [1])
     """
     split = input_ids.size(1) - completion_length
-    prompt_lengths = attention_mask[:, :split].sum(dim=1).tolist()
-    lengths = attention_mask[:, split:].sum(dim=1).tolist()
-    ids = input_ids[:, :split].tolist()
-    return [tuple(row[split - n :]) for row, n in zip(ids, prompt_lengths, strict=True)], prompt_lengths, lengths
+    counts = [part.sum(dim=1, keepdim=True) for part in (attention_mask[:, :split], attention_mask[:, split:])]
+    rows = torch.cat([*counts, input_ids[:, :split]], dim=1).tolist()  # at once: a GPU is waited for but once
+    return [tuple(row[split + 2 - row[0] :]) for row in rows], [row[0] for row in rows], [row[1] for row in rows]
 
 
 def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> PackedRow | None:
@@ -68,8 +67,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     >>> row.groups
     (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
     """
-    batch, device = input_ids.size(0), input_ids.device
-    split = input_ids.size(1) - completion_length
+    batch, width = input_ids.shape
+    split = width - completion_length
     prompts, prompt_lengths, lengths = layout(input_ids, attention_mask, completion_length)
     rows_of: dict[tuple[int, ...], list[int]] = {}
     for row, prompt_ids in enumerate(prompts):
@@ -78,30 +77,35 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     if not rows_of:
         return None
 
-    ids, positions, labels, scored_index, padded_index, groups = [], [], [], [], [], []
+    taken, positions, scored, padded, groups = [], [], [], [], []  # ranges of indices, worked out on the CPU
     start = 0
     for rows in rows_of.values():
         prompt = prompt_lengths[rows[0]] - 1
-        ids.append(input_ids[rows[0], split - prompt - 1 : split - 1])
-        positions.append(torch.arange(prompt, device=device))
+        first = rows[0] * width + split - prompt - 1
+        taken.append((first, prompt))
+        positions.append((0, prompt))
         offset = start + prompt
         for row in rows:
             length = lengths[row]
-            ids.append(input_ids[row, split - 1 : split - 1 + length])
-            labels.append(input_ids[row, split : split + length])
-            positions.append(torch.arange(prompt, prompt + length, device=device))
-            scored_index.append(torch.arange(offset, offset + length, device=device))
-            padded_index.append(torch.arange(row * completion_length, row * completion_length + length, device=device))
+            taken.append((row * width + split - 1, length))
+            positions.append((prompt, length))
+            scored.append((offset, length))
+            padded.append((row * completion_length, length))
             offset += length
         groups.append(GroupLayout(start, prompt, tuple(lengths[row] for row in rows)))
         start = offset
+    ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
+    index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
+    n_scored = sum(length for _, length in scored)
+    at, position_ids, scored_index, padded_index = index.split([start, start, n_scored, n_scored])
+    ids = input_ids.reshape(-1)
     return PackedRow(
-        input_ids=torch.cat(ids)[None],
-        position_ids=torch.cat(positions)[None],
-        shift_labels=torch.cat(labels)[None],
+        input_ids=ids[at][None],
+        position_ids=position_ids[None],
+        shift_labels=ids[at[scored_index] + 1][None],
         groups=tuple(groups),
-        scored_index=torch.cat(scored_index),
-        padded_index=torch.cat(padded_index),
+        scored_index=scored_index,
+        padded_index=padded_index,
         shape=(batch, completion_length),
     )
 

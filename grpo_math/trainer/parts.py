@@ -111,5 +111,7 @@ class Cutter:
                 finally:
                     state._set_sync_gradients(synchronises)
             done += loss.detach()
+        if self.accelerator.is_fsdp2:  # whose no_sync ends in synchronising, within an outer one that does not, too
+            model.set_requires_gradient_sync(synchronises)
         rows, weight = parts[-1]
         return loss_of(rows) * weight + done

@@ -8,7 +8,10 @@ import os
 import re
 from typing import Any
 
+from accelerate.utils import DynamoBackend
+
 from grpo_math.errors import ConfigError, one_of
+from grpo_math.run.own import is_own
 from grpo_math.run.redact import is_address
 from grpo_math.trainer.advantages import BASELINES, SCALES, try_function
 from grpo_math.trainer.losses import CLIPPED, KL_ESTIMATORS, LOSS_TYPES, SURROGATES, try_surrogate
@@ -74,15 +77,6 @@ def ignored(c: Any) -> list[tuple[Any, str, str]]:
     ]
 
 
-def is_own(name: str) -> bool:
-    """Whether a baseline or a surrogate is a function of the user's own, ``module:function``.
-
-    >>> is_own("my_module:max_rl"), is_own("group_mean")
-    (True, False)
-    """
-    return ":" in name
-
-
 def refuse(config: Any) -> None:
     """Raise a `ConfigError` for the first thing that is wrong; ``config`` is a `MathGRPOConfig` that is being made."""
     for name, choices in CHOICES.items():
@@ -96,6 +90,7 @@ def refuse(config: Any) -> None:
             if value != default:
                 raise ConfigError(name, value, f"would be ignored ({why})", f"leave it at {default!r}")
     _refuse_loss(config)
+    _refuse_compile(config)
     if config.reference_refresh_steps:
         _refuse_refresh(config)
     _refuse_vllm(config)
@@ -117,6 +112,17 @@ def _refuse_values(c: Any) -> None:
     if c.fp16 and not c.allow_float16:
         reason = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
         raise ConfigError("fp16", True, reason, "use bf16, or neither (float32), or add allow_float16: true")
+
+
+def _refuse_compile(c: Any) -> None:
+    modes = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+    backends = tuple(backend.value.lower() for backend in DynamoBackend)
+    for name, known in (("torch_compile_backend", backends), ("torch_compile_mode", modes)):
+        if value := getattr(c, name):  # which turns torch_compile on
+            one_of(name, value, known)
+    if c.pack_updates and (c.torch_compile or c.torch_compile_backend or c.torch_compile_mode):
+        reason = "compiles anew for every packed row, up to torch's recompile limit, where the run ends"
+        raise ConfigError("torch_compile", True, reason, "leave it out, or set pack_updates to false")
 
 
 def _refuse_loss(c: Any) -> None:

@@ -26,13 +26,18 @@ def is_of_prompt(name: str) -> bool:
     return name.startswith("prompt")
 
 
+def padding_of(name: str) -> int:
+    """What a tensor is padded with: 1 for a ratio, since vespo takes the product of a row's, masked or not."""
+    return int(name == "importance_sampling_ratio")
+
+
 def select(rows: Rows, index: Sequence[int]) -> Rows:
     """The rows of these numbers, in this order.
 
     >>> select({"advantages": torch.tensor([1.0, 2.0, 3.0]), "num_items_in_batch": 9}, [2, 0])
     {'advantages': tensor([3., 1.]), 'num_items_in_batch': 9}
     """
-    at = torch.tensor(index, dtype=torch.long, device=rows["advantages"].device)
+    at = torch.tensor(index, dtype=torch.long).to(rows["advantages"].device, non_blocking=True)
     return {name: value[at] if is_per_row(value) else value for name, value in rows.items()}
 
 
@@ -52,7 +57,7 @@ def join(many: Sequence[Rows]) -> Rows:
         if value.dim() > 1:
             missing = [max(part.size(1) for part in parts) - part.size(1) for part in parts]
             sides = [(n, 0) if is_of_prompt(name) else (0, n) for n in missing]
-            parts = [pad(part, side) for part, side in zip(parts, sides, strict=True)]
+            parts = [pad(part, side, value=padding_of(name)) for part, side in zip(parts, sides, strict=True)]
         joined[name] = torch.cat(parts)
     return joined
 
@@ -99,9 +104,12 @@ def limited(rows: Rows, limit: int, longer: str) -> tuple[Rows, Tensor]:
     position = torch.arange(mask.size(1), device=mask.device)
     mask = mask * (~over[:, None] | (position < room[:, None]))
     width = max(1, int(mask.sum(dim=1).max()))
+    left, ratio = {**rows, "completion_mask": mask}, rows.get("importance_sampling_ratio")
+    if ratio is not None and ratio.shape == mask.shape:  # a token's, and not a row's
+        left["importance_sampling_ratio"] = ratio.masked_fill(mask < rows["completion_mask"], 1.0)
     shorter = {
         name: value[:, :width] if is_per_row(value) and value.dim() > 1 and not is_of_prompt(name) else value
-        for name, value in {**rows, "completion_mask": mask}.items()
+        for name, value in left.items()
     }
     return shorter, over
 
@@ -132,6 +140,7 @@ def of_all_ranks(rows: Rows, accelerator: Any) -> Rows:
     for name, value in rows.items():
         if is_per_row(value):
             if value.dim() > 1:
-                value = accelerator.pad_across_processes(value, dim=1, pad_first=is_of_prompt(name))
+                sides = {"pad_index": padding_of(name), "pad_first": is_of_prompt(name)}
+                value = accelerator.pad_across_processes(value, dim=1, **sides)
             gathered[name] = accelerator.gather(value)
     return gathered

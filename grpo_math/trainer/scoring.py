@@ -24,32 +24,70 @@ WORTH_PACKING = 0.97  # a packed row with more of the padded tokens than this is
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
 
-def set_up(models: list[Any], images: bool, continuous_batching: bool) -> bool:
+def set_up(models: list[Any], images: bool, continuous_batching: bool, compiles: bool) -> bool:
     """Switch the policy, and the reference where there is one, to the packed attention; False where one has none."""
     adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     hindrances = {
         "an image processor": images,
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
         "continuous batching to generate with, which has no packed attention": continuous_batching,
+        "torch_compile, which would compile anew for every packed row": compiles,
     }
-    models = [model.get_base_model() if is_peft_model(model) else model for model in models]
+    models = [_bare(model) for model in models]
     for model in models:
         reason = next((reason for reason, there in hindrances.items() if there), attention.unsupported(model.config))
         if reason:
-            logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
+            _say_unpacked(model, reason)
             return False
     attention.register()
     for model in models:
         model.set_attn_implementation(attention.NAME)
+        if model.config._attn_implementation != attention.NAME:
+            _say_unpacked(model, "attention of its own, which transformers cannot replace")
+            return False
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
     return True
 
 
-class PackedScorer:
-    """Called as TRL's ``_get_per_token_logps_and_entropies`` is, with that method, ``plain``, before the rest."""
+def _put(values: Tensor, at: Tensor | slice, rows: Tensor) -> Tensor:
+    rows = rows.to(values.dtype)
+    return rows if isinstance(at, slice) else values.index_put((at,), rows)
 
-    def __init__(self, accelerator: Any, budget: TokenBudget) -> None:
-        self.accelerator, self.budget = accelerator, budget
+
+def _bare(model: Any) -> Any:
+    return model.get_base_model() if is_peft_model(model) else model
+
+
+def _say_unpacked(model: Any, reason: object) -> None:
+    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
+
+
+def try_out(trainer: Any, model: Any) -> None:
+    """A packed pass of a few tokens, on every rank alike: a model that cannot be packed shows it in the first one, and
+    so before anything is cut for packing."""
+    ids = torch.zeros(2, 6, dtype=torch.long, device=trainer.accelerator.device)
+    model.eval()
+    with torch.no_grad():
+        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2)
+    model.train()
+
+
+class PackedScorer:
+    """Called as TRL's ``_get_per_token_logps_and_entropies`` is, with that method, ``plain``, before the rest.
+
+    Raises `attention.Unpackable` where a packed pass was none; `leave` is then to be called, and this no more.
+    """
+
+    def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
+        self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
+        self.layers = getattr(self.models[0].config.get_text_config(), "num_hidden_layers", None)
+
+    def leave(self, reason: object) -> None:
+        """Rows are scored, and updates cut, as without packing."""
+        self.budget.cuts = False
+        for model in self.models:
+            model.set_attn_implementation("sdpa")
+        _say_unpacked(self.models[0], reason)
 
     def __call__(
         self,
@@ -66,7 +104,8 @@ class PackedScorer:
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
-            at = torch.tensor(index, device=input_ids.device)
+            every = index == list(range(len(input_ids)))  # as in an update: nothing to select, nor to put back
+            at = slice(None) if every else torch.tensor(index).to(input_ids.device, non_blocking=True)
             ids, mask = input_ids[at], attention_mask[at]
             row = pack(ids, mask, logits_to_keep)
             # Not one token to score, while other ranks may wait for this forward pass; or next to none to save.
@@ -74,6 +113,7 @@ class PackedScorer:
                 scores = plain(model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **kwargs)
                 own: list[Any] = list(scores[:2])
             else:
+                called = attention.calls
                 with self.accelerator.autocast():
                     outputs = model(
                         input_ids=row.input_ids,
@@ -85,10 +125,12 @@ class PackedScorer:
                         packed_groups=row.groups,
                         scored_index=row.scored_index,
                     )
+                if (called := attention.calls - called) != self.layers:
+                    raise attention.Unpackable(f"{self.layers} layers and {called} calls of packed attention")
                 own = [unpack(outputs.log_probs, row), unpack(outputs.entropy, row) if compute_entropy else None]
-            logps = logps.index_put((at,), own[0].to(logps.dtype))
+            logps = _put(logps, at, own[0])
             if compute_entropy:
-                entropies = entropies.index_put((at,), own[1].to(logps.dtype))
+                entropies = _put(entropies, at, own[1])
         return logps, entropies if compute_entropy else None, None
 
     def _batches(

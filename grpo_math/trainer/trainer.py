@@ -25,7 +25,7 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 - with ``pack_updates``, prompts are prefilled once a group; the rows of an optimizer step are put together by prompt,
   shared out among ranks (`arrange.py`) and scored packed; completions whose advantage is zero leave the update where no
   other term moves a weight by them. Gradients are TRL's, to rounding; entropy and clip fractions are logged as means
-  over the completions that were trained on;
+  over the completions that were trained on. A model that cannot be packed is scored as by TRL (`scoring.try_out`);
 - ``resample_groups`` replaces groups that are all right or all wrong (`resample.py`);
 - ``reference_refresh_steps`` makes the reference the policy (`reference.py`);
 - checkpoints are written aside and renamed, and a run goes on from one as if it had not stopped (`state.py`);
@@ -61,15 +61,16 @@ from grpo_math.grading import grade_batch, offending
 from grpo_math.rewards import REWARDS, text_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
+from grpo_math.run.own import is_own
 from grpo_math.trainer import longest, losses, scoring, state
 from grpo_math.trainer.advantages import advantages, weighted
+from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
-from grpo_math.trainer.refusals import is_own
 from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.rows import Rows, limited, scored
 
@@ -115,20 +116,21 @@ class MathGRPOTrainer(GRPOTrainer):
         settings, accelerator = self.settings, self.accelerator
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         batching = self.use_transformers_continuous_batching
-        packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching)
+        packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching, self.args.torch_compile)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         alone = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(settings.update_token_budget, cuts=packs and not whole, alone=alone)
         self._redo = Redo(accelerator, self.budget, self.cutter)
-        self.scorer = scoring.PackedScorer(accelerator, self.budget) if packs else None
+        self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
             self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
         if (limit := settings.max_seq_length_train) and self._is_vlm:
             raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
-        self._longest_is_due = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
+        tries = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
+        self._first_pass = longest.try_longest if tries else scoring.try_out if packs else None
 
     # Generation
 
@@ -227,9 +229,9 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
-        if self._longest_is_due:
-            self._longest_is_due = False
-            longest.try_longest(self, model)
+        first, self._first_pass = self._first_pass, None
+        if first is not None:
+            first(self, model)
         step = super().training_step
         return self._redo.step(self, model, lambda: step(model, inputs, num_items_in_batch))
 
@@ -320,10 +322,14 @@ class MathGRPOTrainer(GRPOTrainer):
         plain = super()._get_per_token_logps_and_entropies
         rows = (model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy)
         with self._offload if torch.is_grad_enabled() else nullcontext():
-            if self.scorer is None or compute_aux_loss:
-                scores = plain(*rows, compute_aux_loss, **kwargs)
-            else:
-                scores = self.scorer(plain, *rows, **kwargs)
+            scores: scoring.Scores | None = None
+            if self.scorer is not None and not compute_aux_loss:
+                try:
+                    scores = self.scorer(plain, *rows, **kwargs)
+                except Unpackable as error:
+                    self.scorer.leave(error)
+                    self.scorer = None
+            scores = scores or plain(*rows, compute_aux_loss, **kwargs)
         self._logps = scores[0]
         return scores
 

@@ -99,8 +99,8 @@ def main() -> None:
     gsm8k()
     math(options.rows)
     if options.labelled:
-        for name in ("grading_pairs", "grading_pairs_unseen", "grading_pairs_unseen_2", "grading_pairs_unseen_3"):
-            labelled(f"{name}.jsonl")
+        for name in ("", "_unseen", "_unseen_2", "_unseen_3", "_farm"):
+            labelled(f"grading_pairs{name}.jsonl")
     shutdown()
 
 

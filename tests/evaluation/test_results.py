@@ -15,8 +15,10 @@ import pytest
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
-from grpo_math.evaluation.results import answers_file, evaluate, summary, text_of
+from grpo_math.evaluation.figures import summary, text_of
+from grpo_math.evaluation.results import answers_file, evaluate
 from grpo_math.evaluation.stats import wilson
+from grpo_math.grading import version
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems
 from grpo_math.run.metrics import CATEGORIES
@@ -196,11 +198,12 @@ def test_a_call_that_was_finished_answers_again_without_weights(tiny, rows, unin
     assert same_answers(again, uninterrupted)
 
 
-def test_an_evaluation_of_before_the_grader_had_a_version_goes_on(tiny, rows, tmp_path, uninterrupted):
+def test_an_evaluation_of_before_the_grader_had_a_version_goes_on(tiny, rows, tmp_path, uninterrupted, monkeypatch):
+    monkeypatch.setattr(version, "version", lambda: 1)  # an old hash is version 1
     output = tmp_path / "results.json"
     lines = answers_file(uninterrupted["results"]).read_text().splitlines(keepends=True)
     first = json.loads(lines[0])
-    assert first["measured"]["grader_hash"] == uninterrupted["grader_hash"] == 1
+    assert first["measured"]["grader_hash"] == uninterrupted["grader_hash"] == version.GRADER
     first["measured"]["grader_hash"] = "3e177c0a2511"
     answers_file(output).write_text("".join([json.dumps(first) + "\n", *lines[1:12]]))
     results = evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED)
@@ -254,7 +257,8 @@ def test_a_folder_gets_one_file_for_each_way_of_evaluating(tiny, rows, tmp_path)
     assert first.name.startswith("llama-a_b-")
 
 
-def test_a_folder_gives_back_what_was_begun_before_the_grader_had_a_version(tiny, rows, tmp_path):
+def test_a_folder_gives_back_what_was_begun_before_the_grader_had_a_version(tiny, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(version, "version", lambda: 1)
     settings = {"max_new_tokens": 2, "progress": False, "about": {"data": "a:b"}}
     first = evaluate(tiny(), rows[:2], output=tmp_path, **settings)
     name = Path(first["results"])

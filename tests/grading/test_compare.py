@@ -49,7 +49,7 @@ RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
         ("5 cm", "5 m", WRONG),
         ("5 cm", "5", RIGHT),
         ("5", r"5\text{ apples}", RIGHT),
-        ("5", "5x", OPEN),
+        ("5", "5x", WRONG),
         # ratios, times, bases
         ("3:4", "4:3", WRONG),
         ("3:4", "3 to 4", RIGHT),
@@ -96,7 +96,7 @@ def test_the_worker_compares_leaves_by_their_values(gold, answer, verdict):
     assert compare(gold, answer, NUMERIC)[0] is verdict
 
 
-@pytest.mark.parametrize("text", ["", "(", "1 2", "2 +", r"\frac{1}", "x^", "apples", "[1, 2", r"\sum_{i=1}^3 i"])
+@pytest.mark.parametrize("text", ["", "(", "1 2", "2 +", r"\frac{1}", "x^", "apples", "[1, 2", r"\int_0^3 i"])
 def test_what_is_outside_the_grammar_is_unreadable_and_never_guessed(text):
     with pytest.raises(Unreadable):
         parse(text)
@@ -126,7 +126,7 @@ def test_towers_are_known_to_be_huge_only_where_that_is_certain():
         (r"\dfrac12", r"\frac12"),
         (r"\left(1,2\right]", "(1,2]"),
         ("x²", "x^{2}"),
-        ("$5", "5"),
+        ("$5", "$5"),
         (r"5\%", "5%"),
         ("5\u200b", "5"),
         ("four apples", "4 apples"),
@@ -142,7 +142,7 @@ def test_spellings_become_one(text, cleaned):
         ("5 square inches", "5", "in^2"),
         (r"5\text{ in}^2", "5", "in^2"),
         ("60 mph", "60", "mile/h"),
-        ("3 apples", "3", ""),
+        ("3 apples", "3", "#apple"),
         ("5m", "5m", None),
         ("2 pi", "2 pi", None),
         ("USD 20", "20", "dollar"),

@@ -37,6 +37,17 @@ def test_every_gsm8k_solution_is_wrong_against_the_next_rows_differing_gold():
     assert verdicts == {"wrong": len(pairs)}
 
 
+# Solutions that box several answers, as in "\\boxed{30} or \\boxed{150}", where the data takes the last for the gold.
+# (One says "8, or \\boxed{four} numbers".) Elsewhere an "or" between two answers is a guess.
+SEVERAL = {
+    "train/algebra/152.json", "train/algebra/1771.json", "train/intermediate_algebra/396.json",
+    "train/intermediate_algebra/1964.json", "train/number_theory/796.json", "train/prealgebra/79.json",
+    "train/precalculus/860.json", "train/precalculus/1149.json", "test/algebra/1878.json",
+    "test/intermediate_algebra/25.json", "test/intermediate_algebra/225.json", "test/intermediate_algebra/702.json",
+    "test/precalculus/679.json",
+}  # fmt: skip
+
+
 def test_math_solutions_are_correct_against_their_own_answers():
     math = rows("math/train.jsonl", "math/test_outside_math500.jsonl", "math500/test.jsonl")
     assert len(math) == 12_500
@@ -45,11 +56,12 @@ def test_math_solutions_are_correct_against_their_own_answers():
     for unique_id, g in rest.items():
         print(unique_id, g.verdict, repr(g.answer), g.reason)
     # Two golds are empty; the solution of prealgebra/177 says 6 and boxes 12 (the data's README).
-    assert {unique_id: str(g.verdict) for unique_id, g in rest.items()} == {
+    assert {unique_id: str(g.verdict) for unique_id, g in rest.items() if unique_id not in SEVERAL} == {
         "train/number_theory/7115.json": "bad_gold",
         "train/number_theory/7117.json": "bad_gold",
         "test/prealgebra/177.json": "wrong",
     }
+    assert rest.keys() >= SEVERAL
 
 
 def test_math_solutions_are_wrong_against_the_next_rows_answer():

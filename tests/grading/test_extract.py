@@ -83,7 +83,7 @@ def test_a_gold_is_a_bare_answer_or_a_solution_that_marks_one(gold, text):
 
 def test_an_answer_in_several_boxes_counts_where_the_gold_has_several_parts():
     assert grade("2, 3", r"\boxed{2} and \boxed{3}") is Verdict.CORRECT
-    assert grade("3", r"\boxed{2} and \boxed{3}") is Verdict.CORRECT
+    assert grade("3", r"\boxed{2} and \boxed{3}") is Verdict.WRONG  # several answers to a question with one
     assert grade("2, 3", r"\boxed{2}. Later we see that \boxed{3}") is Verdict.WRONG
     assert grade(r"\boxed{2} and \boxed{3}", "3, 2") is Verdict.CORRECT
     assert grade(r"\boxed{2} and \boxed{\sqrt{12}}", r"2\sqrt{3}") is Verdict.CORRECT  # the worker sees the last box

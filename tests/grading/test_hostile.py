@@ -21,11 +21,11 @@ def text(pieces):
 
 @pytest.fixture(scope="module")
 def graded():
-    """(row, grade, seconds that the call took) for every row, one call each."""
-    grade("x^2-1", r"\boxed{(x-1)(x+1)}")  # starts a worker
+    """(row, grade, seconds that the call took) for every row, one call each, of a pool that has a worker ready."""
     rows = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     results = []
     for row in rows:
+        grade("x^2-1", r"\boxed{(x-1)(x+1)}")  # waits for a worker where the last row had its killed
         started = time.monotonic()
         [result] = grade_batch([text(row["gold"])], [text(row["prediction"])], timeout=TIMEOUT)
         results.append((row, result, time.monotonic() - started))

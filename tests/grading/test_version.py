@@ -65,8 +65,8 @@ def test_one_changed_verdict_asks_for_another_version(monkeypatch):
     plain, compare = verdicts_hash(some), batch.compare
     assert verdicts_hash(some) == plain
 
-    def another(gold, answer):
-        return (Verdict.WRONG, "") if gold == some[0][0] else compare(gold, answer)
+    def another(gold, answer, **named):
+        return (Verdict.WRONG, "") if gold == some[0][0] else compare(gold, answer, **named)
 
     monkeypatch.setattr(batch, "compare", another)
     changed = verdicts_hash(some)

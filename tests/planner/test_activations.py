@@ -28,7 +28,8 @@ PADDED = Work(prompts=4, rows=4, prompt=24, completion=40, packed=False)
 
 
 def build(family: str, sizes: dict[str, int], layers: int, settings: dict[str, Any], dtype: torch.dtype) -> Any:
-    config = AutoConfig.for_model(family, vocab_size=512, num_hidden_layers=layers, pad_token_id=0, **sizes)
+    more = {"sliding_window": None} if family == "mistral" else {}  # a window is not packed
+    config = AutoConfig.for_model(family, vocab_size=512, num_hidden_layers=layers, pad_token_id=0, **sizes, **more)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if settings["pack_updates"]:
         attention.register()

@@ -1,7 +1,7 @@
 """Runs a program with FSDP2 on the CPU: fsdp_on_cpu.py PROGRAM ARGUMENTS, with use_cpu off, under an FSDP config.
 
 accelerate takes FSDP with an accelerator alone and runs DDP on a CPU in its place. Here it is told that gloo is one;
-sharding, gathering and what the trainer does with them are PyTorch's own.
+sharding, gathering and what the trainer does with them are PyTorch's own. `counted` counts reductions of gradients.
 """
 
 import os
@@ -11,8 +11,18 @@ from pathlib import Path
 
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+reduce = _fsdp_param_group.foreach_reduce
+
+
+def counted(*args, **kwargs):
+    counted.calls += 1
+    return reduce(*args, **kwargs)
+
 
 if __name__ == "__main__":
+    counted.calls, _fsdp_param_group.foreach_reduce = 0, counted
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
     sys.argv = sys.argv[1:]

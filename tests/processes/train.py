@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -52,6 +53,25 @@ def poison(trainer, step):
     trainer._loss_of = loss
 
 
+def sample_apart(trainer):
+    """The rollout comes with the ratios that a vLLM's own log-probs would give, made up."""
+    generate = trainer._generate_and_score_completions
+
+    def with_ratios(inputs):
+        trainer.use_vllm = False
+        output = generate(inputs)
+        trainer.use_vllm = True
+        seed = trainer.state.global_step + 100 * trainer.accelerator.process_index
+        shape = output["completion_mask"].shape
+        ratio = 0.9 + 0.2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        output["importance_sampling_ratio"] = torch.where(output["completion_mask"].bool(), ratio, 1.0)
+        output["sampling_per_token_logps"] = torch.zeros(shape)
+        return output
+
+    trainer._generate_and_score_completions = with_ratios
+    trainer.vllm_importance_sampling_correction = True
+
+
 def digest(model):
     """Of all weights, put together from the ranks where ZeRO-3 or FSDP2 has split them."""
     with _whole(list(model.parameters()), writes=False):
@@ -69,7 +89,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     for name, own in json.loads(settings).items():
         rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
-        poisoned = own.pop("poisoned_step", None)
+        poisoned, apart = own.pop("poisoned_step", None), own.pop("sampled_apart", False)
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
         base = {
             "use_cpu": True,
@@ -107,6 +127,8 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         )
         if own.get("resample_groups"):
             trainer._grade = grades
+        if apart:
+            sample_apart(trainer)
         if poisoned is not None:
             poison(trainer, poisoned)
         tokens = [0]
@@ -131,6 +153,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
             "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
             "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
+            "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
             "position": trainer._resampler.reserve.position if getattr(trainer, "_resampler", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))

@@ -219,6 +219,16 @@ def test_what_packing_cannot_honour_is_scored_the_plain_way_and_said(tiny, token
     assert trainer.model.config._attn_implementation == "eager"
 
 
+def test_what_is_compiled_is_scored_the_plain_way_under_a_config_that_cannot_say_so(
+    tiny, tokenizer, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which transformers overwrites for good
+    settings = {"torch_compile": True, "torch_compile_backend": "eager"}
+    trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path, **settings)
+    assert trainer.scorer is None
+    assert "LlamaForCausalLM has torch_compile" in caplog.text
+
+
 def test_pack_updates_false_leaves_the_model_as_it_is(tiny, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, pack_updates=False)
     assert trainer.model.config._attn_implementation != attention.NAME

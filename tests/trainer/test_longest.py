@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from datasets import Dataset
-from small_trainers import SMALL, letters, make, weights
+from small_trainers import SMALL, config, letters, make, weights
+from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import ConfigError, OutOfMemory
 from grpo_math.trainer.config import MathGRPOConfig
@@ -41,6 +44,7 @@ def passes(model):
         {"entropy_coef": 0.01},
         {"num_iterations": 2, "kl_estimator": "k1", "beta": 0.1},
         {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         {"max_seq_length_train": 20},
     ],
     ids=str,
@@ -71,6 +75,45 @@ def test_the_longest_prompt_is_found_among_messages_too(tiny, tokenizer, tmp_pat
     trainer.train_dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     ids = [trainer._tokenize_prompts([prompt])[0][0] for prompt in prompts]
     assert longest_prompt(trainer) == ids[1] != ids[0]
+
+
+class Sums:
+    """An environment of TRL's: it gives each rollout its problem, and pays for it."""
+
+    def reset(self, **row):
+        return "What is 3 + 4?"
+
+    def get_reward(self):
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("factory", "rows"),
+    [
+        (Sums, [{"prompt": [{"role": "user", "content": "Well: " * n}]} for n in (1, 5)] * 4),
+        (Sums, [{"number": n} for n in range(8)]),
+        ({"some": Sums, "others": Sums}, [{"environment": name} for name in ("some", "others") * 4]),
+    ],
+    ids=["with prompts", "without", "of two kinds"],
+)
+def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, tokenizer, tmp_path):
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = qwen3_chat_template  # which can render tools
+    trainer = MathGRPOTrainer(
+        model=tiny(),
+        args=config(MathGRPOConfig, tmp_path, max_steps=1, longest_first=True),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        environment_factory=factory,
+    )
+    prompts = [row.get("prompt", [{"role": "user", "content": ""}]) for row in rows]
+    assert len(longest_prompt(trainer)) == max(
+        len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]) for prompt in prompts
+    )
+    seen = passes(trainer.model)
+    trainer.train()
+    assert seen[0] > max(1, *seen[1:], 0)
+    assert trainer.state.global_step == 1
 
 
 def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):

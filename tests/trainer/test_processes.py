@@ -19,6 +19,7 @@ RUNS = {
     "grpo_kl": {"loss_type": "grpo", "beta": 0.1},
     "small_budget": {"rewards": "sparse", "loss_type": "dr_grpo", "update_token_budget": 25},
     "several_updates": {"num_iterations": 2, "loss_type": "grpo"},
+    "vespo": {"loss_type": "vespo", "sampled_apart": True},
     "torn_groups": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 6},
 }
 
@@ -78,7 +79,9 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
 
 
-def test_two_fsdp2_processes_end_with_trls_weights(tiny, tmp_path):
-    runs = {"small_budget": {**RUNS["small_budget"], "use_cpu": False}}
+def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny, tmp_path):
+    runs = {"small_budget": {"update_token_budget": 12, "use_cpu": False}}  # several parts in each training step
     start = accelerate("fsdp2", tmp_path, "--num_processes", "2")
     both([*start, str(PROGRAM.with_name("fsdp_on_cpu.py"))], tiny("llama"), tmp_path, runs, ("FSDP", 2))
+    ours, trl = (ranks(tmp_path / kind, "small_budget", "FSDP", 2)[0]["reduce_scatters"] for kind in ("ours", "trl"))
+    assert ours == trl > 0

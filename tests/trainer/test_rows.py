@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.rows import limited
+from grpo_math.trainer.rows import join, limited
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LIMIT = 16  # prompts have 1 to 19 tokens, completions up to 12
@@ -124,3 +124,15 @@ def test_a_choice_that_nothing_reads_is_refused(tmp_path):
         MathGRPOConfig(str(tmp_path), long_sequences="cut", max_seq_length_train=9)
     with pytest.raises(ConfigError, match="max_seq_length_train=-1 is out of range: give 0 or more"):
         MathGRPOConfig(str(tmp_path), max_seq_length_train=-1)
+
+
+def test_the_ratio_of_a_token_that_is_padding_or_left_out_is_1():
+    """vespo takes the product of a row's ratios, whether the loss counts their tokens or not."""
+    mask, ratio = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.tensor([[0.5, 0.6, 0.7], [0.8, 1.0, 1.0]])
+    rows = {"prompt_mask": mask[:, :2], "completion_mask": mask, "importance_sampling_ratio": ratio}
+    narrow = {name: value[:, :2] for name, value in rows.items()}
+    padded = join([narrow, rows])["importance_sampling_ratio"]
+    assert torch.equal(padded[:2], torch.tensor([[0.5, 0.6, 1.0], [0.8, 1.0, 1.0]]))
+    assert torch.equal(limited(rows, 4, "truncate")[0]["importance_sampling_ratio"], ratio[:, :2])
+    masked = limited(rows, 4, "mask")[0]["importance_sampling_ratio"]
+    assert torch.equal(masked, torch.tensor([[1.0], [0.8]]))

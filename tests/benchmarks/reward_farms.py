@@ -1,0 +1,86 @@
+"""What each reward function pays a policy that knows nothing of the problem: the table of docs/rewards.md.
+
+    GRPO_MATH_DATA=DATA python tests/benchmarks/reward_farms.py [--golds 300] [--seed 0]
+
+For each reward, the mean over golds of GSM8K of what it pays the gold in its format, and of the best of the policies
+that write the same for every problem: nothing, the format around a word or around a constant, a list of numbers,
+a text that never repeats. The hedges know the gold V and another number W, and do not decide: two answers in the
+format, "or" within one, the gold outside of it.
+
+Does not train: what a policy can farm, it has to find first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from pathlib import Path
+from statistics import fmean
+
+from grpo_math.grading import shutdown
+from grpo_math.grading.formats import made_up
+from grpo_math.rewards import REWARDS
+
+CONSTANTS = (0, 1, 2, 5, 10, 12, 15, 20, 24, 30, 36, 40, 50, 60, 72, 80, 100, 120, 200, 500)
+
+
+def blind(answer_format: str) -> dict[str, str]:
+    """Completions that are the same for every problem."""
+    return {
+        "nothing": "",
+        "the format and a word": made_up("so", answer_format),
+        "the format and 0 to 100": made_up(", ".join(map(str, range(101))), answer_format),
+        "words that do not repeat": " ".join(f"word{i}" for i in range(40)),
+        **{f"always {constant}": made_up(str(constant), answer_format) for constant in CONSTANTS},
+    }
+
+
+def hedged(gold: str, wrong: str, answer_format: str) -> dict[str, str]:
+    """Completions that hold the gold and another number."""
+    return {
+        "two answers": made_up(wrong, answer_format) + "\n" + made_up(gold, answer_format),
+        "W or V": made_up(f"{wrong} or {gold}", answer_format),
+        "V W": made_up(f"{gold} {wrong}", answer_format),
+        "W = V": made_up(f"{wrong} = {gold}", answer_format),
+        "not V": made_up(f"not {gold}", answer_format),
+        "V in prose, W as the answer": f"It is {gold}.\n" + made_up(wrong, answer_format),
+    }
+
+
+def mean(name: str, golds: list[str], texts: list[str]) -> float:
+    formats, limits = [format_of(name)] * len(golds), [256] * len(golds)
+    rewards = REWARDS[name]([""] * len(golds), texts, answer=golds, answer_format=formats, max_completion_length=limits)
+    return fmean(reward for reward in rewards if reward is not None)
+
+
+def format_of(name: str) -> str:
+    """gsm8k, or the format that the reward is about."""
+    return {"r1_zero": "r1_zero", "xml_count": "xml"}.get(name, "gsm8k")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--golds", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    lines = (Path(os.environ["GRPO_MATH_DATA"]) / "gsm8k/train.jsonl").read_text(encoding="utf-8").splitlines()
+    golds = [json.loads(line)["answer"].rpartition("####")[2].strip() for line in rng.sample(lines, options.golds)]
+    pairs = [(gold, str(int(gold.replace(",", "")) + rng.choice((1, 2, 5, 10)))) for gold in golds]
+    print(f"{options.golds} golds of GSM8K, seed {options.seed}\n")
+    print("| reward | right | best that knows nothing | pays | best hedge | pays |\n|---|---|---|---|---|---|")
+    for name in sorted(set(REWARDS) - {"llm_judge"}):
+        form = format_of(name)
+        right = mean(name, golds, [made_up(gold, form) for gold in golds])
+        knowing_nothing = {what: mean(name, golds, [text] * len(golds)) for what, text in blind(form).items()}
+        texts = [hedged(gold, wrong, form) for gold, wrong in pairs]
+        hedges = {what: mean(name, golds, [text[what] for text in texts]) for what in texts[0]}
+        best, hedge = max(knowing_nothing, key=knowing_nothing.__getitem__), max(hedges, key=hedges.__getitem__)
+        print(f"| `{name}` | {right:.2f} | {best} | {knowing_nothing[best]:.2f} | {hedge} | {hedges[hedge]:.2f} |")
+    shutdown()
+
+
+if __name__ == "__main__":
+    main()

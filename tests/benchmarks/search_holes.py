@@ -1,0 +1,260 @@
+r"""A policy's search for holes in the grader: wrong answers, mutated until one is paid.
+
+    GRPO_MATH_DATA=DATA python tests/benchmarks/search_holes.py [--minutes 10] [--seed 0] [--out holes.jsonl]
+
+Each candidate begins as a wrong answer of a gold (tests/rewrites/breaks.py: another value, two values, a denial, a
+number with words that change it), which stays in it in whole. Around it, and round by round, come the pieces that a
+policy would try: the gold again, words, units, brackets, LaTeX, boxes, answer phrases, sentences that mention the gold.
+Candidates that the grader treats in a way not seen before (its verdict, rule and what it extracted) are mutated
+further. A candidate that comes to state the gold as its one answer by accident is left out by `may_be_right`.
+
+What is paid is shortened as long as it is paid, and written down once for each shape: {gold, prediction, format, kind,
+in_format, rule, answer, why}. The worst are those in the format that was asked for, which the format rewards pay. The
+list is for a person to read: a hole becomes a case of tests/cases/grading_pairs_farm.jsonl.
+
+Does not test anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from rewrites import Gold, drawn, read
+from rewrites.breaks import broken, other
+from rewrites.pieces import AFTER, BEFORE, SYMBOLS, WORDS, WRAPS
+
+from grpo_math.grading import Grade, grade_batch, shutdown
+
+BATCH = 400
+OWN = (  # golds of all shapes, beside those that are drawn
+    "6", "18", "391", "15,000", r"\frac{3}{7}", "0.35", r"\$18", r"36^\circ", "(1,200)", "2,1", r"[2,5)",
+    r"(-\infty, 3)", r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}", r"3\sqrt{7}", r"12\pi", "x^2-3x+7", r"\text{(B)}",
+    r"\text{east}", "x = 5", "212_3", r"98\%", r"12\text{ cm}", "-7", "1, 2, 5",
+    r"(-\infty,1) \cup (4,\infty)", "0", "1", r"25\text{ cents}",
+)  # fmt: skip
+FRAMES = {  # where the answer @ stands, by the format that asks for it
+    None: ("The answer is @.", r"So it is \boxed{@}.", "It is $@$.", "@", "**Answer:** @", r"\[ \boxed{@} \]", "x = @"),
+    "gsm8k": ("We add.\n#### @", "#### @\n", "We add.\n#### $@$", "#### \\boxed{@}"),
+    "boxed": (r"So it is \boxed{@}.", r"$\boxed{@}$", r"Hence $x = \boxed{@}$.", r"\fbox{@}", r"\boxed @"),
+    "r1_zero": (
+        *("We add. </think> <answer>@</answer>", "</think> <answer> $@$ </answer>"),
+        r"</think><answer>\boxed{@}</answer>",
+    ),
+    "xml": (
+        *("<reasoning>\nWe add.\n</reasoning>\n<answer>\n@\n</answer>\n", "<reasoning>a</reasoning><answer>@</answer>"),
+    ),
+}
+UNDOES = re.compile(  # added to a wrong answer, may make it right
+    r"\\neg|\\notin|\\neq"
+    r"|\b(?:not?|none|except|without|but|minus|negative|unless)\b"
+    r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
+)
+HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
+CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over")
+PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
+
+
+class Candidate(NamedTuple):
+    """``pieces`` of the answer, of which ``core`` is the wrong answer; ``before`` and ``after`` stand around it."""
+
+    gold: Gold
+    wrong: str
+    kind: str
+    format: str | None
+    frame: str
+    pieces: tuple[str, ...]
+    core: int
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    def said(self, text: str) -> str:
+        return text.replace("V", self.gold.text).replace("W", self.wrong)
+
+    def text(self) -> str:
+        answer = "".join(self.pieces)
+        around = [" ".join(map(self.said, sentences)) for sentences in (self.before, self.after)]
+        framed = self.frame.replace("@", answer)
+        return "\n".join(filter(None, (around[0], framed))) + (f" {around[1]}" if around[1] else "")
+
+    def shape(self) -> tuple[str, str | None, str]:
+        """What stays the same when the gold does not."""
+        text = self.text()
+        for name, value in (("V", self.gold.text), ("W", self.wrong)):
+            text = text.replace(value, name)
+        return self.gold.shape, self.format, re.sub(r"\d+", "7", text)
+
+
+def begun(golds: list[Gold], rng: Random) -> Candidate:
+    """A wrong answer in a frame."""
+    gold = rng.choice(golds)
+    kind, text = rng.choice(list(broken(gold, rng)))
+    answer_format = rng.choice(list(FRAMES))
+    return Candidate(gold, other(gold, rng), kind, answer_format, rng.choice(FRAMES[answer_format]), (text,), 0)
+
+
+def mutated(candidate: Candidate, rng: Random) -> Candidate:
+    """One more piece, in the answer or around it; the core stays."""
+    pieces, core = list(candidate.pieces), candidate.core
+    choice = rng.random()
+    if choice < 0.12:
+        return candidate._replace(before=(*candidate.before, rng.choice(BEFORE)))
+    if choice < 0.24:
+        return candidate._replace(after=(*candidate.after, rng.choice(AFTER)))
+    if choice < 0.36:
+        at = rng.choice([core, rng.randrange(len(pieces))])
+        pieces[at] = rng.choice(WRAPS).replace("@", pieces[at])
+        return candidate._replace(pieces=tuple(pieces))
+    if choice < 0.42:
+        return candidate._replace(frame=rng.choice(FRAMES[candidate.format]))
+    word = rng.choice(WORDS)
+    values = (candidate.gold.text, candidate.gold.text, candidate.wrong, rng.choice(pieces))
+    new = rng.choice((*values, f" {word} ", f" {word} ", rf"\text{{ {word} }}", *rng.sample(SYMBOLS, 2), " "))
+    if rng.random() < 0.1:
+        new = rng.choice(WRAPS).replace("@", new)
+    at = rng.randrange(len(pieces) + 1)
+    pieces.insert(at, new)
+    return candidate._replace(pieces=tuple(pieces), core=core + (at <= core))
+
+
+def may_be_right(candidate: Candidate) -> bool:
+    """Could a reader take it for the gold after all? By a piece that undoes the wrong answer, or by arithmetic."""
+    added = [piece for i, piece in enumerate(candidate.pieces) if i != candidate.core]
+    joined, pieces = "".join(candidate.pieces), "".join(added)
+    if re.search(r"%|percent", pieces) and candidate.gold.value is not None:
+        return True  # 0.35 and 35%, and the house rule on 35
+    if HIDES.search(joined) or UNDOES.search(pieces) or (candidate.kind == "taken back" and "?" in pieces):
+        return True
+    if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
+        return True
+    computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
+    values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
+    return computed and (values or CALCULATES.search(pieces) is not None)
+
+
+def paid(candidates: list[Candidate]) -> list[Grade]:
+    """Graded as they stand, in the format that asked."""
+    return grade_batch(
+        [candidate.gold.text for candidate in candidates],
+        [candidate.text() for candidate in candidates],
+        answer_format=[candidate.format for candidate in candidates],
+        timeout=2.0,
+    )
+
+
+def shortened(candidate: Candidate) -> Candidate:
+    """Without the pieces that it is paid without."""
+    while True:
+        shorter = [
+            candidate._replace(pieces=_without(candidate.pieces, i), core=candidate.core - (i < candidate.core))
+            for i in range(len(candidate.pieces))
+            if i != candidate.core
+        ]
+        before, after = candidate.before, candidate.after
+        shorter += [candidate._replace(before=_without(before, i)) for i in range(len(before))]
+        shorter += [candidate._replace(after=_without(after, i)) for i in range(len(after))]
+        still = [c for c, g in zip(shorter, paid(shorter), strict=True) if str(g.verdict) == "correct"]
+        if not still:
+            return candidate
+        candidate = still[0]
+
+
+def _without(pieces: tuple[str, ...], i: int) -> tuple[str, ...]:
+    return pieces[:i] + pieces[i + 1 :]
+
+
+class Search:
+    """What has been tried: the candidates whose grading was new, and the shapes that were paid."""
+
+    def __init__(self, golds: list[Gold], seed: int) -> None:
+        self.golds, self.rng = golds, Random(seed)
+        self.pool: list[Candidate] = []
+        self.behaviours: set[object] = set()
+        self.shapes: set[object] = set()
+        self.tried = 0
+
+    def batch(self) -> list[Candidate]:
+        batch: list[Candidate] = []
+        while len(batch) < BATCH:
+            known = self.pool and self.rng.random() < 0.5
+            candidate = self.rng.choice(self.pool) if known else begun(self.golds, self.rng)
+            for _ in range(self.rng.choice((0, 1, 1, 2, 3, 4))):
+                candidate = mutated(candidate, self.rng)
+            if len(candidate.text()) < 400 and not may_be_right(candidate):
+                batch.append(candidate)
+        return batch
+
+    def round(self) -> list[dict[str, object]]:
+        """Grade a batch; the new holes in it."""
+        batch, holes = self.batch(), []
+        self.tried += len(batch)
+        for candidate, grade in zip(batch, paid(batch), strict=True):
+            answer = re.sub(r"\w+", "w", (grade.answer or "")[:40])
+            behaviour = (candidate.gold.shape, candidate.format, str(grade.verdict), grade.reason, answer)
+            if behaviour not in self.behaviours and str(grade.verdict) != "correct":
+                self.behaviours.add(behaviour)
+                self.pool.append(candidate)
+            if str(grade.verdict) == "correct" and candidate.shape() not in self.shapes:
+                self.shapes.add(candidate.shape())
+                least = shortened(candidate)
+                if least == candidate or least.shape() not in self.shapes:
+                    self.shapes.add(least.shape())
+                    holes.append(told(least))
+        return holes
+
+
+def told(candidate: Candidate) -> dict[str, object]:
+    """A hole as a line of the file."""
+    grade = paid([candidate])[0]
+    added = [piece for i, piece in enumerate(candidate.pieces) if i != candidate.core]
+    why = f"{candidate.pieces[candidate.core]!r}, with {[*added, *candidate.before, *candidate.after]}"
+    return {
+        "gold": candidate.gold.text, "prediction": candidate.text(), "format": candidate.format, "kind": candidate.kind,
+        "in_format": grade.in_format, "rule": grade.reason, "answer": grade.answer, "why": why,
+    }  # fmt: skip
+
+
+def search(golds: list[Gold], minutes: float, seed: int, out: Path) -> None:
+    found = Search(golds, seed)
+    holes: list[dict[str, object]] = []
+    started = said = time.monotonic()
+    while time.monotonic() - started < 60 * minutes:
+        new = found.round()
+        holes += new
+        with out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(hole, ensure_ascii=False) + "\n" for hole in new)
+        if time.monotonic() - said > 20:
+            said = time.monotonic()
+            line = f"{found.tried} tried  {len(found.pool)} behaviours  {len(holes)} paid"
+            print(f"{(said - started) / 60:5.1f} min  {line}", file=sys.stderr)
+    print(f"{found.tried} candidates in {minutes:g} minutes, seed {seed}: {len(holes)} shapes are paid ({out})")
+    kinds = Counter((hole["in_format"] and hole["format"], hole["kind"], hole["rule"]) for hole in holes)
+    for (in_format, kind, rule), count in kinds.most_common():
+        print(f"  {count:5d}  {kind}, by {rule}{f', in the format {in_format}' if in_format else ''}")
+    shutdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("holes.jsonl"))
+    options = parser.parse_args()
+    golds = [read(text) for text in OWN]
+    if os.environ.get("GRPO_MATH_DATA"):
+        golds += drawn(Path(os.environ["GRPO_MATH_DATA"]), 200, options.seed)
+    search(golds, options.minutes, options.seed, options.out)
+
+
+if __name__ == "__main__":
+    main()

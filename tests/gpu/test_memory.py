@@ -1,0 +1,57 @@
+"""On a real GPU: what a run holds at most, against what the plan and the simulation say beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_math.cli import main as command
+from grpo_math.run.machine import GB
+from grpo_math.train.program import main as train
+
+RECIPE = Path(__file__).parents[2] / "launch/configs/gsm8k_8gb.yaml"
+KINDS = {
+    "lora": {},
+    "lora, more rows": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
+    "full": {"use_peft": False},
+}
+
+
+def answer(arguments: list[str], capsys) -> dict | None:
+    """What a command says as JSON; None where it does not know an option."""
+    capsys.readouterr()
+    try:
+        code = command([*arguments, "--json"])
+    except SystemExit as error:
+        code = error.code
+    said = capsys.readouterr().out
+    return json.loads(said) if code in (0, 1) else None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_peak_of_a_run_is_within_its_plan(kind, model, rehearsal, tmp_path, capsys, figure):
+    """The largest micro-batch is tried before the first step, so that two steps show the peak."""
+    problems = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(64)]
+    (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
+    recipe = yaml.safe_load(RECIPE.read_text())
+    recipe |= {
+        "model_name_or_path": model,
+        "dataset": str(tmp_path / "problems.jsonl"),
+        "output_dir": str(tmp_path / "run"),
+        "max_steps": 2,
+        "max_completion_length": 8 if rehearsal else 512,
+        "eval_n": 0,
+        "heldout_every": 0,
+        **KINDS[kind],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    asked = ["plan", "--config", str(tmp_path / "recipe.yaml"), "--gpus", "1", "--gpu-memory", "80"]
+    planned, simulated = answer(asked, capsys), answer([*asked, "--simulate"], capsys)
+    assert train(["--config", str(tmp_path / "recipe.yaml")]) == 0
+    steps = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
+    peaks = {name: max(step.get(f"memory/{name}", 0) for step in steps) / GB for name in ("allocated", "reserved")}
+    figure(kind=kind, measured_gb=peaks, planned_gb=planned["peak_gb"], simulated=simulated and simulated["peak_gb"])
+    assert planned["peak_gb"] >= peaks["allocated"], "a plan that says yes, and a GPU that runs out"

@@ -1,0 +1,89 @@
+"""On a real GPU: the gradient is TRL's, the update is measured against TRL's, and a run goes on where it was killed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+from small_trainers import SMALL, make, padded_batch, relative, weights
+from trl import GRPOTrainer
+
+from grpo_math.checks.bench import SHAPES, Shape, bench_update
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+ALL_LINEAR = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+REHEARSED = {"rehearsed": Shape(prompt=5, longest=8, mean=1 / 2, groups=2)}
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 0.1)])
+@pytest.mark.parametrize("lora_r", [0, 16])
+def test_the_gradient_is_that_of_trl(dtype, bound, lora_r, model, rehearsal, figure):
+    """On the same rollouts; in bfloat16, TRL's own is some per cent off float32's."""
+    shapes = REHEARSED if rehearsal else {"gsm8k": SHAPES["gsm8k"], "math": SHAPES["math"]}
+    results = bench_update(model, shapes, runs=1, dtype=dtype, lora_r=lora_r, progress=False)
+    differences = {shape["name"]: shape["difference"] for shape in results["shapes"]}
+    figure(dtype=dtype, lora_r=lora_r, difference=differences)
+    assert max(differences.values()) < bound
+
+
+@pytest.mark.parametrize("lora_r", [0, 16])
+def test_the_update_is_measured_against_that_of_trl(lora_r, model, rehearsal, figure):
+    """Nothing is asked of the speed: what it is here is the figure."""
+    shapes = REHEARSED if rehearsal else {name: SHAPES[name] for name in ("gsm8k", "math", "equal")}
+    results = bench_update(model, shapes, runs=5, dtype="bfloat16", lora_r=lora_r, progress=False)
+    kept = ("name", "tokens_trl", "tokens_ours", "seconds_trl", "seconds_ours", "ratio", "peak_bytes_trl")
+    rows = [{key: shape[key] for key in (*kept, "peak_bytes_ours", "difference")} for shape in results["shapes"]]
+    figure(lora_r=lora_r, shapes=rows)
+    assert results["same"]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_stopped(lora, tiny, tokenizer, tmp_path, figure):
+    """To rounding: kernels that add atomically do so in another order each time."""
+    settings = {**SMALL, "use_cpu": False, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "bf16": False}
+
+    def trainer(folder):
+        adapter = LoraConfig(**ALL_LINEAR) if lora else None
+        return make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, folder, peft_config=adapter, **settings)
+
+    whole, second = trainer(tmp_path / "whole"), trainer(tmp_path / "second")
+    before = weights(whole.model)
+    whole.train()
+    second.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
+    difference = relative(weights(second.model) - before, weights(whole.model) - before)
+    figure(lora=lora, difference=difference)
+    assert difference < 1e-3
+
+
+def test_a_4_bit_base_is_scored_as_trl_scores_it_and_trains(model, tokenizer, tmp_path, real, figure):
+    """With bitsandbytes' CUDA kernels, and its paged optimizer of 8 bit."""
+    pytest.importorskip("bitsandbytes")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_use_double_quant=True,
+    )
+    base = AutoModelForCausalLM.from_pretrained(model, quantization_config=quantised, dtype=torch.bfloat16)
+    settings = {"use_cpu": False, "bf16": True, "max_steps": 3, "optim": "paged_adamw_8bit", "learning_rate": 1e-4}
+    adapter = LoraConfig(**ALL_LINEAR)
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, base, tokenizer, tmp_path, peft_config=adapter, **settings)
+    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
+    ids, mask = ids.cuda(), mask.cuda()
+    scored = mask[:, -longest:].bool()
+    with torch.no_grad():
+        theirs, ours = (
+            kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)[0][scored]
+            for kind in (GRPOTrainer, MathGRPOTrainer)
+        )
+    before = weights(trainer.model).float()
+    torch.cuda.reset_peak_memory_stats()
+    trainer.train()
+    difference = (ours - theirs).abs().mean().item()
+    figure(mean_difference_of_log_probs=difference, peak_bytes=torch.cuda.max_memory_allocated())
+    assert difference < 0.1
+    assert trainer.state.global_step == 3
+    assert not torch.equal(weights(trainer.model).float(), before)

@@ -1,0 +1,60 @@
+"""On a real GPU: a run samples from vLLM, in its own process and from a server, with the adapter that it has."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+
+import pytest
+import vllm_process
+from peft import LoraConfig
+from small_trainers import make
+
+from grpo_math.run import metrics
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+SHARE = 0.3  # of the GPU's memory, for vLLM
+STEPS = 3
+
+
+def vowels(completions, **columns):
+    return [sum(str(text).count(letter) for letter in "aeiou") / 10 for text in completions]
+
+
+def trained(model, tokenizer, folder, **settings):
+    adapter = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    settings |= {"use_cpu": False, "bf16": True, "max_steps": STEPS, "learning_rate": 2e-3, "logging_steps": 1}
+    settings |= {"use_vllm": True, "model_init_kwargs": {"dtype": "bfloat16"}, "max_completion_length": 64}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder, vowels, peft_config=adapter, **settings)
+    trainer.train()
+    return trainer
+
+
+def told(trainer, figure):
+    """The figure, and that the sampler's log-probs agreed with the policy's at each sync."""
+    steps = [line for line in trainer.state.log_history if "loss" in line]
+    names = (metrics.SECONDS_GENERATE, metrics.SECONDS_SYNC, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND)
+    figure(steps=[{name: step.get(name) for name in names} for step in steps])
+    assert len(steps) == STEPS
+    assert trainer.vllm_generation.canary.agreed >= 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed beside torch")
+@pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "sleeping"])
+def test_a_run_with_vllm_in_its_own_process(sleeps, model, tokenizer, tmp_path, real, figure):
+    vllm = {"vllm_gpu_memory_utilization": SHARE, "vllm_max_model_length": 512, "vllm_enable_sleep_mode": sleeps}
+    told(trained(model, tokenizer, tmp_path, vllm_mode="colocate", **vllm), figure)
+
+
+def test_a_run_with_a_vllm_server_on_the_same_gpu(model, tokenizer, tmp_path, real, figure, monkeypatch):
+    executable = vllm_process.VLLM or shutil.which("vllm")
+    if not executable:
+        pytest.skip("there is no vllm: neither GRPO_MATH_VLLM nor PATH has one")
+    monkeypatch.setattr(vllm_process, "VLLM", executable)
+    monkeypatch.setattr(vllm_process.Process, "extra", ("--gpu-memory-utilization", str(SHARE)))
+    process = vllm_process.Process(model, tmp_path)
+    try:
+        told(trained(model, tokenizer, tmp_path, vllm_mode="server", vllm_server_base_url=process.server.url), figure)
+    finally:
+        process.stop()

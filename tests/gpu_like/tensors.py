@@ -1,0 +1,248 @@
+"""`Cuda`: a tensor that says `cuda:0` and holds a CPU tensor, and what an operator on it does.
+
+Every operator that has such a tensor among its arguments comes to `_run`: it refuses devices that CUDA would refuse,
+counts, and computes on the tensors within.
+
+Does not support operators that change a tensor's shape in place: they raise.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from gpu_like.counting import launched, waited
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
+# Operators whose result the CPU has to see before it can go on: a number, or a shape that depends on the data.
+WAIT = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "bincount"}
+WAIT |= {"_unique", "_unique2", "unique_dim", "unique_consecutive"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
+# A number on the CPU may stand beside tensors on the device in what is computed element by element, and in these.
+TAKE_NUMBERS = {"where", "fill_", "fill", "masked_fill", "masked_fill_", "index_fill", "index_fill_", *INDEXING}
+# Make or look at a tensor without computing; `is_view` operators besides.
+NO_KERNEL = {"detach", "alias", "view", "_unsafe_view", "_reshape_alias", "lift_fresh", "is_same_size", "set_data"}
+NO_KERNEL |= {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"}
+# What every other way to make a tensor begins with, or would hand to an operator that gives it another shape.
+FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step", "eye", "eye.m")
+
+_sdpa = torch.nn.functional.scaled_dot_product_attention
+
+
+class Cuda(torch.Tensor):
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Cuda:
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=DEVICE,
+        )
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:  # by which `Module.to` takes parameters over
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any) -> Cuda:
+        return Cuda(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def data(self) -> Any:
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, other: Any) -> None:
+        self.inner = other.inner
+        torch.Tensor.data.__set__(self, other)
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copy = Cuda(self.inner.detach().clone())
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            memo[id(self)] = torch.nn.Parameter(copy, self.requires_grad) if is_parameter else copy
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as a tensor of the CPU."""
+        return self.inner.__reduce_ex__(protocol)
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: memory is never handed on."""
+
+    def __repr__(self, **kwargs: Any) -> str:
+        return f"{self.inner!r} on cuda:0"
+
+
+def take_over() -> None:
+    """For good: what makes a tensor on the device from none that is there begins with one of `FACTORIES`."""
+    torch.nn.functional.scaled_dot_product_attention = attention
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the CPU and copied
+    library = torch.library.Library("aten", "IMPL")
+    for factory in FACTORIES:
+        library.impl(factory, partial(_made, factory), "CUDA")
+    _kept.append(library)
+
+
+_kept: list[Any] = []  # a library that is dropped takes its operators with it
+
+
+def _made(factory: str, *args: Any, device: Any = None, **kwargs: Any) -> Cuda:
+    name, _, overload = factory.partition(".")
+    if name not in NO_KERNEL:
+        launched(name)
+    return Cuda(getattr(getattr(torch.ops.aten, name), overload or "default")(*args, device=CPU, **kwargs))
+
+
+def _name(func: Any) -> str:
+    return func._schema.name.partition("::")[2]
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    name = _name(func)
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    asked = kwargs.get("device")
+    asked = None if asked is None else torch.device(asked)
+    inside = kwargs if asked is None else {**kwargs, "device": CPU}
+    if name == "_to_copy":
+        return _to_copy(func, args, inside, asked)
+    if name == "copy_":
+        return _copy(func, args, inside)
+    if name == "is_pinned":
+        return False
+    _refuse_mixed(func, name, args, tensors)
+    if _waits(name, args, kwargs):
+        waited()
+    if not (func.is_view or name in NO_KERNEL):
+        launched(name)
+    plain, inside = tree_map(within, (args, inside))
+    if name == "addmm" and "dtype" in func._overloadname:  # CUDA alone has it: a product that is added up in float32
+        out = plain[0] + plain[1].float() @ plain[2].float()
+        if "out" in inside:
+            inside["out"].copy_(out)
+            return kwargs["out"]
+        return Cuda(out)
+    out = func(*plain, **inside)
+    if asked is not None and asked.type != "cuda":
+        return out
+    out = tree_map_only(torch.Tensor, Cuda, out)
+    out = return_and_correct_aliasing(func, args, kwargs, out)
+    if func._schema.is_mutable and any(isinstance(t, Cuda) and t.shape != t.inner.shape for t in tensors):
+        raise NotImplementedError(f"the pretended GPU cannot change a shape in place: {func}")
+    return out
+
+
+def within(value: Any) -> Any:
+    return value.inner if isinstance(value, Cuda) else value
+
+
+def _to_copy(func: Any, args: Any, inside: dict[str, Any], asked: torch.device | None) -> torch.Tensor:
+    source = args[0]
+    target = source.device.type if asked is None else asked.type
+    if target != source.device.type and not inside.get("non_blocking"):
+        waited()
+    launched("_to_copy")
+    out = func(within(source), *args[1:], **inside)
+    return Cuda(out) if target == "cuda" else out
+
+
+def _copy(func: Any, args: Any, inside: dict[str, Any]) -> torch.Tensor:
+    target, source, *rest = args
+    non_blocking = inside.get("non_blocking") or (rest and rest[0])
+    if isinstance(target, Cuda) != isinstance(source, Cuda) and not non_blocking:
+        waited()
+    launched("copy_")
+    func(within(target), within(source), *rest, **inside)
+    return target
+
+
+def _refuse_mixed(func: Any, name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if isinstance(tensor, Cuda):
+            continue
+        if tensor.dim() == 0 and (torch.Tag.pointwise in func.tags or name in TAKE_NUMBERS):
+            continue
+        if name in INDEXING and isinstance(args[0], Cuda) and any(tensor is index for index in args[1]):
+            waited()  # an index is brought over
+            continue
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"({func} of {', '.join(f'{tuple(t.shape)} on {t.device}' for t in tensors)})"
+        )
+
+
+def _waits(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    if name in INDEXING:
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if name == "repeat_interleave":
+        return kwargs.get("output_size") is None
+    return name in WAIT
+
+
+class _Fused(torch.autograd.Function):
+    """One kernel forward and two backward, as a fused attention has."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, mask: Any, settings: dict[str, Any]) -> torch.Tensor:
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.settings = settings
+        launched("attention")
+        inner = (t.inner for t in (q, k, v))
+        out = _sdpa(*inner, attn_mask=within(mask), **settings)
+        return Cuda(out.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        *inputs, mask = ctx.saved_tensors
+        launched("attention backward", 2)
+        with torch.enable_grad():
+            leaves = [t.inner.detach().requires_grad_() for t in inputs]
+            out = _sdpa(*leaves, attn_mask=within(mask), **ctx.settings)
+            of_leaves = torch.autograd.grad(out, leaves, gradients[0].inner)
+        return *map(Cuda, of_leaves), None, None
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`scaled_dot_product_attention`: one kernel, where the tensors are there."""
+    states = (query, key, value)
+    settings = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if not any(isinstance(tensor, Cuda) for tensor in (*states, attn_mask)):
+        return _sdpa(*states, attn_mask=attn_mask, **settings)
+    if torch.is_autocast_enabled("cuda"):
+        states = tuple(state.to(torch.get_autocast_dtype("cuda")) for state in states)
+    given = [*states, *([] if attn_mask is None else [attn_mask])]
+    if not all(isinstance(tensor, Cuda) for tensor in given) or len({state.dtype for state in states}) > 1:
+        kinds = [f"{tensor.dtype} on {tensor.device}" for tensor in given]
+        raise RuntimeError(f"Expected query, key, value and mask of one dtype on one device, but got {kinds}")
+    return _Fused.apply(*states, attn_mask, settings)

@@ -1,0 +1,98 @@
+"""How often an update may wait for the GPU, and how many kernels a layer may launch: ceilings, as of today.
+
+A wait costs the CPU the lead that it has over the GPU; a launch some microseconds, however little it computes. Lower a
+ceiling when the number falls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from gpu_like.counting import counting
+from peft import LoraConfig
+from small_trainers import SMALL, make, padded_batch
+from transformers import AutoConfig, LlamaForCausalLM
+from trl import GRPOTrainer
+
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+pytestmark = pytest.mark.pretended_gpu
+
+OURS = 3  # waits of a part, forward, loss and backward, by lines of grpo_math
+OF_TRL = 14  # by lines of TRL, whose loss logs figure by figure
+OF_STEP = 20  # waits of ours in a step besides those of its parts, and of sampling
+CEILINGS = {1: 260, 4: 650}  # launches of a layer, forward and backward, by the groups of a part
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+KINDS = {
+    "full": {},
+    "kl with lora": {"beta": 0.1, "peft_config": LORA},
+    "small passes": {"gradient_checkpointing": True, "update_token_budget": 60},
+    "k1": {"surrogate": "reinforce", "beta": 0.1, "kl_estimator": "k1"},
+    "activation offloading": {"activation_offloading": True, "gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_an_update_waits_for_the_gpu_as_rarely_as_this(kind, tiny, tokenizer, tmp_path):
+    settings = {**SMALL, "max_steps": 2, "longest_first": False, "use_cpu": False, **KINDS[kind]}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+    parts, loss_of, backward = [], trainer._loss_of, trainer.accelerator.backward
+
+    def counted_loss(*args):
+        with counting() as counts:
+            loss = loss_of(*args)
+        parts.append([counts])
+        return loss
+
+    def counted_backward(*args, **kwargs):
+        with counting() as counts:
+            backward(*args, **kwargs)
+        if parts and len(parts[-1]) == 1:  # else a training step without a part
+            parts[-1].append(counts)
+
+    trainer._loss_of, trainer.accelerator.backward = counted_loss, counted_backward
+    with counting() as whole:
+        trainer.train()
+    assert len(parts) >= 2
+    for part in parts:
+        waits = sum((counts.synchronisations for counts in part), start=Counter())
+        assert len(part) == 2, "a loss and its backward pass"
+        assert sum(n for line, n in waits.items() if line.startswith("grpo_math/")) <= OURS, waits
+        assert sum(n for line, n in waits.items() if line.startswith("trl/")) <= OF_TRL, waits
+        assert waits["backward"] <= 1, waits  # TRL's head, which picks the scored tokens by a mask
+    of_parts = sum(counts.of("grpo_math") for part in parts for counts in part)
+    sampling = sum(n for line, n in whole.synchronisations.items() if line.startswith("grpo_math/generation/"))
+    of_trl = sum(counts.of("trl") for part in parts for counts in part)
+    a_step = (whole.of("grpo_math") - of_parts - sampling) / 2
+    means = [count / len(parts) for count in (of_parts, of_trl)]
+    print(f"waits of a part: ours {means[0]:.1f}, TRL's {means[1]:.1f}; ours of a step besides: {a_step}")
+    assert a_step <= OF_STEP, whole.synchronisations
+
+
+def launches(kind, layers, groups, tiny, tokenizer, folder):
+    """Of a forward and a backward pass over so many groups of four."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(AutoConfig.from_pretrained(tiny(), num_hidden_layers=layers))
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder, use_cpu=False)
+    ids, mask, longest = padded_batch([7, 3, 12, 5][:groups], 4, [5, 3, 9, 1])
+    rows = (trainer.model, ids.to("cuda"), mask.to("cuda"), longest)
+    with counting() as counts:
+        logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, *rows)
+        logps.sum().backward()
+    return counts.launches
+
+
+@pytest.mark.parametrize("groups", CEILINGS)
+def test_a_layer_of_a_packed_update_launches_at_most_this(groups, tiny, tokenizer, tmp_path):
+    def a_layer(kind):
+        one, three = (launches(kind, layers, groups, tiny, tokenizer, tmp_path) for layers in (1, 3))
+        return (three - one) / 2
+
+    ours, of_trl = a_layer(MathGRPOTrainer), a_layer(GRPOTrainer)
+    print(f"{groups} groups: {ours} launches a layer, TRL's {of_trl}")
+    assert ours <= CEILINGS[groups]

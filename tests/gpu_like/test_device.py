@@ -1,0 +1,147 @@
+"""The pretended device does what a CUDA device does, where it claims to: these are tests of test equipment."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.pretended_gpu
+
+
+def test_a_tensor_says_cuda_and_computes_what_a_cpu_computes():
+    import torch
+
+    torch.manual_seed(0)
+    a = torch.randn(3, 3, device="cuda", requires_grad=True)
+    torch.manual_seed(0)
+    b = torch.randn(3, 3, requires_grad=True)
+    for x in (a, b):
+        (x @ x).square().sum().backward()
+    assert a.device == torch.device("cuda", 0)
+    assert a.grad.device == a.device
+    assert torch.equal(a.grad.cpu(), b.grad)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda torch, there, here: there + here,
+        lambda torch, there, here: torch.cat([there, here]),
+        lambda torch, there, here: there @ here,
+        lambda torch, there, here: here[there[0].long()],
+        lambda torch, there, here: torch.where(there > 0, there, here),
+        lambda torch, there, here: there.gather(0, here.long()),
+        lambda torch, there, here: torch.nn.functional.linear(there, here),
+        lambda torch, there, here: torch.nn.functional.scaled_dot_product_attention(there, here, here),
+        lambda torch, there, here: torch.stack([there[0, 0], here[0, 0]]),
+    ],
+    ids=["add", "cat", "matmul", "index", "where", "gather", "linear", "attention", "stack"],
+)
+def test_two_devices_do_not_mix(mixed):
+    import torch
+
+    with pytest.raises(RuntimeError, match="device"):
+        mixed(torch, torch.ones(2, 2, device="cuda"), torch.ones(2, 2))
+
+
+def test_a_number_on_the_cpu_may_stand_beside_tensors_of_the_device():
+    import torch
+
+    there = torch.ones(2, device="cuda")
+    assert (there * torch.tensor(3.0)).tolist() == [3.0, 3.0]
+    assert there.masked_fill(there > 0, torch.tensor(5.0)).tolist() == [5.0, 5.0]
+
+
+WAITS = {
+    "item": lambda torch, x: x.sum().item(),
+    "tolist": lambda torch, x: x.tolist(),
+    "bool": lambda torch, x: bool(x.any()),
+    "to the cpu": lambda torch, x: x.cpu(),
+    "from the cpu": lambda torch, x: torch.ones(2).to("cuda"),
+    "from a list": lambda torch, x: torch.tensor([1, 2], device="cuda"),
+    "mask": lambda torch, x: x[x > 1],
+    "nonzero": lambda torch, x: x.nonzero(),
+    "unique": lambda torch, x: x.unique(),
+    "repeats": lambda torch, x: torch.repeat_interleave(x.long()),
+    "cpu index": lambda torch, x: x[torch.tensor([0])],
+    "assigned through a mask": lambda torch, x: x.__setitem__(x > 1, x[:1].sum()),
+}
+DOES_NOT_WAIT = {
+    "arithmetic": lambda torch, x: (x + 1).sum() * 2,
+    "made there": lambda torch, x: torch.arange(3, device="cuda") + torch.zeros(3, device="cuda"),
+    "index": lambda torch, x: x[torch.zeros(1, dtype=torch.long, device="cuda")],
+    "slice": lambda torch, x: x[:1],
+    "shape": lambda torch, x: (x.shape, x.numel(), x.dtype),
+    "not blocking": lambda torch, x: torch.ones(2).to("cuda", non_blocking=True),
+    "repeats of known number": lambda torch, x: torch.repeat_interleave(x, x.long(), output_size=3),
+}
+
+
+@pytest.mark.parametrize("name", [*WAITS, *DOES_NOT_WAIT])
+def test_a_wait_is_counted_with_its_line(name):
+    import torch
+    from gpu_like.counting import counting
+
+    x = torch.tensor([1.0, 2.0], device="cuda")
+    with counting() as counts:
+        ({**WAITS, **DOES_NOT_WAIT})[name](torch, x)
+    assert counts.synchronisations.total() == (name in WAITS), counts
+    assert all("test_device.py" in line for line in counts.synchronisations)
+
+
+def test_launches_are_counted_backward_too():
+    import torch
+    from gpu_like.counting import counting
+
+    q = torch.randn(1, 2, 4, 8, device="cuda", requires_grad=True)
+    with counting() as counts:
+        out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
+        assert counts.launches == 1
+        out.sum().backward()
+    assert counts.kernels["attention backward"] == 2
+    assert counts.kernels["sum"] == 1
+
+
+def test_a_module_moves_over_with_its_shared_weights_and_trains():
+    import torch
+
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    second.weight = first.weight
+    model = torch.nn.Sequential(first, second).to("cuda")
+    assert model[0].weight is model[1].weight
+    for settings in ({"fused": True}, {"foreach": True}, {}):
+        before = model[0].weight.detach().clone()
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        model(torch.ones(1, 3, device="cuda")).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert not torch.equal(before, model[0].weight)
+
+
+def test_data_put_in_the_place_of_data_is_what_computes():
+    import torch
+
+    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    weight.data = (weight.data * 3).to(torch.bfloat16)
+    assert (weight + 1).dtype == torch.bfloat16
+    assert (weight + 1).tolist() == [4.0, 4.0]
+
+
+def test_autocast_and_checkpointing_work_as_on_cuda():
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    layer = torch.nn.Linear(4, 4).to("cuda")
+    x = torch.ones(2, 4, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = checkpoint(layer, x, use_reentrant=False)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert layer.weight.grad.dtype == torch.float32
+
+
+def test_what_cannot_be_pretended_says_so():
+    import torch
+
+    with pytest.raises(NotImplementedError, match="in place"):
+        torch.add(torch.ones(2, device="cuda"), 1, out=torch.empty(0, device="cuda"))

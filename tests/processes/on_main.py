@@ -1,0 +1,51 @@
+"""`on_main` in each of two processes of gloo: on_main.py FOLDER -> FOLDER/RANK.json, what came of each call.
+
+Collectives time out after 2 seconds; the main process works for 6. The processes come together before that holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from accelerate import PartialState
+
+from grpo_math.errors import UserError
+from grpo_math.run.main_process import on_main
+
+
+def slow() -> list[int]:
+    time.sleep(6)
+    return [1, 2]
+
+
+def refused() -> None:
+    raise UserError("this cannot be")
+
+
+def failed() -> None:
+    raise KeyError("nothing there")
+
+
+def main(folder: Path) -> None:
+    rank = int(os.environ["RANK"])
+    (folder / f"{rank}.here").touch()
+    while len(list(folder.glob("*.here"))) < 2:
+        time.sleep(0.05)
+    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=2))
+    seen = []
+    for call in (slow, refused, failed, lambda: "on"):
+        try:
+            seen.append(on_main(call))
+        except Exception as error:
+            seen.append(f"{type(error).__name__}: {error}")
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    state.destroy_process_group()  # whose threads may otherwise outlive the interpreter
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
