@@ -55,6 +55,20 @@ _ALTERNATIVE = re.compile(
 )
 _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
+_SCALES = (
+    r"(?:hundred|thousand|[mb]illion|trillion|dozens?|hal(?:f|ves)|thirds|squared|cubed|factorial|negative"
+    r"|and a (?:half|third|quarter)|point|plus|minus|times (?:two|three)|(?:in)?correct|wrong)\b"
+)
+_HARMLESS = (  # commands behind a box that leave it alone
+    r"text|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
+)
+_TOUCHED = r"[\d!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
+_BEHIND = re.compile(
+    rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
+    rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
+    re.IGNORECASE,
+)
+_IN_FRONT = re.compile(r"(?:[\d)\]!]|[=(<>$]\s*[-−]\s*|\\(?:neq?|neg|not|lnot|pm|mp|log|ln|sqrt)\s*|[≠±]\s*)\Z")
 _FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|it|the|so|my)\b)"
 _BACK = re.compile(
     "|".join(
@@ -66,6 +80,7 @@ _BACK = re.compile(
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
             rf"\A[^.!?\n]{{0,40}}?(?:\b|[\s$}}])(?:is|was|are)(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
             r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
+            r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(])",
             r"\bactually,? (?:the answer|it(?:'s| is)|that is|no|not)\b",
         ]
     ),
@@ -104,8 +119,18 @@ DANGER = re.compile(
 
 def denied(before: str) -> bool:
     """Does what stands before an answer deny it?"""
+    return denied_from(before) is not None
+
+
+def denied_from(before: str) -> int | None:
+    """Where the words begin that deny it.
+
+    >>> denied_from("It is not "), denied_from("It is ")
+    (6, None)
+    """
     near = before[-BESIDE:]
-    return CUE.search(near) is not None and _DENIAL.search(near) is not None
+    denial = _DENIAL.search(near) if CUE.search(near) is not None else None
+    return None if denial is None else len(before) - len(near) + denial.start()
 
 
 def one_of_several(before: str) -> bool:
@@ -133,6 +158,18 @@ def one_of_several(before: str) -> bool:
 def alternative(after: str) -> bool:
     """Does what stands behind an answer offer another: an "or" with a value, or a list that goes on?"""
     return any(pattern.match(after) is not None for pattern in (_ALTERNATIVE, _LISTED, _ASKED))
+
+
+def touching(before: str, after: str) -> str | None:
+    r"""What makes a box a part of more: the text that touches it, or that multiplies it; None where it stands alone.
+
+    >>> touching("x = ", "."), touching("x = ", r" million."), touching("x = -", ""), touching("", r"348 plus one. So")
+    (None, ' million', '= -', '348 plus one')
+    """
+    led, followed = _IN_FRONT.search(before[-BESIDE:]), _BEHIND.match(after[:AFTERWARDS])
+    if led is not None:
+        return led.group()
+    return None if followed is None else re.split(r"[.!?](?:\s|\Z)|\n", after[:AFTERWARDS])[0]
 
 
 def taken_back(after: str) -> bool:

@@ -26,8 +26,9 @@ from grpo_math.grading.commit import (
     leads_on,
     one_of_several,
     taken_back,
+    touching,
 )  # fmt: skip
-from grpo_math.grading.sentence import ANSWER_PHRASE, bare, phrase
+from grpo_math.grading.sentence import ANSWER_PHRASE, bare, conclusion, is_short, phrase
 from grpo_math.grading.text import strip_wrappers
 
 TAIL = 10_000  # characters from the end in which phrases and bare values are looked for
@@ -39,6 +40,8 @@ FINAL = re.compile(
     r"final answer\s{0,9}(?:is\b|[:：=])",
     re.IGNORECASE,
 )
+COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+ENDED = re.compile(r"[.?](?=\s)|\n")  # a sentence
 WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\s+[A-Za-z]")
 BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,300}?)(?<=\S)\*\*(?![\w(*])")
 EMPTY_TAG = re.compile(r"<answer>\s*</answer>")
@@ -79,6 +82,8 @@ def extract(completion: str, answer_format: str | None = None, last_box: bool = 
     (Extraction(text=None, how='nothing', boxes=()), Extraction(text=None, how='taken back', boxes=()))
     """
     visible = _after_thinking(completion)
+    if "<!--" in visible:
+        visible = COMMENT.sub(" ", visible)
     named = FINDERS.get(answer_format or "")
     found = (named is not None and named(visible)) or _tagged(visible) or _concluded(visible) or _box_or_hashes(visible)
     if found and not last_box and len({_box_content(visible, m.end())[0] for m in _last_boxes(visible)} - {""}) > 1:
@@ -110,12 +115,18 @@ def extract_gold(gold: str) -> Extraction:
 def _standing(text: str, found: Found) -> Extraction:
     """The answer that the text stands by in the end; both where a later sentence gives one again."""
     before, after = text[max(0, found.start - AFTERWARDS) : found.start], text[found.end :]
-    if not after and (
-        before.endswith("\n") or CUE.search(before, max(0, len(before) - BESIDE)) is None
+    if (
+        not after
+        and found.how != "box"
+        and (before.endswith("\n") or CUE.search(before, max(0, len(before) - BESIDE)) is None)
     ):  # most answers
         return Extraction(found.text, found.how, found.parts)
     later = phrase(BOLD.sub(r"\1", after[:TAIL])) if after.strip() else None
-    if later is not None and later.how == "phrase" and _is_value(later.text) and after[later.end :][:1] != "?":
+    if later is None or later.how != "phrase" or not _is_value(later.text) or after[later.end :][:1] == "?":
+        ended = ENDED.search(after)
+        later = None if ended is None else conclusion(after[:TAIL].partition("[asy]")[0])
+        later = None if later is None or ended is None or later.start < ended.start() else later
+    if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
     if taken_back(after):
         return Extraction(None, "taken back")
@@ -123,6 +134,9 @@ def _standing(text: str, found: Found) -> Extraction:
         return Extraction(None, "denied")
     if one_of_several(before) or alternative(after):
         return Extraction(None, "one of several answers")
+    more = touching(before, after) if found.how == "box" else None
+    if more is not None:
+        return Extraction(f"{found.text} {more}", "part of more")
     return Extraction(found.text, found.how, found.parts)
 
 
@@ -137,7 +151,7 @@ def _concluded(text: str) -> Found | None:
 
 
 def _is_value(text: str) -> bool:
-    return VALUE.match(text) is not None and "$" not in text and len(text) <= 200
+    return "$" not in text and (is_short(text) or (VALUE.match(text) is not None and len(text) <= 200))
 
 
 def _after_thinking(completion: str) -> str:

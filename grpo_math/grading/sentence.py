@@ -9,9 +9,10 @@ Does not look at boxes, ``####`` and tags (extract.py).
 import re
 from typing import NamedTuple
 
-from grpo_math.grading.commit import DANGER, HEDGE, denied, not_meant
+from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import DOLLAR, strip_wrappers
+from grpo_math.grading.units import canonical
 
 TRIES = 12  # the last phrases that are looked into
 NEAR = 200  # characters before a bare value that are looked at
@@ -56,7 +57,31 @@ JOINED = re.compile(
 
 
 LED = re.compile(rf"{DANGER.pattern}\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
-FOLLOWED = re.compile(rf"[ -]+(?:[A-Za-z]+ ){{0,2}}{DANGER.pattern}", re.IGNORECASE)
+FOLLOWED = re.compile(rf"(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}}{DANGER.pattern}", re.IGNORECASE)
+
+
+_STATES = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then|and),? )?"
+    r"(?:(?:it|this|that)(?: is|'s| was|equals)|we (?:get|have)|[A-Za-z]\s?=)\s*",
+    re.IGNORECASE,
+)
+_LINK = re.compile(
+    r"[\s,;:=#%&|/~`\"'*$({\[-]*(?:(?:also|or|and|perhaps|maybe)\b)?[\s,:$({\[*]*(?:[A-Za-z]\s?=\s*)?", re.IGNORECASE
+)
+_LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}\d{0,2}:\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
+_NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
+_ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
+_OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
+_VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
+_REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
+_LINE = re.compile("\n")
+_CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
+_WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
+_LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
+_OPERATOR = re.compile(
+    r"(?:\\(?:neq?|neg|not|lnot|pm|mp|leq?q?|geq?q?|lt|gt|log|ln|sqrt|lor|land|cup|cap|in|notin|times|cdot|div|mid|sim|[lc]?dots)"
+    r"|[¬≠≤≥±∓])[\s$({]*\Z"
+)  # before a number, which is then a part of more
 
 
 class Said(NamedTuple):
@@ -81,6 +106,38 @@ def phrase(text: str) -> Said | None:
             said, how = (value, "phrase") if inner is None else (inner.text, "phrase in words")
             return Said(said.replace(MONEY, "\\$"), how, match.start(), start + used)
     return None
+
+
+def conclusion(text: str) -> Said | None:
+    """What the last sentence says that is an answer and hardly more: "It is 5", "x = 5", "twice 5".
+
+    >>> conclusion("We add. It is $5$."), conclusion("She has 3 friends and likes them.")
+    (Said(text='5', how='phrase', start=14, end=17), None)
+    """
+    ends = [m.end() for pattern in (SENTENCE_END, _LINE) for m in pattern.finditer(text)]
+    stop = len(text)
+    for start in sorted({0, *ends}, reverse=True)[:TRIES]:
+        if text[start:stop].strip() and _REPORTED.match(text, start, stop) is None:
+            return _stated(text, start, stop)
+        stop = start
+    return None
+
+
+def _stated(text: str, start: int, stop: int) -> Said | None:
+    """The same of one sentence."""
+    closed = _CLOSED.search(text[start:stop])
+    stop = stop if closed is None else start + closed.start()
+    start += len(text[start:stop]) - len(text[start:stop].lstrip())
+    states = _STATES.match(text, start, stop)
+    begin = start if states is None else states.end()
+    said = text[begin:stop]
+    if len(said) > 300 or not re.search(r"\d|\\(?:text|d?frac|sqrt|pi)", said) or _WORKING.search(said):
+        return None
+    if text[:start].rstrip().endswith(":") or (states is None and "=" in said):
+        return None  # a list of what was counted, or a check
+    if len(_prose_words(said)) > (4 if _LEADS.match(said) is not None else 2):
+        return None
+    return Said(strip_wrappers(_without_dollars(said)), "phrase", begin, stop)
 
 
 def _leading_value(line: str) -> tuple[str, int]:
@@ -140,6 +197,8 @@ def _bare(text: str) -> Said | None:
         chosen = list(CHOSEN.finditer(line))
         if not (formulas or numbers or chosen):
             continue
+        if _is_value_line(line):
+            return Said(_line_value(line), "last line", start, start + len(line))
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
         return _last(line, start, last or chosen[-1], how, len(numbers))
@@ -153,12 +212,16 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int) -
     """A line's last value, with the words beside it that may change it; None where the line does not stand by it."""
     before = line[max(0, found.start() - NEAR) : found.start()]
     sentence = re.split(r"[.!?]\s", before)[-1]
-    if denied(before):
-        within = NUMBER.finditer(line, max(0, found.start() - NEAR), found.start())
+    denial = denied_from(before)
+    if denial is not None:
+        stop = found.start() - len(before) + denial
+        within = NUMBER.finditer(line, max(0, stop - NEAR), stop)
         earlier = [m for m in within if m.group().strip() and not denied(line[: m.start()])]
-        other = earlier[-1] if earlier and earlier[-1].group().strip() != found.group().strip() else None
-        return None if other is None else _last(line[: other.end()], start, other, "last number", numbers - 1)
+        other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
+        return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
+    if how == "last number" and _OPERATOR.search(before):
+        return None
     beside = before.rstrip(" $\\(")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
     if how == "last number" and not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside):
@@ -167,14 +230,56 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int) -
         not_meant(sentence)
         or JOINED.search(before)
         or (numbers > 1 and HEDGE.search(sentence) and re.search(r"\d", sentence))
+        or re.match(r"[\s$)}\]]*\?", after)
     ):
         return None
-    led, follows = LED.search(before), FOLLOWED.match(after)
+    led = LED.search(before + " " if before[-1:].isalpha() else before)
+    follows = FOLLOWED.match(after)
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     if how != "last choice" and (led is not None or follows is not None):
         end = SENTENCE_END.search(after)
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])
-    return Said(strip_wrappers(value.strip()), how, start + found.start(), start + found.end())
+    value = strip_wrappers(value.strip())
+    stated = before[: len(before) - len(sentence)]
+    # A fragment: it may repeat what the sentence before says.
+    if stated.strip() and _ABBREVIATED.search(stated) is None and _LINK.fullmatch(sentence):
+        said = conclusion(stated)
+        if said is not None and said.text != value:
+            return None
+    return Said(value, how, start + found.start(), start + found.end())
+
+
+def is_short(text: str) -> bool:
+    """Is it a value with the few words that may change it, as in "square root of 7"?"""
+    return len(text) <= 200 and re.search(r"\d|\\[a-z]", text) is not None and len(_prose_words(text)) <= 4
+
+
+def _is_value_line(line: str) -> bool:
+    """Does a line hold values and hardly a word that is not of them? Then all of it is the answer."""
+    states = _STATES.match(line)
+    said = line if states is None else line[states.end() :]
+    if len(_prose_words(_OF_VALUES.sub(" ", said))) > 2:
+        return False
+    starts = states is not None or _LEADS.match(said) is not None
+    return (starts and _VERB.search(said) is None) or not _is_sentence(line.strip())
+
+
+def _line_value(line: str) -> str:
+    """A line with hardly a word: without its label, and without a noun behind its number that is no unit.
+
+    >>> _line_value("Total: 3+4=7 Oreos."), _line_value("It is 5 or 6."), _line_value("x = 5 radians")
+    ('3+4=7', '5 or 6', '5 radians')
+    """
+    label = _LABEL.match(line) or _STATES.match(line)
+    said = strip_wrappers(_without_dollars(line if label is None else line[label.end() :]))
+    noun = _NOUN.search(said)
+    if noun is not None and DANGER.search(noun.group()) is None and canonical(noun.group().strip()) is None:
+        said = said[: noun.start()]
+    return said
+
+
+def _digits(number: re.Match[str]) -> str:
+    return re.sub(r"[^\d.]", "", number.group())
 
 
 def _is_sentence(text: str) -> bool:

@@ -55,7 +55,8 @@ FRAMES = {  # where the answer @ stands, by the format that asks for it
         *("<reasoning>\nWe add.\n</reasoning>\n<answer>\n@\n</answer>\n", "<reasoning>a</reasoning><answer>@</answer>"),
     ),
 }
-UNDOES = re.compile(  # added to a wrong answer, may make it right
+UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explanation of what stands before it
+    r"\b(?:because|since|where|for)\b|"
     r"\\neg|\\notin|\\neq"
     r"|\b(?:not?|none|except|without|but|minus|negative|unless)\b"
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"

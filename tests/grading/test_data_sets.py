@@ -37,6 +37,8 @@ def test_every_gsm8k_solution_is_wrong_against_the_next_rows_differing_gold():
     assert verdicts == {"wrong": len(pairs)}
 
 
+# Solutions in which more than the box stands by the answer: 355\\boxed{680}, \\boxed{2.2} million, \\boxed{284/3}\\pi.
+BESIDE = {"train/geometry/108.json", "train/number_theory/7122.json", "train/prealgebra/425.json"}
 # Solutions that box several answers, as in "\\boxed{30} or \\boxed{150}", where the data takes the last for the gold.
 # (One says "8, or \\boxed{four} numbers".) Elsewhere an "or" between two answers is a guess.
 SEVERAL = {
@@ -56,12 +58,12 @@ def test_math_solutions_are_correct_against_their_own_answers():
     for unique_id, g in rest.items():
         print(unique_id, g.verdict, repr(g.answer), g.reason)
     # Two golds are empty; the solution of prealgebra/177 says 6 and boxes 12 (the data's README).
-    assert {unique_id: str(g.verdict) for unique_id, g in rest.items() if unique_id not in SEVERAL} == {
+    assert {unique_id: str(g.verdict) for unique_id, g in rest.items() if unique_id not in SEVERAL | BESIDE} == {
         "train/number_theory/7115.json": "bad_gold",
         "train/number_theory/7117.json": "bad_gold",
         "test/prealgebra/177.json": "wrong",
     }
-    assert rest.keys() >= SEVERAL
+    assert rest.keys() >= SEVERAL | BESIDE
 
 
 def test_math_solutions_are_wrong_against_the_next_rows_answer():
