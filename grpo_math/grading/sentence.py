@@ -74,6 +74,7 @@ _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
+_DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _LINE = re.compile("\n")
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
 _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
@@ -100,7 +101,7 @@ def phrase(text: str) -> Said | None:
         start = match.end() + len(text[match.end() :]) - len(text[match.end() :].lstrip())
         line = text[start : start + 20_000].split("\n", 1)[0]
         value, used = _leading_value(line)
-        refused = re.match(r"(?:not|never|neither)\b", value, re.IGNORECASE) or not_meant(text[: match.start()])
+        refused = _DENIES.match(value) or not_meant(text[: match.start()])
         if value and not refused:
             inner = bare(value) if _is_sentence(value) and DANGER.search(value) is None else None
             said, how = (value, "phrase") if inner is None else (inner.text, "phrase in words")
@@ -197,7 +198,7 @@ def _bare(text: str) -> Said | None:
         chosen = list(CHOSEN.finditer(line))
         if not (formulas or numbers or chosen):
             continue
-        if _is_value_line(line):
+        if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
