@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "settings.md"
 SOURCES = (("grpo_math/settings/arguments.py", "TrainArguments"), ("grpo_math/trainer/config.py", "MathGRPOConfig"))
 GROUPS = {
-    "Data": ["dataset", "dataset_split", "dataset_limit", "skip_bad_rows", "template"],
+    "Data": ["dataset", "columns", "dataset_split", "dataset_limit", "skip_bad_rows", "template"],
     "Rewards and grading": ["rewards", "grade_timeout"],
     "Batch": ["prompts_per_step", "resample_groups"],
     "Difficulty": ["difficulty_band", "curriculum", "difficulty_samples", "difficulty_file"],
@@ -24,7 +24,7 @@ GROUPS = {
         *("activation_offloading", "longest_first", "allow_float16"),
     ],
     "vLLM": ["vllm_sync"],
-    "Evaluation": ["eval_dataset", "eval_split", "eval_n", "heldout_every", "heldout_n"],
+    "Evaluation": ["eval_dataset", "eval_columns", "eval_split", "eval_n", "heldout_every", "heldout_n"],
     "The run": ["resume", "watchdog_minutes", "max_nonfinite_steps"],
 }
 HEAD = """# Settings

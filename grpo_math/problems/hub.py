@@ -6,6 +6,7 @@ Does not know what a row means (datasets.py), and runs no code of a repository.
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.problems import columns

@@ -84,6 +84,13 @@ PUBLISHED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    data = pytest.importorskip("datasets")
+    monkeypatch.setattr(data.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 def put(folder, rows, split="train", config=None):
     """A folder as `hf download` leaves it: the card names its files, which are Parquet."""
     data = pytest.importorskip("datasets")
@@ -149,6 +156,15 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     assert [row["tolerance"] for row in loaded] == [None, 0.1, 1e-8]
     put(tmp_path / "minerva", [{"question": "p?", "answer": "200"}, {"question": "q?", "answer": "x"}], "test")
     assert [row["tolerance"] for row in load_problems("minerva", "test", data_dir=str(tmp_path))] == [0.002, None]
+
+
+def test_a_folder_whose_files_have_changed_is_read_again(tmp_path):
+    folder = put(tmp_path / "own", [{"problem": "a?", "answer": "1"}])
+    assert load_problems(str(folder))[0]["problem"] == "a?"
+    (folder / "data" / "train-00000-of-00001.parquet").unlink()
+    (folder / "data" / "train.jsonl").write_text('{"problem": "b?", "answer": "1"}\n', encoding="utf-8")
+    (folder / "README.md").unlink()
+    assert load_problems(str(folder))[0]["problem"] == "b?"
 
 
 # Any other set
@@ -219,8 +235,7 @@ def test_splits_are_cut_and_named(tmp_path):
     )
 
 
-def test_names_ids_on_the_hub_and_paths_are_told_apart(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_names_ids_on_the_hub_and_paths_are_told_apart(tmp_path):
     assert place_of("a/b:c@d") == ("a/b", "c", "d")
     assert hub_id("DigitalLearningGmbH/MATH-lighteval") == SOURCES["math"].hub
     assert hub_id(str(tmp_path)) is None
@@ -240,7 +255,6 @@ def test_a_set_of_the_hub_is_asked_for_with_its_configuration_and_revision(tmp_p
         asked.append((path, config, split, revision))
         return datasets.Dataset.from_list([{"query": "a?", "answer": "1"}])
 
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
     monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *path, revision: ["train", "test"])
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
