@@ -95,13 +95,17 @@ def _add_on_problems(commands: Commands) -> None:
     add("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    add("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
+    data = "sets by name (docs/data.md), owner/name[:config][@revision], folders or .jsonl files; several: a,b,c"
+    add("--data", "--dataset", help=data)
+    add("--suite", help="math: the sets that are usual, each as its authors evaluate it")
+    add("--columns", help="which column is which: problem=query,answer=target (default: the common spellings)")
     add("--split", default="test", help="(default: test)")
     add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
-    add("--template", help="the prompt and its answer format (default: the run's, or gsm8k)")
-    add("--samples", type=int, default=1, help="completions of each problem (default: 1)")
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
+    add("--template", help="the prompt and its answer format (default: the run's, or the data set's own)")
+    add("--samples", type=int, help="completions of each problem (default: 1; 32 for AIME and AMC)")
+    add("--temperature", type=float, help="0 is greedy (default: 0; 0.6 for AIME and AMC)")
+    longest: dict[str, Any] = {"dest": "max_new_tokens", "help": "tokens of one (default: the run's, or 512)"}
+    add("--max_completion_length", "--max_new_tokens", type=int, **longest)
     add("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
     add("--seed", type=int, default=0)
     add("--backend", default="hf", help="hf (default), vllm-server or vllm")
@@ -205,47 +209,57 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         return _compare(args)
     if args.regrade:
         return _regrade(args)
-    if args.split != args.parser.get_default("split") and str(args.data).endswith((".jsonl", ".json")):
-        raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
-    for name in ("data",) if args.run else ("model", "data"):
-        if getattr(args, name) is None:
-            raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
-    _quiet()
-    from grpo_math.evaluation import compare, of_run
-    from grpo_math.report import terminal
+    if args.model is None and not args.run:
+        raise UserError("--model is missing: give a model and data, or two results files with --compare")
+    from grpo_math.evaluation import of_run, suite
 
+    names = suite.sets(args.data, args.suite)
     run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
-    from grpo_math.evaluation.figures import text_of
+    for name, given in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
+        if given and len(names) > 1:
+            reason = f"is for one data set, and there are {len(names)}"
+            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
+    loaded = {name: _problems(args, name, run) for name in names}  # what is wrong with the last one is said first
+    _quiet()
+    from grpo_math.evaluation.backends import keeping
     from grpo_math.evaluation.results import evaluate
-    from grpo_math.problems import contamination
-    from grpo_math.problems.datasets import load_problems
+    from grpo_math.report import evaluated
 
-    template, longest = (run.template, run.max_new_tokens) if run else ("gsm8k", 512)
-    longest = longest if args.max_new_tokens is None else args.max_new_tokens
-    rows = load_problems(args.data, args.split, template=args.template or template, limit=args.n, seed=args.seed)
-    found = contamination.against(rows, args.contamination) if args.contamination else None
-    options = _of(args, "samples temperature batch_size seed backend server")
-    options |= {"max_new_tokens": longest, "about": _of(args, "data split"), "contamination": found}
     asked = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
-    every, lines = {}, []
+    every: dict[str, dict[str, Any]] = {side: {} for side in asked}
     try:
-        for side, (model, adapter, output) in asked.items():
-            every[side] = results = evaluate(model, rows, adapter=adapter, output=output, **options)
-            lines += [*([side] if side else []), text_of(results), *([contamination.text_of(found)] if found else [])]
-            lines += [f"results   {results['results']}", *([""] if side else [])]
+        with keeping():
+            for side, (model, adapter, output) in asked.items():
+                for name in names:
+                    file = Path(output)
+                    if run and len(names) > 1:
+                        file = file.parent / suite.folder_of(name) / file.name
+                    options = {**loaded[name], "adapter": adapter, "output": str(file)}
+                    every[side][name] = evaluate(model, **options, **_of(args, "batch_size seed backend server"))
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return 130
-    shown = {side: {name: every[side][name] for name in SHOWN if name in every[side]} for side in every}
-    if not run:
-        return _answer(args, shown[""], "\n".join(lines))
-    before, after = every["base"], every["trained"]
-    compared = compare.comparison(before, after)
-    lines.append(terminal.text_of(before, after, compared))
-    return _answer(args, {**shown, "comparison": compared}, "\n".join(lines))
+    return _answer(args, *evaluated.answer(every, SHOWN))
+
+
+def _problems(args: argparse.Namespace, name: str, run: Any) -> dict[str, Any]:
+    """The options of `evaluate` on a data set, with its problems as ``rows``."""
+    from grpo_math.evaluation import suite
+    from grpo_math.problems import contamination
+    from grpo_math.problems.datasets import load_problems
+
+    if args.split != args.parser.get_default("split") and name.endswith((".jsonl", ".json")):
+        raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
+    longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
+    how = suite.asked(name, args.template or (run.template if run else None), args.samples, args.temperature)
+    only = {"limit": args.n, "seed": args.seed, "columns": args.columns}
+    rows = load_problems(name, args.split, template=how.template, **only)
+    found = contamination.against(rows, args.contamination) if args.contamination else None
+    options = {"max_new_tokens": longest, "about": {"data": name, "split": args.split}, "contamination": found}
+    return {"rows": rows, "samples": how.samples, "temperature": how.temperature, **options}
 
 
 def _compare(args: argparse.Namespace) -> int:
