@@ -35,14 +35,16 @@ SHOWN = (  # of an evaluation's results
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = spelt(sys.argv[1:] if argv is None else argv)
     try:
+        if not argv:
+            _parser().print_help()
+            return 0
         if argv[:1] in (["train"], ["serve"]):  # their settings are the training program's own
             return _launch(*argv)
         args, rest = _parser().parse_known_args(argv)
-        if rest and args.command not in ("demo", "doctor"):
-            command = f"grpo-math {args.command}"
-            raise UserError(f"{rest[0]} is not an option of {command}: see {command} --help")
+        if rest and args.command not in ("demo", "doctor", "plan"):
+            raise _unknown(args, rest[0])
         return args.act(args, rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -50,6 +52,27 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def spelt(argv: list[str]) -> list[str]:
+    """Every option with underscores, whichever way it was written; what follows a ``--`` is another program's.
+
+    >>> spelt(["plan", "--gpu-memory=8", "--cpu_memory", "a-b", "--", "--max-model-len"])
+    ['plan', '--gpu_memory=8', '--cpu_memory', 'a-b', '--', '--max-model-len']
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [word.partition("=") for word in argv[:end]]
+    own = [(f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name) + sign + x for name, sign, x in words]
+    return own + argv[end:]
+
+
+def _unknown(args: argparse.Namespace, word: str) -> UserError:
+    from grpo_math.settings.recipe import hint
+
+    command, name = f"grpo-math {args.command}", word.partition("=")[0].removeprefix("--")
+    known = [option[2:] for option in args.parser._option_string_actions if option.startswith("--")]
+    near = hint(name, known) if word.startswith("--") else ""
+    return UserError(f"{word} is not an option of {command}: {near or f'see {command} --help'}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
     asked.add_argument("--table", action="store_true", help="the tables of docs/troubleshooting.md, as Markdown")
     doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
-    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
+    doctor.add_argument("--accelerate_config", help="a file, or the name of one in accelerate_configs/")
     _add_on_problems(commands)
     _add_on_runs(commands)
     _add_on_machines(commands)
@@ -143,15 +166,15 @@ def _add_on_runs(commands: Commands) -> None:
 
 def _add_on_machines(commands: Commands) -> None:
     text = "does a recipe fit these GPUs, without loading weights, and what to change"
-    plan = _command(commands, "plan", _plan, text)
+    plan = _command(commands, "plan", _plan, text, abbreviates=False)
     asked, add = plan.add_mutually_exclusive_group(required=True), plan.add_argument
-    asked.add_argument("--config", help="a recipe, as for train")
+    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
     asked.add_argument("--table", action="store_true", help="the table of docs/planning.md: models on common GPUs")
     add("--gpus", type=int, help="how many GPUs (default: those of this machine)")
-    add("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
-    add("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
-    add("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
-    add("--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings")
+    add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
+    add("--prompt_tokens", type=int, help="the longest prompt (default: 512)")
+    add("--accelerate_config", help="for DeepSpeed's settings: a file, or a name in accelerate_configs/")
     add("--simulate", action="store_true", help="run the recipe's own trainer without weights or memory: minutes")
     add = _command(commands, "bench", _bench, "what an update takes on this machine, stock TRL and ours").add_argument
     add("what", choices=["update"])
@@ -214,52 +237,15 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
-    from grpo_math.evaluation import of_run, suite
-
-    names = suite.sets(args.data, args.suite)
-    run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
-    for name, given in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
-        if given and len(names) > 1:
-            reason = f"is for one data set, and there are {len(names)}"
-            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
-    loaded = {name: _problems(args, name, run) for name in names}  # what is wrong with the last one is said first
     _quiet()
-    from grpo_math.evaluation.backends import keeping
-    from grpo_math.evaluation.results import evaluate
     from grpo_math.report import evaluated
 
-    asked = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
-    every: dict[str, dict[str, Any]] = {side: {} for side in asked}
     try:
-        with keeping():
-            for side, (model, adapter, output) in asked.items():
-                for name in names:
-                    file = Path(output)
-                    if run and len(names) > 1:
-                        file = file.parent / suite.folder_of(name) / file.name
-                    options = {**loaded[name], "adapter": adapter, "output": str(file)}
-                    every[side][name] = evaluate(model, **options, **_of(args, "batch_size seed backend server"))
+        every = evaluated.results(args)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return 130
     return _answer(args, *evaluated.answer(every, SHOWN))
-
-
-def _problems(args: argparse.Namespace, name: str, run: Any) -> dict[str, Any]:
-    """The options of `evaluate` on a data set, with its problems as ``rows``."""
-    from grpo_math.evaluation import suite
-    from grpo_math.problems import contamination
-    from grpo_math.problems.datasets import load_problems
-
-    if args.split != args.parser.get_default("split") and name.endswith((".jsonl", ".json")):
-        raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
-    longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
-    how = suite.asked(name, args.template or (run.template if run else None), args.samples, args.temperature)
-    only = {"limit": args.n, "seed": args.seed, "columns": args.columns}
-    rows = load_problems(name, args.split, template=how.template, **only)
-    found = contamination.against(rows, args.contamination) if args.contamination else None
-    options = {"max_new_tokens": longest, "about": {"data": name, "split": args.split}, "contamination": found}
-    return {"rows": rows, "samples": how.samples, "temperature": how.temperature, **options}
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -328,29 +314,35 @@ def _push(args: argparse.Namespace, rest: list[str]) -> int:
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
     from grpo_math.settings.accelerate import accelerate_config
+    from grpo_math.settings.recipe import read
+    from grpo_math.settings.shipped import accelerate_file
 
     if args.table and args.simulate:
         raise ConfigError("simulate", True, "simulates one recipe", "use --config, and not --table")
+    if args.table and rest:
+        raise UserError(f"{rest[0]} would be ignored by --table: leave it out")
+    over = read(rest).sound().stated()
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
         return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
     for name in ("gpus", "gpu_memory", "cpu_memory"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
-            remedy = "say what to plan for, as in --gpus 1 --gpu-memory 24"
-            raise ConfigError(name.replace("_", "-"), value, "is out of range", remedy)
+            remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
+            raise ConfigError(name, value, "is out of range", remedy)
     stated: dict[str, Any] = {"gpu_gb": args.gpu_memory, "cpu_gb": args.cpu_memory, **_of(args, "gpus prompt_tokens")}
     if args.simulate:
         for name in ("gpus", "cpu_memory", "accelerate_config"):
             if getattr(args, name) is not None:
                 reason = "is not simulated: it is one process on one GPU, without DeepSpeed"
-                raise ConfigError(name.replace("_", "-"), getattr(args, name), reason, "leave it out")
-        simulated = planner.simulate(args.config, prompt_tokens=args.prompt_tokens, gpu_gb=args.gpu_memory)
+                raise ConfigError(name, getattr(args, name), reason, "leave it out")
+        own = {"prompt_tokens": args.prompt_tokens, "gpu_gb": args.gpu_memory, "fields": rest}
+        simulated = planner.simulate(args.config, **own)
         return _answer(args, simulated, planner.words(simulated), yes=simulated["fits"] is not False)
     if args.accelerate_config:
-        stated["accelerate"] = planner.read_recipe(args.accelerate_config)
+        stated["accelerate"] = planner.read_recipe(accelerate_file(args.accelerate_config))
         accelerate_config(args.accelerate_config, stated["accelerate"])
-    answer = planner.plan(planner.read_recipe(args.config), **stated)
+    answer = planner.plan({**planner.read_recipe(args.config), **over}, **stated)
     return _answer(args, answer, planner.picture(answer), yes=answer["fits"])
 
 
@@ -375,7 +367,7 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
 def _tables(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math.checks import table
 
-    given = rest or [f"--{name}" for name in ("deep", "accelerate-config") if getattr(args, name.replace("-", "_"))]
+    given = rest or [f"--{name}" for name in ("deep", "accelerate_config") if getattr(args, name)]
     if given:
         raise UserError(f"{given[0]} would be ignored by --table: leave it out")
     before, during = table.before(), table.during()

@@ -71,8 +71,8 @@ def checked(
     gold = _gold(answer, problem, name)
     gap = EMPTY_IN_SOURCE if _has_gap(problem, name, source) else ""
     marked = any(FORMATS[kind].marker.search(answer) for kind in ("gsm8k", "boxed"))
-    if answer_key.lower().endswith("solution") and not marked and ("\n" in gold or len(gold) > LONGEST_GOLD):
-        gold = None  # a text that ends in no answer
+    if gold and answer_key.lower().endswith("solution") and not marked:
+        gold = gold if "\n" not in gold and len(gold) <= LONGEST_GOLD else None  # a text that ends in no answer
     lacks = f"has no {FORMATS['gsm8k'].tags[0]} line" if name == "gsm8k" else "holds no gold answer"
     _check(bool(gold), answer_key, gap or lacks)
     id_key, identity = columns.first(fields, "id", wanted["id"])
@@ -116,7 +116,9 @@ def _asked(problem: Any, key: str) -> Any:
     return asked[0]
 
 
-def _answer(fields: Row, wanted: Columns, problem: str, name: str | None, source: Source | None) -> tuple[str, str]:
+def _answer(
+    fields: Mapping[str, Any], wanted: Columns, problem: str, name: str | None, source: Source | None
+) -> tuple[str, str]:
     """The column of the answer and its text."""
     key, answer = columns.first(fields, "answer", wanted["answer"])
     if isinstance(answer, list) and key == "final_answer":  # OlympiadBench's: all of them have to be given
@@ -148,7 +150,7 @@ def _gold(answer: str, problem: str, name: str | None) -> str | None:
     return answer.strip()
 
 
-def _parts(fields: Row, wanted: Columns, exact: bool) -> Row:
+def _parts(fields: Mapping[str, Any], wanted: Columns, exact: bool) -> Row:
     """The level and the subject."""
     parts: Row = {}
     key, level = columns.first(fields, "level", wanted["level"])
@@ -166,7 +168,7 @@ def _parts(fields: Row, wanted: Columns, exact: bool) -> Row:
     return parts
 
 
-def _tolerance(fields: Row, wanted: Columns, gold: str, source: Source | None) -> Row:
+def _tolerance(fields: Mapping[str, Any], wanted: Columns, gold: str, source: Source | None) -> Row:
     """How far from the gold a number may be, where the set's authors take such an answer."""
     if source is None or (source.absolute is None and source.relative is None):
         return {}
