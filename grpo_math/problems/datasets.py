@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CUT = re.compile(r"(-?\d+%?)?:(-?\d+%?)?\]")
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 NAMES = (*SOURCES, "generated")
 ACCEPTED = (*NAMES, "owner/name", "path/to/file.jsonl")
@@ -163,10 +165,11 @@ def _open(
     base = _split(tuple(SOURCES[name].splits), base, name)
     label, own = f"{name}/{base}", SOURCES[name].files.get(base)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
-    if folder and own and not place_of(dataset).config and not bracket:
+    if folder and own and not place_of(dataset).config:
         path = Path(folder).expanduser() / own
         if path.is_file() or data_dir:
-            return label, str(path), _lines(path, "data_dir", f"give the folder that holds {own}"), True
+            rows = list(_lines(path, "data_dir", f"give the folder that holds {own}"))
+            return label, str(path), iter(rows[_part(split, len(rows))]), True
     return label, *_published(dataset, name, base, bracket + cut, wanted, folder), False
 
 
@@ -199,6 +202,25 @@ def _split(available: tuple[str, ...], split: str, name: str) -> str:
         return "test"
     one_of("split", split, available)
     return split
+
+
+def _part(split: str, rows: int) -> slice:
+    """What ``[200:]`` or ``[:10%]`` after the name of a split leaves of so many rows.
+
+    >>> _part("train[:25%]", 8), _part("train[-3:]", 8), _part("train", 8)
+    (slice(None, 2, None), slice(-3, None, None), slice(None, None, None))
+    """
+    if "[" not in split:
+        return slice(None)
+    found = CUT.fullmatch(split.partition("[")[2])
+    if found is None:
+        remedy = "write train[200:], train[:200] or train[:10%]"
+        raise ConfigError("split", split, "is not cut as a split can be", remedy)
+
+    def row(end: str | None) -> int | None:
+        return None if end is None else round(rows * int(end[:-1]) / 100) if end.endswith("%") else int(end)
+
+    return slice(row(found[1]), row(found[2]))
 
 
 def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:

@@ -52,7 +52,7 @@ def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> dict[str
     longest = (run.max_new_tokens if run else 512) if asked.max_new_tokens is None else asked.max_new_tokens
     template = asked.template or (run.template if run else None)
     how = suite.asked(name, template, asked.samples, asked.temperature)
-    only = {"limit": asked.n, "seed": asked.seed, "columns": asked.columns}
+    only = {"limit": asked.n, "seed": asked.seed, "columns": asked.columns, "skip_bad_rows": asked.skip_bad_rows}
     rows = load_problems(name, asked.split, template=how.template, **only)
     found = contamination.against(rows, asked.contamination) if asked.contamination else None
     about = {"data": name, "split": asked.split}

@@ -167,6 +167,16 @@ def test_a_folder_whose_files_have_changed_is_read_again(tmp_path):
     assert load_problems(str(folder))[0]["problem"] == "b?"
 
 
+def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
+    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    for split, answers in (("train[8:]", ["8", "9"]), ("train[:20%]", ["0", "1"]), ("train[-1:]", ["9"])):
+        assert [row["answer"] for row in load_problems("gsm8k", split, data_dir=str(tmp_path))] == answers
+    with pytest.raises(ConfigError, match=r"is not cut as a split can be: write train\[200:\]"):
+        load_problems("gsm8k", "train[x]", data_dir=str(tmp_path))
+
+
 # Any other set
 
 
