@@ -1,7 +1,7 @@
 """Writes docs/settings.md from the fields of a recipe and their help texts: `python docs/make_settings.py`.
 
-The source is parsed, not imported, so this takes no torch. Does not describe the fields of TRL and transformers, which
-have pages of their own.
+The fields' source is parsed, not imported, so this takes no torch. Does not describe the fields of TRL and
+transformers, which have pages of their own.
 """
 
 from __future__ import annotations
@@ -10,23 +10,11 @@ import ast
 import re
 from pathlib import Path
 
+from grpo_math.settings.groups import GROUPS
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "settings.md"
 SOURCES = (("grpo_math/settings/arguments.py", "TrainArguments"), ("grpo_math/trainer/config.py", "MathGRPOConfig"))
-GROUPS = {
-    "Data": ["dataset", "dataset_split", "dataset_limit", "skip_bad_rows", "template"],
-    "Rewards and grading": ["rewards", "grade_timeout"],
-    "Batch": ["prompts_per_step", "resample_groups"],
-    "Difficulty": ["difficulty_band", "curriculum", "difficulty_samples", "difficulty_file"],
-    "Advantage and loss": [*("baseline", "advantage_eps", "surrogate", "kl_estimator", "reference_refresh_steps")],
-    "Speed and memory": [
-        *("pack_updates", "update_token_budget", "max_seq_length_train", "long_sequences"),
-        *("activation_offloading", "longest_first", "allow_float16"),
-    ],
-    "vLLM": ["vllm_sync"],
-    "Evaluation": ["eval_dataset", "eval_split", "eval_n", "heldout_every", "heldout_n"],
-    "The run": ["resume", "watchdog_minutes", "max_nonfinite_steps"],
-}
 HEAD = """# Settings
 
 Written by `python docs/make_settings.py` from the help texts in `grpo_math/settings/arguments.py` and

@@ -35,14 +35,16 @@ SHOWN = (  # of an evaluation's results
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    argv = spelt(sys.argv[1:] if argv is None else argv)
     try:
+        if not argv:
+            _parser().print_help()
+            return 0
         if argv[:1] in (["train"], ["serve"]):  # their settings are the training program's own
             return _launch(*argv)
         args, rest = _parser().parse_known_args(argv)
-        if rest and args.command not in ("demo", "doctor"):
-            command = f"grpo-math {args.command}"
-            raise UserError(f"{rest[0]} is not an option of {command}: see {command} --help")
+        if rest and args.command not in ("demo", "doctor", "plan"):
+            raise _unknown(args, rest[0])
         return args.act(args, rest)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -50,6 +52,27 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def spelt(argv: list[str]) -> list[str]:
+    """Every option with underscores, whichever way it was written; what follows a ``--`` is another program's.
+
+    >>> spelt(["plan", "--gpu-memory=8", "--cpu_memory", "a-b", "--", "--max-model-len"])
+    ['plan', '--gpu_memory=8', '--cpu_memory', 'a-b', '--', '--max-model-len']
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [word.partition("=") for word in argv[:end]]
+    own = [(f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name) + sign + x for name, sign, x in words]
+    return own + argv[end:]
+
+
+def _unknown(args: argparse.Namespace, word: str) -> UserError:
+    from grpo_math.settings.recipe import hint
+
+    command, name = f"grpo-math {args.command}", word.partition("=")[0].removeprefix("--")
+    known = [option[2:] for option in args.parser._option_string_actions if option.startswith("--")]
+    near = hint(name, known) if word.startswith("--") else ""
+    return UserError(f"{word} is not an option of {command}: {near or f'see {command} --help'}")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
     asked.add_argument("--table", action="store_true", help="the tables of docs/troubleshooting.md, as Markdown")
     doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
-    doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
+    doctor.add_argument("--accelerate_config", help="a file, or the name of one in accelerate_configs/")
     _add_on_problems(commands)
     _add_on_runs(commands)
     _add_on_machines(commands)
@@ -95,13 +118,18 @@ def _add_on_problems(commands: Commands) -> None:
     add("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    add("--data", help="gsm8k, math, math500, generated, or a .jsonl file")
-    add("--split", default="test", help="(default: test)")
+    data = "sets by name (docs/data.md), owner/name[:config][@revision], folders or .jsonl files; several: a,b,c"
+    add("--data", "--dataset", help=data)
+    add("--suite", help="math: the sets that are usual, each as its authors evaluate it")
+    add("--columns", help="which column is which: problem=query,answer=target (default: the common spellings)")
+    add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
+    add("--split", default="test", help="(default: test; it may be cut: train[:500])")
     add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
-    add("--template", help="the prompt and its answer format (default: the run's, or gsm8k)")
-    add("--samples", type=int, default=1, help="completions of each problem (default: 1)")
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
+    add("--template", help="the prompt and its answer format (default: the run's, or the data set's own)")
+    add("--samples", type=int, help="completions of each problem (default: 1; 32 for AIME and AMC)")
+    add("--temperature", type=float, help="0 is greedy (default: 0; 0.6 for AIME and AMC)")
+    longest: dict[str, Any] = {"dest": "max_new_tokens", "help": "tokens of one (default: the run's, or 512)"}
+    add("--max_completion_length", "--max_new_tokens", type=int, **longest)
     add("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
     add("--seed", type=int, default=0)
     add("--backend", default="hf", help="hf (default), vllm-server or vllm")
@@ -139,15 +167,15 @@ def _add_on_runs(commands: Commands) -> None:
 
 def _add_on_machines(commands: Commands) -> None:
     text = "does a recipe fit these GPUs, without loading weights, and what to change"
-    plan = _command(commands, "plan", _plan, text)
+    plan = _command(commands, "plan", _plan, text, abbreviates=False)
     asked, add = plan.add_mutually_exclusive_group(required=True), plan.add_argument
-    asked.add_argument("--config", help="a recipe, as for train")
+    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
     asked.add_argument("--table", action="store_true", help="the table of docs/planning.md: models on common GPUs")
     add("--gpus", type=int, help="how many GPUs (default: those of this machine)")
-    add("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
-    add("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
-    add("--prompt-tokens", type=int, help="the longest prompt (default: 512)")
-    add("--accelerate-config", help="the file of accelerate launch --config_file, for DeepSpeed's settings")
+    add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
+    add("--prompt_tokens", type=int, help="the longest prompt (default: 512)")
+    add("--accelerate_config", help="for DeepSpeed's settings: a file, or a name in accelerate_configs/")
     add("--simulate", action="store_true", help="run the recipe's own trainer without weights or memory: minutes")
     add = _command(commands, "bench", _bench, "what an update takes on this machine, stock TRL and ours").add_argument
     add("what", choices=["update"])
@@ -205,47 +233,20 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         return _compare(args)
     if args.regrade:
         return _regrade(args)
-    if args.split != args.parser.get_default("split") and str(args.data).endswith((".jsonl", ".json")):
-        raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
-    for name in ("data",) if args.run else ("model", "data"):
-        if getattr(args, name) is None:
-            raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
+    if args.model is None and not args.run:
+        raise UserError("--model is missing: give a model and data, or two results files with --compare")
     _quiet()
-    from grpo_math.evaluation import compare, of_run
-    from grpo_math.report import terminal
+    from grpo_math.report import evaluated
 
-    run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
-    from grpo_math.evaluation.figures import text_of
-    from grpo_math.evaluation.results import evaluate
-    from grpo_math.problems import contamination
-    from grpo_math.problems.datasets import load_problems
-
-    template, longest = (run.template, run.max_new_tokens) if run else ("gsm8k", 512)
-    longest = longest if args.max_new_tokens is None else args.max_new_tokens
-    rows = load_problems(args.data, args.split, template=args.template or template, limit=args.n, seed=args.seed)
-    found = contamination.against(rows, args.contamination) if args.contamination else None
-    options = _of(args, "samples temperature batch_size seed backend server")
-    options |= {"max_new_tokens": longest, "about": _of(args, "data split"), "contamination": found}
-    asked = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
-    every, lines = {}, []
     try:
-        for side, (model, adapter, output) in asked.items():
-            every[side] = results = evaluate(model, rows, adapter=adapter, output=output, **options)
-            lines += [*([side] if side else []), text_of(results), *([contamination.text_of(found)] if found else [])]
-            lines += [f"results   {results['results']}", *([""] if side else [])]
+        every = evaluated.results(args)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         return 130
-    shown = {side: {name: every[side][name] for name in SHOWN if name in every[side]} for side in every}
-    if not run:
-        return _answer(args, shown[""], "\n".join(lines))
-    before, after = every["base"], every["trained"]
-    compared = compare.comparison(before, after)
-    lines.append(terminal.text_of(before, after, compared))
-    return _answer(args, {**shown, "comparison": compared}, "\n".join(lines))
+    return _answer(args, *evaluated.answer(every, SHOWN))
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -314,29 +315,35 @@ def _push(args: argparse.Namespace, rest: list[str]) -> int:
 def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math import planner
     from grpo_math.settings.accelerate import accelerate_config
+    from grpo_math.settings.recipe import read
+    from grpo_math.settings.shipped import accelerate_file
 
     if args.table and args.simulate:
         raise ConfigError("simulate", True, "simulates one recipe", "use --config, and not --table")
+    if args.table and rest:
+        raise UserError(f"{rest[0]} would be ignored by --table: leave it out")
+    over = read(rest).sound().stated()
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
         return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
     for name in ("gpus", "gpu_memory", "cpu_memory"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
-            remedy = "say what to plan for, as in --gpus 1 --gpu-memory 24"
-            raise ConfigError(name.replace("_", "-"), value, "is out of range", remedy)
+            remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
+            raise ConfigError(name, value, "is out of range", remedy)
     stated: dict[str, Any] = {"gpu_gb": args.gpu_memory, "cpu_gb": args.cpu_memory, **_of(args, "gpus prompt_tokens")}
     if args.simulate:
         for name in ("gpus", "cpu_memory", "accelerate_config"):
             if getattr(args, name) is not None:
                 reason = "is not simulated: it is one process on one GPU, without DeepSpeed"
-                raise ConfigError(name.replace("_", "-"), getattr(args, name), reason, "leave it out")
-        simulated = planner.simulate(args.config, prompt_tokens=args.prompt_tokens, gpu_gb=args.gpu_memory)
+                raise ConfigError(name, getattr(args, name), reason, "leave it out")
+        own = {"prompt_tokens": args.prompt_tokens, "gpu_gb": args.gpu_memory, "fields": rest}
+        simulated = planner.simulate(args.config, **own)
         return _answer(args, simulated, planner.words(simulated), yes=simulated["fits"] is not False)
     if args.accelerate_config:
-        stated["accelerate"] = planner.read_recipe(args.accelerate_config)
+        stated["accelerate"] = planner.read_recipe(accelerate_file(args.accelerate_config))
         accelerate_config(args.accelerate_config, stated["accelerate"])
-    answer = planner.plan(planner.read_recipe(args.config), **stated)
+    answer = planner.plan({**planner.read_recipe(args.config), **over}, **stated)
     return _answer(args, answer, planner.picture(answer), yes=answer["fits"])
 
 
@@ -361,7 +368,7 @@ def _doctor(args: argparse.Namespace, rest: list[str]) -> int:
 def _tables(args: argparse.Namespace, rest: list[str]) -> int:
     from grpo_math.checks import table
 
-    given = rest or [f"--{name}" for name in ("deep", "accelerate-config") if getattr(args, name.replace("-", "_"))]
+    given = rest or [f"--{name}" for name in ("deep", "accelerate_config") if getattr(args, name)]
     if given:
         raise UserError(f"{given[0]} would be ignored by --table: leave it out")
     before, during = table.before(), table.during()

@@ -46,7 +46,6 @@ BAD = {
     "an unknown answer format": (["grade", "{good}", "--format", "gsm8"], "did you mean 'gsm8k'"),
     "an unknown option": (["grade", "{good}", "--formt", "gsm8k"], "--formt"),
     "an unknown command": (["grad"], "invalid choice: 'grad'"),
-    "no command": ([], "COMMAND"),
     "nothing to evaluate": (["evaluate", "--data", "generated"], "--model is missing"),
     "nothing to evaluate on": (["evaluate", "--model", "embedded"], "--data is missing"),
     "an unknown backend": (
@@ -99,6 +98,32 @@ BAD = {
     "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a folder"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "a setting that is none": (["train", "--output_dir", "x", "--learning_rat", "1"], "did you mean --learning_rate"),
+    **{
+        f"another program's name: {said}": (["train", "--output_dir", "x", said, "1"], f"did you mean --{meant}?")
+        for said, meant in {
+            "--model": "model_name_or_path",
+            "--lr": "learning_rate",
+            "--lora-rank": "lora_r",
+            "--epochs": "num_train_epochs",
+            "--batch_size": "prompts_per_step",
+            "--max_new_tokens": "max_completion_length",
+        }.items()
+    },
+    "an option by the name of a setting": (["evaluate", "--model_name_or_path", "x"], "did you mean --model?"),
+    "a clip of nothing": (["train", "--output_dir", "x", "--epsilon", "0"], "epsilon='0' is out of range"),
+    "a server of a recipe without one": (
+        ["serve", "--config", "launch/configs/demo_cpu.yaml"],
+        "this recipe has no server to start: set use_vllm: true and vllm_mode: server",
+    ),
+    "an accelerate config that is none": (
+        ["plan", "--config", "launch/configs/gsm8k_8gb.yaml", "--accelerate-config", "zero9"],
+        "accelerate_config='zero9' is not there: give a file, or a name such as zero2",
+    ),
+    "a setting of plan that is none": (
+        ["plan", "--config", "launch/configs/gsm8k_8gb.yaml", "--lr", "1"],
+        "--lr is not a setting: did you mean --learning_rate?",
+    ),
+    "a setting beside plan's table": (["plan", "--table", "--seed", "1"], "--seed would be ignored by --table"),
     "a value that is not a number": (
         ["train", "--output_dir", "x", "--learning_rate", "fast"],
         "learning_rate='fast' is not a number",
@@ -155,6 +180,59 @@ def test_help_of_every_command_is_there():
     for command in ("demo", "train", "doctor", "evaluate", "grade", "report", "push", "bench"):
         assert command in listed
         assert run(command, "--help").returncode == 0
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == 0
+    assert "COMMAND" in capsys.readouterr().out
+
+
+def test_the_help_of_train_is_a_screen_of_fields_and_help_all_has_trls(capsys):
+    from grpo_math.settings.groups import GROUPS
+
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    for name in sum(GROUPS.values(), ["learning_rate=1e-06", "--help-all"]):
+        assert name in text
+    everything = run("train", "--help-all").stdout
+    assert "--vllm_importance_sampling_mode" in everything
+    assert "--accelerate_config FILE" in everything
+
+
+def test_options_are_spelt_with_dashes_or_underscores_and_plan_takes_settings(capsys):
+    asked = ["plan", "--config", "launch/configs/gsm8k_8gb.yaml", "--gpus", "1", "--json"]
+    peaks = []
+    for more in (
+        ["--gpu-memory", "8", "--cpu-memory=16", "--accelerate-config", "accelerate_configs/zero2_offload.yaml"],
+        ["--gpu_memory", "8", "--cpu_memory=16", "--accelerate_config", "zero2_offload"],
+        ["--gpu_memory", "8", "--cpu_memory=16", "--accelerate_config", "zero2_offload", "--lora-r", "64"],
+    ):
+        main([*asked, *more])
+        peaks.append(json.loads(capsys.readouterr().out)["peak_gb"])
+    assert peaks[0] == peaks[1] < peaks[2]
+
+
+def test_doctor_finds_an_accelerate_config_by_its_name(capsys):
+    asked = ["doctor", "--config", "launch/configs/gsm8k_8gb.yaml", "--model_name_or_path", "embedded", "--json"]
+    found = []
+    for name in ("zero2", "accelerate_configs/zero2.yaml"):
+        main([*asked, "--accelerate-config", name, "--dataset", "generated", "--beta", "-1"])
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1]
+
+
+def test_deepspeed_that_is_not_installed_is_one_line(tmp_path, capsys, monkeypatch):
+    from grpo_math.train import layout
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(layout, "_installed", lambda package: False)
+    asked = ["train", "--config", "launch/configs/demo_cpu.yaml", "--output_dir", "x", "--accelerate_config", "zero2"]
+    assert main(asked) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: accelerate_config='zero2' needs DeepSpeed, which is not installed: install it")
+    assert not (tmp_path / "x").exists()
 
 
 def test_the_shipped_recipe_is_found_from_any_folder(tmp_path, monkeypatch):

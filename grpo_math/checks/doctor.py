@@ -16,13 +16,14 @@ from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, finding_of, prefl
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.settings import accelerate, recipe
+from grpo_math.settings.shipped import accelerate_file
 
 
 def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | None = None) -> Iterator[Finding]:
     """The findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe."""
     read = recipe.read(argv)
     accelerate.environment()
-    launch = recipe.read_recipe(accelerate_config) if accelerate_config else None
+    launch = recipe.read_recipe(accelerate_file(accelerate_config)) if accelerate_config else None
     if launch is not None:
         accelerate.accelerate_config(str(accelerate_config), launch)
     processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))

@@ -131,7 +131,7 @@ def memory_plan(setup: Setup) -> Iterator[Said]:
     s = setup.settings
     gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
     if not gpus and not s["use_cpu"]:
-        yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu-memory GB")
+        yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     try:
         given = {name: s[name] for name in setup.given if name in s}

@@ -76,6 +76,8 @@ def _ignored(s: Mapping[str, Any]) -> Iterator[tuple[Iterable[str], str, str]]:
     if str(s["dataset"]).endswith((".jsonl", ".json")):
         why = "would be ignored: all rows of a file are trained on"
         yield ["dataset_split"], why, f"{LEAVE}, or give the file of that split"
+    if not s["eval_dataset"]:
+        yield ["eval_columns"], "would be ignored without eval_dataset", LEAVE
     trackers = set(s["report_to"] if isinstance(s["report_to"], list) else [s["report_to"]])
     if trackers.isdisjoint(("all", "wandb", "trackio")):
         yield ["project"], "would be ignored without report_to: wandb or trackio", LEAVE

@@ -51,7 +51,8 @@ class Setup:
         s = self.settings
         with naming({"split": "dataset_split", "n": "dataset_limit"}):
             how = {"template": s["template"], "seed": s["seed"], "skip_bad_rows": s["skip_bad_rows"]}
-            return load_problems(s["dataset"], s["dataset_split"], limit=s["dataset_limit"], **how)
+            how |= {"limit": s["dataset_limit"], "columns": s["columns"]}
+            return load_problems(s["dataset"], s["dataset_split"], **how)
 
     @cached_property
     def held_out(self) -> list[Row]:
@@ -62,8 +63,10 @@ class Setup:
             return []
         dataset = s["eval_dataset"] or s["dataset"]
         asks = "eval_n" if s["eval_n"] == wanted else "heldout_n"
-        with naming({"split": "eval_split", "n": asks, "dataset": "eval_dataset" if s["eval_dataset"] else "dataset"}):
+        own = {"dataset": "eval_dataset", "columns": "eval_columns"} if s["eval_dataset"] else {}
+        with naming({"split": "eval_split", "n": asks, **own}):
             how = {"template": s["template"], "skip_bad_rows": s["skip_bad_rows"]}
+            how["columns"] = s[own.get("columns", "columns")]
             rows = load_problems(dataset, s["eval_split"], limit=wanted, **how)
         if len(rows) < s["eval_n"]:
             reason = f"is more than the {len(rows)} problems of {dataset}, {s['eval_split']}"

@@ -9,8 +9,10 @@ Does not batch or grade, and does not start a server.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import groupby
@@ -25,6 +27,29 @@ from grpo_math.generation.server import Server, served_rank
 
 BACKENDS = ("hf", "vllm-server", "vllm")
 AT_ONCE = 64  # requests to a server
+
+
+_kept: ContextVar[dict[tuple[Any, ...], Any] | None] = ContextVar("weights", default=None)
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """Within it, the weights that were loaded last are there for the next evaluation of the same model and adapter."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def _once(key: tuple[Any, ...], load: Callable[[], Any]) -> Any:
+    kept = _kept.get()
+    if kept is None:
+        return load()
+    if key not in kept:
+        kept.clear()  # first: there may not be room for two
+        kept[key] = load()
+    return kept[key]
 
 
 @dataclass(frozen=True)
@@ -71,7 +96,7 @@ def opened(
     `ConfigError` for a model or an adapter that cannot be loaded.
     """
     if backend == "hf" or not isinstance(model, str):
-        weights = _weights(model, adapter) if isinstance(model, str) else model
+        weights = _once((model, adapter), lambda: _weights(model, adapter)) if isinstance(model, str) else model
         limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
         return with_model(weights, tokenizer, **limits)
     stops = stop_ids(tokenizer, loaded(model, _generation_config))
@@ -127,7 +152,7 @@ def with_vllm(path: str, adapter: str | None, tokenizer: Any, stops: list[int], 
     if adapter is not None:
         config = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))
         lora = {"enable_lora": True, "max_lora_rank": served_rank(config["r"])}
-    llm = LLM(model=path, **lora)
+    llm = _once((path, adapter), lambda: LLM(model=path, **lora))
     request = None if adapter is None else LoRARequest("adapter", 1, adapter)
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:

@@ -15,6 +15,7 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import ResultsError, read_results
 from grpo_math.evaluation.figures import Record, Results, category, summary
+from grpo_math.evaluation.scoring import as_published
 from grpo_math.grading import Grade, grade_batch, version
 from grpo_math.grading.pool import Progress
 from grpo_math.run.files import refuse_unwritable, write_json
@@ -57,6 +58,7 @@ def _anew(path: str | Path, was: Results, progress: Progress | None = None) -> R
         answer_format=was.get("template"),
         progress=progress,
     )
+    grades = [as_published(grade, record["gold"], record) for grade, record in zip(grades, records, strict=True)]
     rows = [_record(record, grade) for record, grade in zip(records, grades, strict=True)]
     pairs = [(record.get("verdict"), row["verdict"]) for record, row in zip(records, rows, strict=True)]
     changed = Counter(f"{old} -> {new}" for old, new in pairs if old != new)

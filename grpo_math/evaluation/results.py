@@ -25,6 +25,7 @@ from grpo_math.evaluation import backends, journal
 from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.figures import PARTS, Record, Results, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
+from grpo_math.evaluation.scoring import TOLERANCE, as_published
 from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.grading import Grade, grade_batch, version
@@ -220,12 +221,13 @@ def _answers(
 
 
 def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float) -> list[Grade]:
-    return grade_batch(
+    grades = grade_batch(
         [row["answer"] for row in rows],
         [completion.text for completion in completions],
         answer_format=[row.get("answer_format") for row in rows],
         timeout=timeout,
     )
+    return [as_published(grade, row["answer"], row) for grade, row in zip(grades, rows, strict=True)]
 
 
 def _known(output: Path, settings: dict[str, Any], rows: Sequence[Row], samples: int) -> dict[tuple[str, int], Record]:
@@ -269,7 +271,7 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
         "sample": sample,
         "problem": row["problem"],
         "gold": row["answer"],
-        **{name: row[name] for name in PARTS if name in row},
+        **{name: row[name] for name in (*PARTS, TOLERANCE) if name in row},
         "completion": completion.text,
         "verdict": str(grade.verdict),
         "answer": grade.answer,

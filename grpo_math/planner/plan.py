@@ -116,15 +116,15 @@ def _read(
     elif gpus is None or gpu_gb is None:
         there, size = devices.here()
         if not there:
-            option = "gpus" if gpus is None else "gpu-memory"
-            raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu-memory 24")
+            option = "gpus" if gpus is None else "gpu_memory"
+            raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
         gpus, gpu_gb = gpus or there, gpu_gb or size
-    for option, value in (("gpus", gpus), ("gpu-memory", gpu_gb)):
+    for option, value in (("gpus", gpus), ("gpu_memory", gpu_gb)):
         if not value or value <= 0:
-            raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu-memory 24")
+            raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu_memory 24")
     assert gpus is not None
     assert gpu_gb is not None
-    for option, stated in (("cpu-memory", cpu_gb), ("prompt-tokens", prompt)):
+    for option, stated in (("cpu_memory", cpu_gb), ("prompt_tokens", prompt)):
         if stated is not None and stated <= 0:
             raise ConfigError(option, stated, "is not above 0", "leave it out for the default")
     name = settings["model_name_or_path"]

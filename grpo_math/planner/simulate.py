@@ -8,7 +8,7 @@ Does not import torch, and counts nothing from shapes: memory.py does.
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_math.errors import UserError
@@ -17,12 +17,14 @@ from grpo_math.planner.plan import MARGIN
 from grpo_math.run.machine import GB
 
 
-def simulate(config: str, *, prompt_tokens: int | None = None, gpu_gb: float | None = None) -> dict[str, Any]:
+def simulate(
+    config: str, *, prompt_tokens: int | None = None, gpu_gb: float | None = None, fields: Sequence[str] = ()
+) -> dict[str, Any]:
     """What `grpo-math plan --simulate --json` prints: bytes of one process on one GPU. Takes minutes.
 
     ``fits`` is None where ``gpu_gb`` is not said. Raises a `UserError` for what cannot be simulated.
     """
-    command = [sys.executable, "-m", "grpo_math.planner.simulation.run", "--config", config]
+    command = [sys.executable, "-m", "grpo_math.planner.simulation.run", "--config", config, *fields]
     if prompt_tokens is not None:
         command += ["--prompt-tokens", str(prompt_tokens)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True)

@@ -19,8 +19,8 @@ from grpo_math.generation.models import EMBEDDED, EMBEDDED_ON_HUB
 from grpo_math.generation.server import served_rank
 from grpo_math.planner.model import is_folder
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import SOURCES
 from grpo_math.problems.prompts import TEMPLATES
+from grpo_math.problems.sources import SOURCES, hub_id, source_of
 from grpo_math.report.page import diagnosis, paired_of
 from grpo_math.report.run_dir import Run, mapping
 from grpo_math.report.terminal import moved, table
@@ -100,10 +100,10 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     lora = kind == "adapter"
-    known = {SOURCES[name].hub for name in (_data(run), _evaluated(run)) if name in SOURCES}
+    known = {name for name in map(hub_id, (_data(run), _evaluated(run))) if name}
     results = []
     if run.after and not (kind == "merged" and _quantised(run)):
-        source = SOURCES.get(_evaluated(run))
+        source = SOURCES.get(source_of(_evaluated(run)) or "")
         words = f"accuracy of {len(_problems(run.after))} problems, {_sampling(run.after)}"
         results.append(
             EvalResult(
@@ -301,13 +301,13 @@ def _evaluated(run: Run) -> str:
 
 
 def _shown(dataset: str) -> str:
-    """A name, or the name of a file without its folders."""
-    return Path(dataset).name if dataset.endswith(".jsonl") else dataset
+    """A name, or the name of a file or folder without the folders that it is in."""
+    return dataset if hub_id(dataset) or dataset.startswith("generated") else Path(dataset).name
 
 
 def _data_link(dataset: str) -> str:
-    if dataset in SOURCES:
-        return f"[{SOURCES[dataset].hub}](https://huggingface.co/datasets/{SOURCES[dataset].hub})"
+    if hub := hub_id(dataset):
+        return f"[{hub}](https://huggingface.co/datasets/{hub})"
     if dataset.partition(":")[0] == "generated":
         return f"problems that grpo_math generates (`{dataset}`)"
     return f"`{dataset}`"

@@ -19,10 +19,16 @@ from grpo_math.run.setting import setting
 class TrainArguments:
     dataset: str = setting(
         "generated",
-        "What to train on: gsm8k, math, math500, generated, generated:LEVEL,LEVEL (levels: sums, differences, "
-        "products, two_step, word), or the path of a .jsonl file.",
+        "What to train on: a set known by its name (gsm8k, math, openr1, ...: docs/data.md), owner/name[:config]"
+        "[@revision] on the Hub, a folder or a .jsonl file, generated, or generated:LEVEL,LEVEL (levels: sums, "
+        "differences, products, two_step, word).",
     )
-    dataset_split: str = setting("train", "The split to train on.")
+    columns: str | None = setting(
+        None,
+        "Which column of dataset is which, where its name does not tell: problem=query,answer=meta.gold (also id, "
+        "level and subject). Default: the common spellings.",
+    )
+    dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
     dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
     template: str = setting("gsm8k", "The prompt: gsm8k, boxed, r1_zero or xml.")
@@ -30,6 +36,7 @@ class TrainArguments:
         ["accuracy"], "Reward functions: keys of REWARDS (docs/rewards.md), or module:function for your own."
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
+    eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int = setting(0, "Evaluate this many problems before and after training.")
     heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.")

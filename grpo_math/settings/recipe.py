@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,47 @@ NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then sam
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
 YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
+
+
+# What other programs call a setting: near in meaning, and not in letters.
+MEANT = {
+    **dict.fromkeys(("model", "model_name", "model_path", "base_model", "model_id"), "model_name_or_path"),
+    **dict.fromkeys(("data", "dataset_name", "train_data", "train_file", "dataset_path"), "dataset"),
+    **dict.fromkeys(("lr", "step_size"), "learning_rate"),
+    **dict.fromkeys(("lora_rank", "rank", "r"), "lora_r"),
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "total_steps", "train_steps", "iterations"), "max_steps"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "batch", "prompts"), "prompts_per_step"),
+    **dict.fromkeys(("micro_batch_size", "per_device_batch_size", "mini_batch_size"), "per_device_train_batch_size"),
+    **dict.fromkeys(("grad_accum", "accumulation_steps", "grad_acc_steps"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("group_size", "generations", "rollout_n", "num_samples", "num_rollouts"), "num_generations"),
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_response_length", "max_length"), "max_completion_length"),
+    **dict.fromkeys(("kl_coef", "kl_weight", "kl_beta", "kl_penalty"), "beta"),
+    **dict.fromkeys(("clip", "clip_ratio", "clip_range", "cliprange", "clip_eps", "eps_clip"), "epsilon"),
+    **dict.fromkeys(("clip_ratio_high", "eps_clip_high"), "epsilon_high"),
+    **dict.fromkeys(("reward", "reward_fn", "reward_funcs", "reward_function"), "rewards"),
+    **dict.fromkeys(("output", "out", "out_dir", "run_dir", "save_dir"), "output_dir"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule"), "lr_scheduler_type"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("optimizer", "optimiser"), "optim"),
+    **dict.fromkeys(("lora", "peft"), "use_peft"),
+    **dict.fromkeys(("vllm",), "use_vllm"),
+    **dict.fromkeys(("qlora", "use_4bit", "quantize"), "load_in_4bit"),
+    **dict.fromkeys(("prompt_template", "system_prompt"), "template"),
+    **dict.fromkeys(("loss",), "loss_type"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "max_gradient_norm"), "max_grad_norm"),
+}
+
+
+def hint(name: str, known: Collection[str]) -> str:
+    """``did you mean --lora_r?``: the known name that is nearest in meaning, or else in letters; empty without one.
+
+    >>> hint("lr", ["learning_rate"]), hint("model_name_or_path", ["model"]), hint("quux", ["seed"])
+    ('did you mean --learning_rate?', 'did you mean --model?', '')
+    """
+    meant = MEANT.get(name, name)
+    near = [one for one in known if meant in (one, MEANT.get(one))] or difflib.get_close_matches(name, known, n=1)
+    return f"did you mean --{near[0]}?" if near else ""
 
 
 class Recipe(NamedTuple):
@@ -162,9 +203,7 @@ def check(name: str, value: Any) -> Any:
     """
     field = fields().get(name)
     if field is None:
-        near = difflib.get_close_matches(name, fields(), n=1)
-        hint = f"did you mean --{near[0]}?" if near else "docs/settings.md lists them"
-        raise UserError(f"--{name} is not a setting: {hint}")
+        raise UserError(f"--{name} is not a setting: {hint(name, fields()) or 'docs/settings.md lists them'}")
     if name.endswith("_token") and not isinstance(value, str | None):
         raise ConfigError(name, "***", "is not a string", "put it in quotes")
     if name == "vllm_server_base_url" and "@" in str(value):

@@ -5,6 +5,8 @@ Does not read what it finds.
 
 from pathlib import Path
 
+from grpo_math.errors import ConfigError
+
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = {  # a folder of the checkout -> the package that pyproject.toml makes of it
     "launch/configs": "launch_configs",
@@ -25,4 +27,16 @@ def find(path: str | Path) -> Path:
         for place in (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder):
             if (place / path.name).exists():
                 return place / path.name
+    return path
+
+
+def accelerate_file(name: str) -> Path:
+    """An accelerate config by its path, or by its name in accelerate_configs/.
+
+    >>> accelerate_file("zero2").name, accelerate_file("accelerate_configs/zero2.yaml").name
+    ('zero2.yaml', 'zero2.yaml')
+    """
+    path = find(name) if name.endswith((".yaml", ".yml", ".json")) else find(f"accelerate_configs/{name}.yaml")
+    if not path.is_file():
+        raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
     return path

@@ -30,6 +30,7 @@ from grpo_math.run.ports import free_port
 from grpo_math.run.redact import is_address
 from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING
 from grpo_math.settings import accelerate
+from grpo_math.settings.groups import screen
 from grpo_math.settings.recipe import Recipe, read
 from grpo_math.train.keeper import Kept
 from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, roles, say, starts_server
@@ -42,7 +43,8 @@ grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]
   --gpus N                   use the first N GPUs (default: all; CUDA_VISIBLE_DEVICES is respected)
   --accelerate_config FILE   a file, or the name of one in accelerate_configs/ (default: what the plan says)
 
-GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every other setting is the training program's:
+GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every other setting is a field of a recipe, here
+with its default; --help-all shows all of them, TRL's too, with what they mean.
 """
 SERVE_HELP = """\
 grpo-math serve --config RECIPE.yaml [--FIELD VALUE ...] [-- OPTION OF vllm serve ...]
@@ -63,8 +65,11 @@ def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], 
     accelerate.environment()
     options, rest = _options(argv, "--gpus", "--accelerate_config")
     if {"-h", "--help"} & set(rest):
+        print(f"{HELP}\n{screen()}")
+        return 0
+    if "--help_all" in rest:
         print(HELP)
-        return in_process(rest, None)
+        return in_process(["--help"], None)
     found = read(rest)
     recipe = found.sound().stated()
     gpus = gpus_of(recipe, options.gpus)
@@ -112,6 +117,8 @@ def serve(argv: Sequence[str]) -> int:
         return 0
     if options.json:
         raise UserError("--json would be ignored without --check: leave it out")
+    if not recipe.get("use_vllm") or recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) != "server":
+        raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
     for word in more:  # vLLM takes the last, and any beginning of a name
         if any(name.startswith(word.partition("=")[0]) for name in ("--host", "--port")) and len(word) > 3:
             raise UserError(f"{word} after -- would bypass the checks: write it before the --")

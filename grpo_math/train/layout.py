@@ -17,7 +17,7 @@ from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
 from grpo_math.settings import accelerate, batch
 from grpo_math.settings.arguments import needing_whole
-from grpo_math.settings.shipped import find
+from grpo_math.settings.shipped import accelerate_file
 
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")  # tried in this order where plain data parallelism is short
 
@@ -56,11 +56,12 @@ class Config(NamedTuple):
 
 def _config(name: str) -> Config:
     """By its path, or by its name in accelerate_configs/."""
-    path = find(name) if name.endswith((".yaml", ".yml", ".json")) else find(f"accelerate_configs/{name}.yaml")
-    if not path.is_file():
-        raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
+    path = accelerate_file(name)
     says = planner.read_recipe(path)
     accelerate.accelerate_config(name, says)
+    if says["distributed_type"] == "DEEPSPEED" and not _installed("deepspeed"):
+        remedy = "install it with this package's extra deepspeed, or leave accelerate_config out"
+        raise ConfigError("accelerate_config", name, "needs DeepSpeed, which is not installed", remedy)
     if int(says.get("num_machines") or 1) > 1:
         reason = "is for several machines, and grpo-math train starts the processes of one"
         raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each, as launch/slurm/ does")

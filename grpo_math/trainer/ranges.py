@@ -19,7 +19,7 @@ RULES: dict[Rule, str] = {
     (lambda x: x > 0, "a number above 0"): (
         "temperature repetition_penalty adam_epsilon num_train_epochs vllm_server_timeout delta advantage_eps "
         "grade_timeout neftune_noise_alpha sapo_temperature_pos sapo_temperature_neg vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_cap"
+        "vllm_importance_sampling_cap epsilon epsilon_high"
     ),
     (lambda x: (x >= 1 and x == int(x)) or 0 < x < 1, "a whole number, or a share of the run below 1"): (
         "save_steps logging_steps eval_steps"
@@ -32,7 +32,7 @@ RULES: dict[Rule, str] = {
     ),
     (lambda x: x >= 2, "2 or more, since a completion is compared with the others of its group"): "num_generations",
     (lambda x: x >= 0, "0 or more"): (
-        "beta epsilon epsilon_high weight_decay max_grad_norm warmup_steps eval_n heldout_every prompts_per_step "
+        "beta weight_decay max_grad_norm warmup_steps eval_n heldout_every prompts_per_step "
         "resample_groups update_token_budget reference_refresh_steps max_seq_length_train watchdog_minutes "
         "entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target router_aux_loss_coef "
         "off_policy_mask_threshold num_completions_to_print vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "

@@ -10,9 +10,10 @@ from grpo_math.run.machine import GB
 
 MODELS = ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
 PROMPT = 256
+SHARES = (0.6, 0.5, 0.4, 0.3)  # of the GPU for vLLM; the first that fits, as `grpo-math plan` suggests it
 
 
-def recipe(model: str, quantised: bool, group: int, completion: int, colocated: bool) -> dict[str, object]:
+def recipe(model: str, quantised: bool, group: int, completion: int, share: float | None) -> dict[str, object]:
     """A LoRA on all linear maps, one group a micro-batch that is cut to one completion at a time."""
     settings: dict[str, object] = {
         "model_name_or_path": model,
@@ -30,18 +31,21 @@ def recipe(model: str, quantised: bool, group: int, completion: int, colocated: 
         "load_in_4bit": quantised,
         "use_bnb_nested_quant": quantised,
     }
-    if colocated:
-        length = {"vllm_max_model_length": PROMPT + completion, "vllm_gpu_memory_utilization": 0.6}
+    if share is not None:
+        length = {"vllm_max_model_length": PROMPT + completion, "vllm_gpu_memory_utilization": share}
         settings |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True, **length}
     return settings
 
 
-def cell(settings: dict[str, object]) -> str:
-    """GB of the two phases, in brackets where they do not fit."""
-    answer = plan(settings, gpus=1, gpu_gb=8, cpu_gb=32, prompt_tokens=PROMPT)
-    training, generation = (sum(answer["phases"][phase].values()) / GB for phase in ("training", "generation"))
-    figures = f"{training:.1f} / {generation:.1f}"
-    return figures if answer["fits"] else f"({figures})"
+def cell(model: str, quantised: bool, group: int, completion: int, beside: bool) -> str:
+    """GB of the two phases, in brackets where they do not fit; beside vLLM, at the largest of `SHARES` that fits."""
+    for share in SHARES if beside else (None,):
+        asked = recipe(model, quantised, group, completion, share)
+        answer = plan(asked, gpus=1, gpu_gb=8, cpu_gb=32, prompt_tokens=PROMPT)
+        training, generation = (sum(answer["phases"][phase].values()) / GB for phase in ("training", "generation"))
+        if answer["fits"]:
+            return f"{training:.1f} / {generation:.1f}" + (f" at {share:g}" if beside else "")
+    return f"({training:.1f} / {generation:.1f})"
 
 
 def table() -> str:
@@ -53,7 +57,7 @@ def table() -> str:
         for quantised in (False, True):
             for group in (4, 8):
                 for completion in (256, 1024):
-                    cells = [cell(recipe(model, quantised, group, completion, beside)) for beside in (False, True)]
+                    cells = [cell(model, quantised, group, completion, beside) for beside in (False, True)]
                     base = "4 bit" if quantised else "bfloat16"
                     lines.append(f"| {model.split('/')[1]} | {base} | {group} | {completion} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -15,7 +15,8 @@ import pytest
 
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import datasets
-from grpo_math.problems.datasets import gsm8k_gold, load_problems, read_rows, to_dataset
+from grpo_math.problems.datasets import ACCEPTED, NAMES, load_problems, read_rows, to_dataset
+from grpo_math.problems.rows import gsm8k_gold
 
 FOLDER = os.environ.get("GRPO_MATH_DATA")
 needs_data = pytest.mark.skipif(not FOLDER, reason="GRPO_MATH_DATA names no folder with gsm8k, math and math500")
@@ -289,13 +290,12 @@ def test_a_file_without_a_good_row_is_an_error(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    for path in (tmp_path / "missing.jsonl", tmp_path):
+    (tmp_path / "folder.jsonl").mkdir()
+    for path in (tmp_path / "missing.jsonl", tmp_path / "folder.jsonl"):
         with pytest.raises(ConfigError) as error:
-            load_problems(f"{path}" if path.suffix else f"{path}/")
+            load_problems(str(path))
         assert one_line(error.value).startswith(f"dataset='{path}' cannot be read (")
-        assert one_line(error.value).endswith(
-            ": give a .jsonl file that can be read, or gsm8k, math, math500, generated"
-        )
+        assert one_line(error.value).endswith(f": give a .jsonl file that can be read, or {', '.join(NAMES)}")
     with pytest.raises(ConfigError) as error:
         load_problems("gsm8k", data_dir=str(tmp_path))
     assert one_line(error.value) == (
@@ -307,14 +307,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"dataset": "gms8k"},
-            "dataset='gms8k' is not known: did you mean 'gsm8k'? (gsm8k, math, math500, generated, path/to/file.jsonl)",
-        ),
-        (
-            {"dataset": "imo"},
-            "dataset='imo' is not known: use one of gsm8k, math, math500, generated, path/to/file.jsonl",
-        ),
+        ({"dataset": "gms8k"}, f"dataset='gms8k' is not known: did you mean 'gsm8k'? ({', '.join(ACCEPTED)})"),
+        ({"dataset": "imo"}, f"dataset='imo' is not known: use one of {', '.join(ACCEPTED)}"),
         (
             {"dataset": "generated:sum"},
             "level='sum' is not known: did you mean 'sums'? (sums, differences, products, two_step, word)",
@@ -354,9 +348,9 @@ def hub(monkeypatch, tmp_path):
         if not any(key[0] == name for key in stored if isinstance(key, tuple)):
             raise OSError("[Errno -2] Name or service not known\nand more lines")
 
-    def load_dataset(name, config, split):
+    def load_dataset(name, config, split, revision):
         stored["loads"].append((name, config, split))
-        return stored[name, split]
+        return datasets.Dataset.from_list(stored[name, split])
 
     monkeypatch.delenv("GRPO_MATH_DATA", raising=False)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")

@@ -624,3 +624,12 @@ def test_a_training_whose_token_is_refused_does_not_begin(hub, tiny, tmp_path):
     assert done.returncode == 2
     assert "does not take this token (401)" in done.stderr
     assert not (tmp_path / "sums").exists()
+
+
+def test_the_card_links_a_data_set_of_the_hub_and_tells_no_path_of_a_folder(tmp_path):
+    from grpo_math.report import card
+
+    assert card._data_link("owner/name:main").startswith("[owner/name](https://huggingface.co/datasets/owner/name)")
+    assert card._data_link("aime2025").startswith("[math-ai/aime25](")
+    assert card._shown(f"{tmp_path}/private") == "private"
+    assert card._shown("generated:sums,word") == "generated:sums,word"

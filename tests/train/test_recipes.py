@@ -22,9 +22,9 @@ RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
 ON_GPUS = [path for path in RECIPES if not yaml.safe_load(path.read_text()).get("use_cpu")]
 # What a recipe's comment names besides: (recipe, settings after its command, GPUs, GB of one, accelerate config).
 VARIANTS = [
-    ("gsm8k_8gb", "--rewards shaped --output_dir runs/gsm8k_8gb_shaped", 1, 8, "zero2_offload"),
-    ("gsm8k_8gb", "--beta 0.01 --output_dir runs/gsm8k_8gb_kl", 1, 8, "zero2_offload"),
-    ("gsm8k_8gb", "--rewards shaped --beta 0.01 --output_dir runs/gsm8k_8gb_shaped_kl", 1, 8, "zero2_offload"),
+    ("gsm8k_8gb", "--rewards shaped --output_dir runs/gsm8k_8gb_shaped", 1, 8, "single_gpu"),
+    ("gsm8k_8gb", "--beta 0.01 --output_dir runs/gsm8k_8gb_kl", 1, 8, "single_gpu"),
+    ("gsm8k_8gb", "--rewards shaped --beta 0.01 --output_dir runs/gsm8k_8gb_shaped_kl", 1, 8, "single_gpu"),
     (
         "r1_zero_1.5b_2gpu",
         "--vllm_mode colocate --vllm_enable_sleep_mode true --vllm_max_model_length 2048 "
@@ -50,6 +50,21 @@ def test_a_recipe_parses_with_the_real_config_class_and_passes_its_checks(path, 
     assert parsed.config.generation_batch_size % parsed.config.num_generations == 0
 
 
+def test_the_first_way_on_8_gb_needs_neither_deepspeed_nor_a_compiler(capsys, monkeypatch):
+    from grpo_math.planner.devices import Gpu
+    from grpo_math.train import layout
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## One GPU of 8 GB")[2].partition("\n## ")[0]
+    assert "deepspeed" not in "".join(section.split("```")[1::2]).lower()
+    monkeypatch.setattr(layout, "_installed", lambda package: False)
+    gpu = Gpu(number=0, gb=8.0, used_by="")
+    recipe = read(["--config", str(ROOT / "launch/configs/gsm8k_8gb.yaml")]).sound().stated()
+    _, config = layout.arrange(recipe, [gpu], None, serves=False)
+    assert config is None
+    assert "may not fit" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_begins_with_what_it_does_and_its_one_command(path):
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
@@ -72,7 +87,7 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
     if "--num_processes" in launch:
         processes = int(launch[launch.index("--num_processes") + 1])
     assert len(policy) == processes
-    assert ("--accelerate-config" in words) == file.stem.startswith("zero")
+    assert ("--accelerate_config" in words) == file.stem.startswith("zero")
     visible = [word.partition("=")[2].split(",") for word in launch if word.startswith("CUDA_VISIBLE_DEVICES=")]
     assert not visible or visible == [list(map(str, policy))]
     monkeypatch.setenv("WORLD_SIZE", str(processes))

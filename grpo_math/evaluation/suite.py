@@ -1,0 +1,98 @@
+"""Several data sets, each as its authors evaluate it: the template, how many samples, and one table of all.
+
+>>> [tuple(asked("aime2024", None, None, heat)) for heat in (None, 0.0)]
+[('boxed', 32, 0.6), ('boxed', 1, 0.0)]
+
+Does not evaluate: results.py does, one set at a time.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.problems.sources import SOURCES, SUITES, listed, source_of
+
+
+class Asked(NamedTuple):
+    template: str
+    samples: int
+    temperature: float
+
+
+def sets(data: str | None, suite: str | None) -> list[str]:
+    """The data sets that ``--data`` and ``--suite`` name. Raises `UserError` where it is none, and for one twice.
+
+    >>> sets("gsm8k,math500", None), sets(None, "math")[:2]
+    (['gsm8k', 'math500'], ['gsm8k', 'math500'])
+    """
+    if data is not None and suite is not None:
+        raise UserError("--suite would be ignored by --data: leave one of them out")
+    if suite is not None:
+        one_of("suite", suite, tuple(SUITES))
+        return list(SUITES[suite])
+    if data is None:
+        raise UserError("--data is missing: give a model and data, or two results files with --compare")
+    names = listed(data)
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigError("data", data, "names nothing, or one set twice", "give names with commas between them")
+    return names
+
+
+def asked(name: str, template: str | None, samples: int | None, temperature: float | None) -> Asked:
+    """How a set is evaluated: as is said, or else as its authors do; one sample where it is greedy."""
+    source = SOURCES.get(source_of(name) or "")
+    usual = Asked(source.template, source.samples, source.temperature) if source else Asked("gsm8k", 1, 0.0)
+    heat = usual.temperature if temperature is None else temperature
+    drawn = (usual.samples if heat > 0 else 1) if samples is None else samples
+    return Asked(template or usual.template, drawn, heat)
+
+
+def folder_of(name: str) -> str:
+    """A data set's name as that of a folder.
+
+    >>> folder_of("owner/name:main@v1"), folder_of("data/mine.jsonl")
+    ('owner_name_main_v1', 'data_mine.jsonl')
+    """
+    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each set: accuracy, which of several samples is mean@n, with its 95% interval.
+
+    >>> one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "answer_accuracy": 0.3}
+    >>> print(table({"aime2024": {**one, "categories": {"truncated": 96}}}))
+                   n  mean@  accuracy   95% interval  any form    cut
+    aime2024      30     32     25.0%  12.0 to 41.0%     30.0%  10.0%
+    """
+    rows = [["", "n", "mean@", "accuracy", "95% interval", "any form", "cut"]]
+    for name, found in results.items():
+        low, high = found["ci95"]
+        cut = found["categories"]["truncated"] / (found["n"] * found["samples"])
+        shares = [f"{found['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{found['answer_accuracy']:.1%}"]
+        rows.append([name, str(found["n"]), str(found["samples"]), *shares, f"{cut:.1%}"])
+    if len(results) > 1:
+        mean = fmean(found["accuracy"] for found in results.values())
+        rows.append([f"mean of {len(results)}", "", "", f"{mean:.1%}", "", "", ""])
+    return _aligned(rows)
+
+
+def table_of_pairs(
+    compared: Mapping[str, Mapping[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> str:
+    """A line for each set: base, trained, and the paired difference with its interval, in points."""
+    rows = [["", "n", "mean@", "base", "trained", "difference", "95% paired interval"]]
+    for name, pair in compared.items():
+        shares = [f"{side[name]['accuracy']:.1%}" for side in (before, after)]
+        low, high = pair["ci95"]
+        moved = [f"{100 * pair['difference']:+.1f} points", f"[{100 * low:+.1f}, {100 * high:+.1f}]"]
+        rows.append([name, str(pair["n"]), str(before[name]["samples"]), *shares, *moved])
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[0] = max(widths[0], 12)
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

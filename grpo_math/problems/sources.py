@@ -1,0 +1,147 @@
+r"""The data sets known by heart: where each is, what its columns mean, and how its authors score it.
+
+The layouts were read in public loaders of the sets, and not on the Hub itself: a set whose columns have changed since
+then says which columns it found.
+
+>>> SOURCES["aime2024"].splits, SOURCES["olympiadbench"].columns["answer"]
+({'test': 'train'}, 'final_answer')
+>>> source_of("openai/gsm8k"), source_of("openr1:extended@v1"), source_of("mine.jsonl")
+('gsm8k', 'openr1', None)
+
+Does not read data: datasets.py and hub.py do.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+TRAIN: Mapping[str, str] = MappingProxyType({"train": "train"})
+TEST: Mapping[str, str] = MappingProxyType({"test": "test"})
+BOTH: Mapping[str, str] = MappingProxyType({"train": "train", "test": "test"})
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class Source(NamedTuple):
+    """Where a named set is, and what is its own about it."""
+
+    hub: str
+    config: str | None = None
+    splits: Mapping[str, str] = TRAIN  # our name of a split -> the Hub's
+    files: Mapping[str, str] = NONE  # a split's file under the data folder, for the sets that have one
+    columns: Mapping[str, str] = NONE  # those whose meaning their names do not tell, as in --columns
+    template: str = "boxed"
+    samples: int = 1  # completions of each problem in an evaluation: mean@n, for the small sets
+    temperature: float = 0.0
+    absolute: float | None = None  # a number this far from the gold counts, or as far as the column `tolerance` says
+    relative: float | None = None  # as a share of the gold
+    gaps: bool = False  # rows without a gold answer are known: they are left out and counted
+    repeats: bool = False  # problems that occur again are left out and counted
+    around: tuple[str, str] = ("", "")  # the instruction before and after each problem, which is cut off
+
+
+DAPO_BEFORE = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+SOURCES = {
+    "gsm8k": Source(
+        "openai/gsm8k", "main", BOTH, {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}, template="gsm8k"
+    ),
+    "math": Source(
+        "DigitalLearningGmbH/MATH-lighteval",
+        columns={"subject": "type"},
+        splits=BOTH,
+        files={"train": "math/train.jsonl", "test": "math/test_outside_math500.jsonl"},
+    ),
+    "math500": Source("HuggingFaceH4/MATH-500", splits=TEST, files={"test": "math500/test.jsonl"}),
+    "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH, gaps=True, repeats=True),
+    "numina_cot": Source("AI-MO/NuminaMath-CoT", splits=BOTH, gaps=True, repeats=True),
+    "openr1": Source(
+        "open-r1/OpenR1-Math-220k", "default", columns={"subject": "problem_type"}, gaps=True, repeats=True
+    ),
+    "dapo": Source(
+        "open-r1/DAPO-Math-17k-Processed", "en", columns={"problem": "prompt", "answer": "solution"}, repeats=True
+    ),
+    "dapo_original": Source(
+        "BytedTsinghua-SIA/DAPO-Math-17k",
+        columns={"problem": "prompt", "answer": "reward_model.ground_truth"},
+        repeats=True,
+        around=(DAPO_BEFORE, DAPO_AFTER),
+    ),
+    "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset", gaps=True, repeats=True),
+    "big_math": Source("SynthLabsAI/Big-Math-RL-Verified", gaps=True, repeats=True),
+    "aime2024": Source("HuggingFaceH4/aime_2024", splits={"test": "train"}, samples=32, temperature=0.6),
+    "aime2025": Source("math-ai/aime25", splits=TEST, samples=32, temperature=0.6),
+    "amc2023": Source("math-ai/amc23", splits=TEST, samples=32, temperature=0.6),
+    "olympiadbench": Source(
+        "Hothan/OlympiadBench",
+        "OE_TO_maths_en_COMP",
+        splits={"test": "train"},
+        columns={"problem": "context+question", "answer": "final_answer", "subject": "subfield", "tolerance": "error"},
+        absolute=1e-8,
+    ),
+    "minerva": Source("math-ai/minervamath", splits=TEST, relative=1e-5),
+}
+SUITES = {"math": ("gsm8k", "math500", "minerva", "olympiadbench", "amc2023", "aime2024", "aime2025")}
+
+
+class Place(NamedTuple):
+    """A data set's name, taken apart: a name of `SOURCES`, an id on the Hub, or a path."""
+
+    path: str
+    config: str | None
+    revision: str | None
+
+
+def place_of(dataset: str) -> Place:
+    """``path[:config][@revision]``; a path that exists as it is written is taken whole.
+
+    >>> place_of("owner/name:main@1a2b"), place_of("owner/name@v2")
+    (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
+    """
+    found = NAME.fullmatch(dataset)
+    if found is None or Path(dataset).expanduser().exists():
+        return Place(dataset, None, None)
+    return Place(**found.groupdict())
+
+
+def source_of(dataset: str) -> str | None:
+    """The name of the known set that ``dataset`` names by its name or its id on the Hub; None for any other."""
+    path = place_of(dataset).path
+    return next((name for name, source in SOURCES.items() if path in (name, source.hub)), None)
+
+
+def hub_id(dataset: str) -> str | None:
+    """The id on the Hub of a data set that comes from there.
+
+    >>> hub_id("aime2025"), hub_id("owner/name:main"), hub_id("generated:sums"), hub_id("a/b.jsonl")
+    ('math-ai/aime25', 'owner/name', None, None)
+    """
+    path = place_of(dataset).path
+    if name := source_of(dataset):
+        return SOURCES[name].hub
+    is_file = path.endswith((".jsonl", ".json")) or Path(path).expanduser().exists()
+    return path if HUB_ID.fullmatch(path) and not is_file else None
+
+
+def listed(data: str) -> list[str]:
+    """Several data sets, separated by commas; the levels of generated problems are separated so too.
+
+    >>> listed("gsm8k, generated:sums,word,owner/name:main")
+    ['gsm8k', 'generated:sums,word', 'owner/name:main']
+    """
+    from grpo_math.problems.generated import LEVELS
+
+    names: list[str] = []
+    for part in (part.strip() for part in data.split(",")):
+        if part in LEVELS and names and names[-1].startswith("generated:"):
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    return names
