@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_math import __version__
+from grpo_math import __version__, companions
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.run.signals import Stop
 from grpo_math.settings.shipped import find
@@ -127,6 +127,8 @@ def _add_on_problems(commands: Commands) -> None:
 
 def _add_on_runs(commands: Commands) -> None:
     _command(commands, "report", _report, "a run directory -> plots and one HTML page").add_argument("run_dir")
+    for name, text in companions.COMMANDS.items():
+        companions.options(name, _command(commands, name, _companion, text))
     text = "a finished run -> a repository on the Hub"
     add = _command(commands, "push", _push, text, abbreviates=False).add_argument
     add("run_dir")
@@ -171,8 +173,7 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
     if code == 0:
         print(
             "next     ask the trained model something of your own:\n"
-            f"         grpo-math evaluate --model embedded --adapter {run_dir / 'adapter'} --data FILE.jsonl\n"
-            "         (one JSON object a line: problem, answer)"
+            f'         grpo-math ask {run_dir} "What is 21 + 34?"'
         )
     return code
 
@@ -215,7 +216,13 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
     _quiet()
     from grpo_math.evaluation import compare, of_run
+    from grpo_math.generation.models import base_of_adapter
     from grpo_math.report import terminal
+
+    if args.model and (base := base_of_adapter(args.model)):
+        if args.adapter:
+            raise ConfigError("model", args.model, "is an adapter itself", "leave out --adapter, or name its base")
+        args.model, args.adapter = base, args.model
 
     run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
     from grpo_math.evaluation.figures import text_of
@@ -301,6 +308,12 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     findings = [finding._asdict() for finding in files.findings]
     answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": findings}
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
+
+
+def _companion(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    answered = companions.run(args)
+    return 0 if answered is None else _answer(args, *answered)
 
 
 def _push(args: argparse.Namespace, rest: list[str]) -> int:

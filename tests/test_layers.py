@@ -15,6 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 ROOMS = [
     {"cli"},
+    {"companions"},
     {"train"},
     {"report"},
     {"checks"},
@@ -30,8 +31,9 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.bench", "checks.deep", "checks.live"),
-    *("evaluation.backends", "evaluation.of_trainer", "evaluation.pass_rates", "evaluation.results"),
+    *("evaluation.ask", "evaluation.backends", "evaluation.of_trainer", "evaluation.pass_rates", "evaluation.results"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
+    "generation.streaming",
     *("planner.simulation.device", "planner.simulation.generation", "planner.simulation.live"),
     *("planner.simulation.model", "planner.simulation.pretend", "planner.simulation.run"),
     *("report.trackers", "report.verdict", "run.log", "run.peers"),

@@ -71,7 +71,7 @@ def opened(
     `ConfigError` for a model or an adapter that cannot be loaded.
     """
     if backend == "hf" or not isinstance(model, str):
-        weights = _weights(model, adapter) if isinstance(model, str) else model
+        weights = load_weights(model, adapter) if isinstance(model, str) else model
         limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
         return with_model(weights, tokenizer, **limits)
     stops = stop_ids(tokenizer, loaded(model, _generation_config))
@@ -151,7 +151,7 @@ def jobs(prompts: list[list[int]], seed: int) -> list[tuple[list[int], int, int]
     return [(prompt, samples, batch_seed(seed, i)) for i, (prompt, samples) in enumerate(runs)]
 
 
-def _weights(model: str, adapter: str | None) -> Any:
+def load_weights(model: str, adapter: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 

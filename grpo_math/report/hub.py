@@ -19,17 +19,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
-from grpo_math.generation.models import EMBEDDED, model_path
-from grpo_math.planner.model import is_folder, read_config
+from grpo_math.generation.models import EMBEDDED
+from grpo_math.planner.model import is_folder
 from grpo_math.report import report
 from grpo_math.report.card import RESULTS, Base, base_of, model_card
+from grpo_math.report.merged import merge
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import lock
 from grpo_math.run.checkpoints import FINISHED, SUMS
@@ -176,26 +177,10 @@ def _merged(adapter: Path, run: Run, folder: Path) -> dict[str, Content]:
     taken, which is said.
     """
     name = str(run.config.get("model_name_or_path"))
-    revision = str(run.config.get("model_revision") or "main")
-    if read_config(name, revision).get("quantization_config"):
-        reason = "is stored quantised, and cannot take an adapter into its weights"
-        raise ConfigError("merge", True, f"({name}) {reason}", "push the adapter alone")
     if run.config.get("load_in_4bit") or run.config.get("load_in_8bit"):
         _say("the adapter was trained on a quantised base, and is merged into the full one: evaluate what comes of it")
     _say(f"merging base and adapter in bfloat16: {name}")
-    with redirect_stdout(sys.stderr):  # DeepSpeed, where it is installed, tells stdout of its accelerator
-        import torch
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        try:
-            base = AutoModelForCausalLM.from_pretrained(
-                model_path(name), revision=revision, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
-            )
-        except OSError as error:
-            reason = f"needs the base {name}, which cannot be loaded ({one_line(error)})"
-            raise ConfigError("merge", True, reason, "push the adapter alone") from None
-        PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().save_pretrained(folder)
+    merge(name, str(run.config.get("model_revision") or "main"), adapter, folder)
     return _of_a_model(folder)
 
 
