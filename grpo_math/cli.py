@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = _command(commands, "doctor", _doctor, "what is wrong with a recipe on this machine", abbreviates=False)
     asked = doctor.add_mutually_exclusive_group(required=True)
     asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
-    asked.add_argument("--table", action="store_true", help="the tables of docs/troubleshooting.md, as Markdown")
+    asked.add_argument("--table", action="store_true", help="the tables of all checks, as Markdown")
     doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
     doctor.add_argument("--accelerate-config", help="the file of accelerate launch --config_file")
     _add_on_problems(commands)
@@ -137,6 +137,7 @@ def _add_on_runs(commands: Commands) -> None:
     add("--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it")
     add("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
     add("--revision", help="push to this branch (default: main)")
+    add("--dry_run", "--dry-run", action="store_true", help="show the card and the files, and push nothing")
 
 
 def _add_on_machines(commands: Commands) -> None:
@@ -144,7 +145,7 @@ def _add_on_machines(commands: Commands) -> None:
     plan = _command(commands, "plan", _plan, text)
     asked, add = plan.add_mutually_exclusive_group(required=True), plan.add_argument
     asked.add_argument("--config", help="a recipe, as for train")
-    asked.add_argument("--table", action="store_true", help="the table of docs/planning.md: models on common GPUs")
+    asked.add_argument("--table", action="store_true", help="a table: models on common GPUs")
     add("--gpus", type=int, help="how many GPUs (default: those of this machine)")
     add("--gpu-memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
     add("--cpu-memory", type=float, metavar="GB", help="main memory (default: this machine's)")
@@ -206,6 +207,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         return _compare(args)
     if args.regrade:
         return _regrade(args)
+    args.model, args.adapter = companions.with_base(args.model, args.adapter)
     if args.split != args.parser.get_default("split") and str(args.data).endswith((".jsonl", ".json")):
         raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
     for name in ("model", "adapter"):
@@ -216,13 +218,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--{name} is missing: give a model and data, or two results files with --compare")
     _quiet()
     from grpo_math.evaluation import compare, of_run
-    from grpo_math.generation.models import base_of_adapter
     from grpo_math.report import terminal
-
-    if args.model and (base := base_of_adapter(args.model)):
-        if args.adapter:
-            raise ConfigError("model", args.model, "is an adapter itself", "leave out --adapter, or name its base")
-        args.model, args.adapter = base, args.model
 
     run = of_run.read(args.run, args.output) if args.run else None  # refused before torch is imported
     from grpo_math.evaluation.figures import text_of
@@ -318,8 +314,15 @@ def _companion(args: argparse.Namespace, rest: list[str]) -> int:
 
 def _push(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
-    from grpo_math.report.hub import push
+    from grpo_math.report.hub import prepared, push
 
+    if args.dry_run:
+        for name in ("private", "revision"):
+            if getattr(args, name):
+                raise UserError(f"--{name} would be ignored by --dry_run: leave it out")
+        shown = prepared(args.run_dir, **_of(args, "repo_id merge base_model"))
+        lines = [f"{size:>13,} {name}" for name, size in shown["files"].items()]
+        return _answer(args, shown, "\n".join([shown["card"], f"{len(lines)} files, in bytes:", *lines]))
     pushed = push(args.run_dir, private=args.private or None, **_of(args, "repo_id merge base_model revision"))
     return _answer(args, pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
 

@@ -27,7 +27,7 @@ class TrainArguments:
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
     template: str = setting("gsm8k", "The prompt: gsm8k, boxed, r1_zero or xml.")
     rewards: list[str] = setting(
-        ["accuracy"], "Reward functions: keys of REWARDS (docs/rewards.md), or module:function for your own."
+        ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_split: str = setting("test", "The split to evaluate on.")

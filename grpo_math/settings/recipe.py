@@ -163,7 +163,7 @@ def check(name: str, value: Any) -> Any:
     field = fields().get(name)
     if field is None:
         near = difflib.get_close_matches(name, fields(), n=1)
-        hint = f"did you mean --{near[0]}?" if near else "docs/settings.md lists them"
+        hint = f"did you mean --{near[0]}?" if near else "grpo-math train --help lists them"
         raise UserError(f"--{name} is not a setting: {hint}")
     if name.endswith("_token") and not isinstance(value, str | None):
         raise ConfigError(name, "***", "is not a string", "put it in quotes")

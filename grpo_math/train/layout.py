@@ -63,7 +63,7 @@ def _config(name: str) -> Config:
     accelerate.accelerate_config(name, says)
     if int(says.get("num_machines") or 1) > 1:
         reason = "is for several machines, and grpo-math train starts the processes of one"
-        raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each, as launch/slurm/ does")
+        raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each of them")
     return Config(path, says)
 
 
