@@ -15,7 +15,7 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     options = ["--model", tiny(), "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
     said = run([sys.executable, "examples/own_reward.py", *options], CUDA_VISIBLE_DEVICES="")
     assert "rewards/concise/mean" in said
-    assert (tmp_path / "run/adapter_model.safetensors").exists()
+    assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
 
 
 def test_the_recipe_trains_a_step_with_the_function_beside_it(tiny, tmp_path):

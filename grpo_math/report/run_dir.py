@@ -122,7 +122,8 @@ def _read_state(run: Run) -> None:
         last = f"{run.history[-1][metrics.STEP]:.0f}"
         where = str(path.relative_to(run.directory)) if path else ""
         said = f"made without grpo_math: the curves are the log of {where}, {len(run.history)} lines up to step {last}"
-        after = "; what came after that checkpoint is not known" if where != trl_dir.STATE else ""
+        cut = where != trl_dir.STATE and run.history[-1][metrics.STEP] < run.config.get("max_steps", 0)
+        after = "; what came after that checkpoint is not known" if cut else ""
         run.notes.append(said + after)
         if not any(metrics.ACCURACY in line for line in run.history):
             run.notes.append("completions were not graded: accuracy is not known, rewards alone are shown")

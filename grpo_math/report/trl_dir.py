@@ -48,13 +48,24 @@ def settings_of(folder: Path, history: list[dict[str, float]]) -> dict[str, Any]
     rewards = {name.split("/")[1] for line in history for name in line if name.startswith(metrics.REWARD_PREFIX)}
     if rewards:
         settings["rewards"] = sorted(rewards)
+    if isinstance(name := _card(folder / "README.md").get("base_model"), str):  # TRL writes one
+        settings["model_name_or_path"] = name
     for place in (folder, *_checkpoints(folder)):
         if adapter := _json(place / "adapter_config.json"):
             settings |= {"use_peft": True, "model_name_or_path": adapter.get("base_model_name_or_path")}
             return settings | {ours: adapter[name] for name, ours in LORA.items() if name in adapter}
-        if name := _json(place / "config.json").get("_name_or_path"):
-            return settings | {"model_name_or_path": name}
     return settings
+
+
+def _card(path: Path) -> dict[str, Any]:
+    """The metadata at the head of a model card."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace").split("---")[1])
+    except (OSError, IndexError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -112,6 +112,17 @@ def test_the_limit_of_completions_is_known_where_some_were_cut(folder):
     assert "max_completion_length" not in trl_dir.settings_of(folder, [{"step": 1.0, "completions/max_length": 9.0}])
 
 
+def test_the_model_is_named_by_the_adapter_or_by_trls_card(copy, tiny):
+    assert trl_dir.settings_of(copy, [])["model_name_or_path"] == tiny()
+    for path in copy.glob("**/adapter_config.json"):
+        path.unlink()
+    assert "use_peft" not in trl_dir.settings_of(copy, [])
+    (copy / "README.md").write_text("---\nbase_model: me/base\n---\n# plain\n")
+    assert trl_dir.settings_of(copy, [])["model_name_or_path"] == "me/base"
+    (copy / "README.md").write_text("---\n{{\n---\n")
+    assert "model_name_or_path" not in trl_dir.settings_of(copy, [])
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"log_history": 3}', '{"log_history": [3]}'])
 def test_a_damaged_state_is_a_note(text, copy):
     (copy / "checkpoint-4" / trl_dir.STATE).write_text(text)

@@ -78,7 +78,9 @@ def test_no_message_names_a_file_that_is_not_shipped():
     found = []
     for path in sorted((ROOT / "grpo_math").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        bodies = [node.body[0] for node in ast.walk(tree) if hasattr(node, "body") and isinstance(node.body, list)]
+        bodies = [
+            node.body[0] for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list) and node.body
+        ]
         docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
