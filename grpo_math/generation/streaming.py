@@ -20,7 +20,7 @@ def tokens(
     seed: int = 0,
     adapter: bool = True,
 ) -> Iterator[int]:
-    """The token ids after a prompt's, each as soon as it is known, up to one of ``stops``, which is not given.
+    """The token ids after a prompt's, each as soon as it is known, up to one of ``stops``.
 
     0 as temperature is greedy. ``adapter`` False: a PEFT model answers as its base does. Two of these streams of one
     model may take turns.
@@ -37,9 +37,9 @@ def tokens(
             token = int(drawn)
         else:
             token = int(logits.argmax())
+        yield token
         if token in stops:
             return
-        yield token
         inputs = torch.tensor([[token]], device=model.device)
 
 

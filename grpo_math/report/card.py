@@ -46,6 +46,7 @@ RESULTS = {
     "report.html": "all of it as one page: plots, findings, problems that changed, every completion",
 }
 PLOTS = {"training": "reward, accuracy and loss by step", "details": "more of them: entropy, lengths, time, memory"}
+LOCAL = re.compile(r"'((?:/|~/|\.\./)[^']*)'|(?<![^\s=])((?:/|~/|\.\./)[^\s'`]*)")  # a path, within quotes or not
 ASKED = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
@@ -216,15 +217,16 @@ def _typed(command: str, base: Base) -> str:
     'python -m grpo_math.train --config a.yaml --dataset=b.jsonl --seed 1'
     >>> _typed("python /data/me/sums.py --model /data/base", Base("me/base", "base"))
     'python sums.py --model me/base'
+    >>> _typed("grpo_math.train --config '/data/my own/a b.yaml' --hub_token ***", Base("me/base", "base"))
+    "python -m grpo_math.train --config 'a b.yaml' --hub_token ***"
     """
-    words = []
-    for word in shlex.split(command):
-        option, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
-        if value.startswith(("/", "~", "../")):
-            name = Path(value).name
-            value = base.hub if base.hub and name == base.folder else name
-        words.append(shlex.quote(f"{option}{equals}{value}"))
-    return " ".join(words if words[:1] == ["python"] else ["python", "-m", *words])
+
+    def last(found: re.Match[str]) -> str:
+        name = Path(found[1] or found[2]).name
+        return base.hub if base.hub and name == base.folder else shlex.quote(name)
+
+    said = LOCAL.sub(last, command)
+    return said if said.startswith("python ") else f"python -m {said}"
 
 
 def _plots(run: Run) -> str:

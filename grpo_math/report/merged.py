@@ -54,9 +54,10 @@ def export(run_dir: str, folder: str, dtype: str = "bfloat16") -> Merged:
 def merge(
     name: str, revision: str, adapter: str | Path, folder: Path, dtype: str = "bfloat16", probe: Any = None
 ) -> Merged:
-    """Base ``name`` and adapter as one model in ``folder``, with the adapter's tokenizer, where it has one.
+    """The weights of base ``name`` with the adapter in them, in ``folder``.
 
-    ``probe``: a prompt; the log-probs of an answer to it are then compared, and `UserError` says if they are apart.
+    ``probe``: a prompt. The tokenizer is then saved too, and the log-probs of an answer to the prompt are compared:
+    `UserError` if they are apart.
     """
     if read_config(name, revision).get("quantization_config"):
         reason = "is stored quantised, and cannot take an adapter into its weights"
@@ -78,22 +79,29 @@ def merge(
             reason = f"needs the base {name}, which cannot be loaded ({one_line(error)})"
             raise ConfigError("merge", True, reason, "push the adapter alone") from None
         both = PeftModel.from_pretrained(base, str(adapter))
-        place = str(adapter) if (Path(adapter) / "tokenizer_config.json").exists() else model_path(name)
-        tokenizer = load_tokenizer(place)
-        before = after = ours = None
-        if probe is not None:
-            ours = logps(both, tokenizer, probe)
-            with both.disable_adapter():
-                before = logps(both, tokenizer, probe)
+        if probe is None:
+            both.merge_and_unload().save_pretrained(folder)
+            return Merged(folder, 0.0, 0.0)
+        tokenizer = _tokenizer(adapter, name)
+        ours = logps(both, tokenizer, probe)
+        with both.disable_adapter():
+            before = logps(both, tokenizer, probe)
         both.merge_and_unload().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if probe is None:
-            return Merged(folder, 0.0, 0.0)
         after = logps(load(str(folder), "main"), tokenizer, probe)  # what was written, not what is in memory
     apart, moved = ((one - ours).abs().mean().item() for one in (after, before))
     if not apart <= NATS[dtype]:
         raise UserError(f"the merged model's log-probs are {apart:.2f} nats a token from those of base and adapter")
     return Merged(folder, apart, moved)
+
+
+def _tokenizer(adapter: str | Path, name: str) -> Any:
+    """The adapter's, which training saved beside it; else the base's."""
+    from transformers import AutoTokenizer
+
+    if (Path(adapter) / "tokenizer_config.json").exists():
+        return AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=False)
+    return load_tokenizer(model_path(name))
 
 
 def logps(model: Any, tokenizer: Any, prompt: Any) -> Any:
