@@ -110,7 +110,8 @@ def logps(model: Any, tokenizer: Any, prompt: Any) -> Any:
 
     from grpo_math.generation.completions import token_ids
 
-    (ids,) = token_ids(tokenizer, [prompt])
+    chat = isinstance(prompt, str) or tokenizer.chat_template
+    (ids,) = token_ids(tokenizer, [prompt if chat else PROBE])
     answer = tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
     inputs = torch.tensor([ids + answer])
     model.eval()

@@ -17,10 +17,12 @@ from small_trainers import config
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
+from grpo_math.checks.live import Diagnosis
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.report import report
+from grpo_math.run.log import History
 from grpo_math.trainer.run_files import RunFiles
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
@@ -98,6 +100,18 @@ def test_findings_come_of_its_history(folder, tmp_path):
     assert "flat_reward" in [finding.check for finding in report(tmp_path).findings]
 
 
+def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path, capsys):
+    trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
+    diagnosis = Diagnosis(History(tmp_path), {})
+    trainer.add_callback(diagnosis)
+    path = tmp_path / "history.jsonl"
+    dead = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
+    trainer.train()
+    path.write_text("".join(json.dumps(line) + "\n" for line in dead))
+    diagnosis.on_train_end(trainer.args, trainer.state, trainer.control)
+    assert "flat_reward" in diagnosis.said
+
+
 def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tokenizer, tmp_path):
     for name in ("before.json", "after.json", "finished.json"):
         (tmp_path / name).write_text("{}")
@@ -123,9 +137,11 @@ def test_it_can_be_left_out(tiny, tokenizer, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_token_is_in_no_file(tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, hub_token="hf_abcdefghijklmnop", save_strategy="no")
-    trainer.train()
+@pytest.mark.parametrize("args", [MathGRPOConfig, GRPOConfig])
+def test_a_token_is_in_no_file(args, tiny, tokenizer, tmp_path):
+    secret = {"hub_token": "hf_abcdefghijklmnop", "save_strategy": "no"}
+    make(tiny(), tokenizer, tmp_path, args=args, max_steps=1, **secret).train()
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["max_steps"] == 1
     assert "hf_abcdefghijklmnop" not in (tmp_path / "config.yaml").read_text()
 
 
