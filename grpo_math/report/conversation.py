@@ -94,8 +94,8 @@ def wrapped(text: str, width: int) -> list[str]:
     >>> wrapped("one two three\\n\\nfour", 8)
     ['one two', 'three', '', 'four']
     """
-    options = {"break_on_hyphens": False, "drop_whitespace": True}
-    return [line for part in text.split("\n") for line in textwrap.wrap(part, width, **options) or [""]]
+    parts = text.split("\n")
+    return [line for part in parts for line in textwrap.wrap(part, width, break_on_hyphens=False) or [""]]
 
 
 def _row(cells: list[str], width: int) -> str:
