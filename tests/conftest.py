@@ -87,11 +87,13 @@ def tiny(tmp_path_factory, tokenizer):
         "eos_token_id": 2,
         "pad_token_id": 2,
     }
+    wide = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}  # as many as a block of 4-bit weights has
     classes = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False)),
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True)),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)),
         "gemma": lambda: GemmaForCausalLM(GemmaConfig(**shape)),
+        "wide": lambda: LlamaForCausalLM(LlamaConfig(**shape | wide, tie_word_embeddings=False)),
     }
     made: dict[str, str] = {}
 

@@ -3,10 +3,11 @@
 What an earlier grader said stays in its file; the new results stand beside it under the grader's version, so that they
 compare with others of that version.
 
-Does not generate, and overwrites nothing.
+Does not generate. `regrade` overwrites nothing; `renew` keeps what it replaces.
 """
 
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,27 @@ def regrade(path: str | Path, progress: Progress | None = None) -> Results:
     verdicts that changed. `ConfigError` where this grader has graded them already.
     """
     was = read_results(path)
-    before, now = version.as_now(was).get(version.KEY), version.version()
-    target = regraded_file(path, now)
-    _refuse(path, target, before)
+    target = regraded_file(path, version.version())
+    _refuse(path, target, _grader_of(was))
+    results = _anew(path, was, progress)
+    write_json(target, results)
+    return {**results, "results": str(target)}
+
+
+def renew(path: Path) -> None:
+    """The same in place, where another grader than that of now graded ``path``: what it said is kept beside it first.
+
+    For the evaluation before training of a run that goes on under a newer grader.
+    """
+    was = read_results(path)
+    if (before := _grader_of(was)) != version.version():
+        results = _anew(path, was)
+        shutil.copyfile(path, regraded_file(path, before))
+        write_json(path, results)
+
+
+def _anew(path: str | Path, was: Results, progress: Progress | None = None) -> Results:
+    """The results ``was`` with verdicts and figures of the grader of now."""
     records, samples = was["rows"], was.get("samples", 1)
     _check(path, records, samples)
     grades = grade_batch(
@@ -43,15 +62,18 @@ def regrade(path: str | Path, progress: Progress | None = None) -> Results:
     changed = Counter(f"{old} -> {new}" for old, new in pairs if old != new)
     results = {
         **was,
-        version.KEY: now,
+        version.KEY: version.version(),
         **summary(rows, samples),
         "versions": {**was.get("versions", {}), "math-verify": versions()["math-verify"]},
-        "regraded": {"from": Path(path).name, version.KEY: before, "changed": dict(sorted(changed.items()))},
+        "regraded": {"from": Path(path).name, version.KEY: _grader_of(was), "changed": dict(sorted(changed.items()))},
         "rows": rows,
     }
     del results["results"]
-    write_json(target, results)
-    return {**results, "results": str(target)}
+    return results
+
+
+def _grader_of(results: Results) -> Any:
+    return version.as_now(results).get(version.KEY)
 
 
 def regraded_file(path: str | Path, grader: int | str) -> Path:

@@ -27,6 +27,7 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError
 from grpo_math.evaluation import pass_rates
 from grpo_math.evaluation.of_trainer import over_ranks
+from grpo_math.evaluation.regrade import renew
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.problems.datasets import to_dataset
 from grpo_math.report.trackers import Trackers
@@ -231,7 +232,11 @@ class Run:
     def evaluate(self, name: str) -> None:
         """RUN/before.json or RUN/after.json, where ``eval_n`` asks for them."""
         file, n = self.run_dir / f"{name}.json", self.arguments.eval_n
-        if not n or (name == "before" and self.config.resume_from_checkpoint and file.exists()):
+        if not n:
+            return
+        if name == "before" and self.config.resume_from_checkpoint and file.exists():
+            if self.is_main:
+                renew(file)  # it is compared with what the grader of now says of the answers after training
             return
         results = self.score(self.setup.held_out[:n], True)
         if name == "after":

@@ -68,4 +68,7 @@ def test_it_goes_on_from_its_checkpoint_and_ends_as_the_old_code_did(tokenizer, 
     before, after = (json.loads((run_dir / f"{name}.json").read_text()) for name in ("before", "after"))
     rows = json.loads((CASES / "finished/after.json").read_text())["rows"]
     assert [row["completion"] for row in after["rows"]] == [row["completion"] for row in rows]
-    assert compare(before, after).difference == after["accuracy"] - before["accuracy"], "graded by 0.1.0 and by this"
+    assert compare(before, after).difference == after["accuracy"] - before["accuracy"]
+    assert before["regraded"]["grader_hash"] == 1, "by 0.1.0; compared with what this grader says"
+    kept = json.loads((run_dir / "before.grader-1.json").read_text())
+    assert kept == json.loads((CASES / "killed/before.json").read_text())

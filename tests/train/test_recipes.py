@@ -100,7 +100,7 @@ def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path)
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     recipe = yaml.safe_load(path.read_text())
     recipe |= {
-        "model_name_or_path": tiny(),
+        "model_name_or_path": tiny("wide" if recipe.get("load_in_4bit") else "llama"),
         "dataset": str(tmp_path / "problems.jsonl"),
         "output_dir": str(tmp_path / "run"),
         "max_steps": 1,
