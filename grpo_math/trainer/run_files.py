@@ -35,8 +35,9 @@ class RunFiles(History):
         if not state.is_world_process_zero:
             return
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        earlier = (self.run_dir / "config.yaml").exists() or (self.run_dir / checkpoints.FINISHED).exists()
         stale = [checkpoints.FINISHED, "after.json"]
-        if state.global_step == 0:  # what an earlier run in this folder has left
+        if state.global_step == 0 and earlier:  # what that run has left in this folder
             stale += ["before.json"] if "before.json" not in self.evaluated else []
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
         for name in stale:
