@@ -19,7 +19,7 @@ _HOME = {
     "Verdict": "grading",
     "REWARDS": "rewards",
     "load_problems": "problems.datasets",
-    "evaluate": "evaluation.results",
+    "evaluate": "evaluation.of_trainer",
 }
 __all__ = ["REWARDS", "MathGRPOConfig", "MathGRPOTrainer", "Verdict", "evaluate", "grade", "load_problems"]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_math import __version__
+from grpo_math import __version__, companions
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.run.signals import Stop
 from grpo_math.settings.shipped import find
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor = _command(commands, "doctor", _doctor, "what is wrong with a recipe on this machine", abbreviates=False)
     asked = doctor.add_mutually_exclusive_group(required=True)
     asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
-    asked.add_argument("--table", action="store_true", help="the tables of docs/troubleshooting.md, as Markdown")
+    asked.add_argument("--table", action="store_true", help="the tables of all checks, as Markdown")
     doctor.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
     doctor.add_argument("--accelerate_config", help="a file, or the name of one in accelerate_configs/")
     _add_on_problems(commands)
@@ -118,7 +118,7 @@ def _add_on_problems(commands: Commands) -> None:
     add("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    data = "sets by name (docs/data.md), owner/name[:config][@revision], folders or .jsonl files; several: a,b,c"
+    data = "sets by name (such as gsm8k), owner/name[:config][@revision], folders or .jsonl files; several: a,b,c"
     add("--data", "--dataset", help=data)
     add("--suite", help="math: the sets that are usual, each as its authors evaluate it")
     add("--columns", help="which column is which: problem=query,answer=target (default: the common spellings)")
@@ -155,6 +155,8 @@ def _add_on_problems(commands: Commands) -> None:
 
 def _add_on_runs(commands: Commands) -> None:
     _command(commands, "report", _report, "a run directory -> plots and one HTML page").add_argument("run_dir")
+    for name, text in companions.COMMANDS.items():
+        companions.options(name, _command(commands, name, _companion, text))
     text = "a finished run -> a repository on the Hub"
     add = _command(commands, "push", _push, text, abbreviates=False).add_argument
     add("run_dir")
@@ -163,6 +165,7 @@ def _add_on_runs(commands: Commands) -> None:
     add("--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it")
     add("--base_model", help="the base's name on the Hub, where the run was trained from a folder")
     add("--revision", help="push to this branch (default: main)")
+    add("--dry_run", "--dry-run", action="store_true", help="show the card and the files, and push nothing")
 
 
 def _add_on_machines(commands: Commands) -> None:
@@ -170,7 +173,7 @@ def _add_on_machines(commands: Commands) -> None:
     plan = _command(commands, "plan", _plan, text, abbreviates=False)
     asked, add = plan.add_mutually_exclusive_group(required=True), plan.add_argument
     asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
-    asked.add_argument("--table", action="store_true", help="the table of docs/planning.md: models on common GPUs")
+    asked.add_argument("--table", action="store_true", help="a table: models on common GPUs")
     add("--gpus", type=int, help="how many GPUs (default: those of this machine)")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
@@ -199,8 +202,7 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
     if code == 0:
         print(
             "next     ask the trained model something of your own:\n"
-            f"         grpo-math evaluate --model embedded --adapter {run_dir / 'adapter'} --data FILE.jsonl\n"
-            "         (one JSON object a line: problem, answer)"
+            f'         grpo-math ask {run_dir} "What is 21 + 34?"'
         )
     return code
 
@@ -233,6 +235,7 @@ def _evaluate(args: argparse.Namespace, rest: list[str]) -> int:
         return _compare(args)
     if args.regrade:
         return _regrade(args)
+    args.model, args.adapter = companions.with_base(args.model, args.adapter)
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
@@ -304,10 +307,23 @@ def _report(args: argparse.Namespace, rest: list[str]) -> int:
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
 
 
+def _companion(args: argparse.Namespace, rest: list[str]) -> int:
+    _quiet()
+    answered = companions.run(args)
+    return 0 if answered is None else _answer(args, *answered)
+
+
 def _push(args: argparse.Namespace, rest: list[str]) -> int:
     _quiet()
-    from grpo_math.report.hub import push
+    from grpo_math.report.hub import prepared, push
 
+    if args.dry_run:
+        for name in ("private", "revision"):
+            if getattr(args, name):
+                raise UserError(f"--{name} would be ignored by --dry_run: leave it out")
+        shown = prepared(args.run_dir, **_of(args, "repo_id merge base_model"))
+        lines = [f"{size:>13,} {name}" for name, size in shown["files"].items()]
+        return _answer(args, shown, "\n".join([shown["card"], f"{len(lines)} files, in bytes:", *lines]))
     pushed = push(args.run_dir, private=args.private or None, **_of(args, "repo_id merge base_model revision"))
     return _answer(args, pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from grpo_math.checks import table
+from grpo_math.companions import COMMANDS
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
 
@@ -91,7 +92,7 @@ def test_the_tree_names_every_module_and_no_other():
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "train", "serve", "doctor", "evaluate", "grade", "report", "push", "plan", "bench"]
+    "command", ["demo", "train", "serve", "doctor", "evaluate", "grade", "report", "push", "plan", "bench", *COMMANDS]
 )
 def test_every_command_is_shown(command):
     assert f"grpo-math {command}" in ALL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import sys
@@ -14,7 +15,7 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     options = ["--model", tiny(), "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
     said = run([sys.executable, "examples/own_reward.py", *options], CUDA_VISIBLE_DEVICES="")
     assert "rewards/concise/mean" in said
-    assert (tmp_path / "run/adapter_model.safetensors").exists()
+    assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
 
 
 def test_the_recipe_trains_a_step_with_the_function_beside_it(tiny, tmp_path):
@@ -38,3 +39,48 @@ def test_the_reward_is_what_its_docstring_says(answer, reward, monkeypatch):
     grades = grade_batch(["7", "7"], [f"#### {answer}"] * 2)
     assert concise(completions=completions, grade=grades) == pytest.approx([reward] * 2, abs=0.03)
     assert concise(completions=["#### 7"], grade=grade_batch([""], ["#### 7"])) == [None]
+
+
+def test_the_notebook_has_ten_cells_that_jupyter_can_read():
+    notebook = json.loads((ROOT / "examples/sums.ipynb").read_text(encoding="utf-8"))
+    cells = notebook["cells"]
+    assert (notebook["nbformat"], notebook["nbformat_minor"], len(cells)) == (4, 5, 10)
+    assert len({cell["id"] for cell in cells}) == 10
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
+
+
+def test_the_notebook_runs_from_the_first_cell_to_the_last(tiny, tmp_path):
+    program = tmp_path / "notebook.py"
+    program.write_text(NOTEBOOK)
+    words = [sys.executable, str(program), str(ROOT / "examples/sums.ipynb"), tiny()]
+    *_, shown = run(words, cwd=tmp_path, CUDA_VISIBLE_DEVICES="").splitlines()
+    shown = json.loads(shown)
+    assert len(shown) == 9
+    assert 0 <= float(shown["before"]) <= 1
+    assert 0 <= float(shown["after"]) <= 1
+    frame = shown["report"]
+    assert frame.startswith("<iframe srcdoc=")
+    assert 'sandbox="allow-scripts"' in frame
+    assert "Held-out accuracy before and after" in frame
+    assert list(ast.literal_eval(shown["ask"])) == ["base", "trained"]
+    assert (tmp_path / "runs/notebook/adapter/adapter_model.safetensors").exists()
+
+
+# As Jupyter does: each cell in one namespace, and its last expression shown.
+NOTEBOOK = """
+import ast, json, sys
+
+path, model = sys.argv[1:]
+names, shown = {"__name__": "__main__"}, {}
+for cell in json.load(open(path, encoding="utf-8"))["cells"]:
+    if cell["cell_type"] == "code":
+        text = "".join(cell["source"])
+        for old, new in (('"embedded"', repr(model)), ("max_steps=40", "max_steps=2"), ("limit=64", "limit=4")):
+            text = text.replace(old, new)
+        body = ast.parse(text).body
+        last = body.pop() if isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body, []), path, "exec"), names)
+        value = eval(compile(ast.Expression(last.value), path, "eval"), names) if last else None
+        shown[cell["id"]] = value._repr_html_() if hasattr(value, "_repr_html_") else repr(value)
+print(json.dumps(shown))
+"""

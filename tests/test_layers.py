@@ -15,6 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 ROOMS = [
     {"cli"},
+    {"companions"},
     {"train"},
     {"report"},
     {"checks"},
@@ -30,8 +31,9 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.bench", "checks.deep", "checks.live"),
-    *("evaluation.backends", "evaluation.pass_rates", "evaluation.results"),
+    *("evaluation.ask", "evaluation.backends", "evaluation.of_trainer", "evaluation.pass_rates", "evaluation.results"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
+    "generation.streaming",
     *("planner.simulation.device", "planner.simulation.generation", "planner.simulation.live"),
     *("planner.simulation.model", "planner.simulation.pretend", "planner.simulation.run"),
     *("report.trackers", "report.verdict", "run.log", "run.peers"),
@@ -39,14 +41,14 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("train.heldout", "train.program", "train.resuming", "train.selection"),
     *("trainer.advantages", "trainer.attention", "trainer.budget", "trainer.build", "trainer.config"),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
-    *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.scoring", "trainer.state"),
+    *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
     "trainer.trainer",
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.bench", "checks.deep", "generation.sync", "generation.canary", "report.verdict"),
     "planner.simulation.run",
     *("settings.conflicts", "settings.generation", "settings.parser"),
-    *("train.heldout", "train.program", "train.resuming", "train.selection"),
+    *("train.program", "train.resuming", "train.selection"),
     *("trainer.build", "trainer.config", "trainer.trainer"),
 }
 

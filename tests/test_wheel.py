@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import venv
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,22 @@ def test_shipped_files_go_by_their_names_of_the_checkout_there(installed, tmp_pa
     done = run(installed, "plan", "--config", recipe, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "optimizer" in json.loads(done.stdout)["main_memory"]  # the DeepSpeed file that config names was read
+
+
+def test_recipes_are_listed_and_copied_there(installed, tmp_path):
+    listed = json.loads(run(installed, "recipes", "--json", cwd=tmp_path).stdout)
+    assert {path.stem for path in (ROOT / "launch/configs").glob("*.yaml")} == set(listed["recipes"])
+    paths = [path for kind in listed.values() for path in kind.values()]
+    assert all("site-packages" in path and Path(path).is_file() for path in paths)
+    done = run(installed, "recipes", "--copy", "demo_cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "demo_cpu.yaml").read_bytes() == (ROOT / "launch/configs/demo_cpu.yaml").read_bytes()
+
+
+def test_the_environment_of_vllm_is_made_by_a_command_there(installed, tmp_path):
+    made = tmp_path / "env/ready"
+    version = sha256((ROOT / "grpo_math/train/vllm_env.py").read_bytes()).hexdigest()
+    made.parent.mkdir()
+    made.write_text(version)  # as if it had been made: no package index is asked here
+    done = run(installed, "vllm-env", "env", cwd=tmp_path)
+    assert done.stdout.strip() == str(tmp_path / "env/bin/vllm"), done.stderr

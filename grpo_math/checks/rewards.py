@@ -72,7 +72,10 @@ def rewards(setup: Setup) -> Iterator[Said]:
         for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL"):
             if not os.environ.get(variable):
                 raise ConfigError(
-                    "rewards", "llm_judge", f"needs the variable {variable}", "set it: see docs/rewards.md"
+                    "rewards",
+                    "llm_judge",
+                    f"needs the variable {variable}",
+                    "set it: the judge is an OpenAI-compatible server",
                 )
     rows, right, wrong = _pairs(setup)
     if not rows:

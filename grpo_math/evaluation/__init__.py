@@ -6,7 +6,7 @@ from typing import Any
 MODULES = {
     "answered": "results",
     "category": "figures",
-    "evaluate": "results",
+    "evaluate": "of_trainer",
     "summary": "figures",
     "text_of": "figures",
 }

@@ -96,7 +96,7 @@ def opened(
     `ConfigError` for a model or an adapter that cannot be loaded.
     """
     if backend == "hf" or not isinstance(model, str):
-        weights = _once((model, adapter), lambda: _weights(model, adapter)) if isinstance(model, str) else model
+        weights = _once((model, adapter), lambda: load_weights(model, adapter)) if isinstance(model, str) else model
         limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
         return with_model(weights, tokenizer, **limits)
     stops = stop_ids(tokenizer, loaded(model, _generation_config))
@@ -176,7 +176,7 @@ def jobs(prompts: list[list[int]], seed: int) -> list[tuple[list[int], int, int]
     return [(prompt, samples, batch_seed(seed, i)) for i, (prompt, samples) in enumerate(runs)]
 
 
-def _weights(model: str, adapter: str | None) -> Any:
+def load_weights(model: str, adapter: str | None) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 

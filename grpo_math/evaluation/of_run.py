@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.resume import config_of
+from grpo_math.run.weights import weights_in
 
 FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # what transformers reads
 
@@ -37,13 +38,11 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _of_revision(name, str(config.get("model_revision") or "main"))
-    if (run / "adapter" / "adapter_config.json").exists():
-        trained: tuple[str, str | None] = (base, str(run / "adapter"))
-    elif (run / "model" / "config.json").exists():
-        trained = (str(run / "model"), None)
-    else:
+    if (found := weights_in(run)) is None:
         reason = "has neither adapter/ nor model/, so it has not finished"
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which goes on with it")
+    kind, weights = found
+    trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     folder = run / "evaluation" if output is None else Path(output)
     longest = int(config.get("max_completion_length") or 512)
     return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder)

@@ -8,6 +8,7 @@ Does not run remote code: ``trust_remote_code`` is always False.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -110,6 +111,18 @@ def _convert(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     shutil.copymode(folder.parent, folder)
+
+
+def base_of_adapter(folder: str | Path) -> str | None:
+    """The base that an adapter's configuration names; None for a folder that holds no adapter."""
+    try:
+        said = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+        return str(said["base_model_name_or_path"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        reason = "has an adapter_config.json that names no base"
+        raise ConfigError("adapter", str(folder), reason, "get the adapter's files again") from None
 
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:

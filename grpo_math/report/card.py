@@ -8,6 +8,7 @@ Does not write to the network, and does not show what the model wrote.
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +46,7 @@ RESULTS = {
     "report.html": "all of it as one page: plots, findings, problems that changed, every completion",
 }
 PLOTS = {"training": "reward, accuracy and loss by step", "details": "more of them: entropy, lengths, time, memory"}
+LOCAL = re.compile(r"'((?:/|~/|\.\./)[^']*)'|(?<![^\s=])((?:/|~/|\.\./)[^\s'`]*)")  # a path, within quotes or not
 ASKED = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
@@ -204,8 +206,27 @@ def _training(run: Run, base: Base, kind: str) -> str:
     if command := config.get("command"):
         n = config.get("num_processes", 1)
         words = "The command:" if n == 1 else f"The command, on {n} processes that `accelerate launch` started:"
-        parts += [words, _fence("bash", f"python -m {command}")]
+        parts += [words, _fence("bash", _typed(command, base))]
     return "\n\n".join(parts)
+
+
+def _typed(command: str, base: Base) -> str:
+    """The command as another can type it: of a path of the machine that trained only the last part, or the Hub's name.
+
+    >>> _typed("grpo_math.train --config /data/me/a.yaml --dataset=../b.jsonl --seed 1", Base("me/base", "base"))
+    'python -m grpo_math.train --config a.yaml --dataset=b.jsonl --seed 1'
+    >>> _typed("python /data/me/sums.py --model /data/base", Base("me/base", "base"))
+    'python sums.py --model me/base'
+    >>> _typed("grpo_math.train --config '/data/my own/a b.yaml' --hub_token ***", Base("me/base", "base"))
+    "python -m grpo_math.train --config 'a b.yaml' --hub_token ***"
+    """
+
+    def last(found: re.Match[str]) -> str:
+        name = Path(found[1] or found[2]).name
+        return base.hub if base.hub and name == base.folder else shlex.quote(name)
+
+    said = LOCAL.sub(last, command)
+    return said if said.startswith("python ") else f"python -m {said}"
 
 
 def _plots(run: Run) -> str:
@@ -226,8 +247,9 @@ def _use(run: Run, repo_id: str, base: Base, kind: str) -> str:
     name, path, adapter = repo_id.rpartition("/")[2], base.hub or "PATH_OF_THE_BASE", kind == "adapter"
     quantised = adapter and _quantised(run)
     after = run.after or run.before or {}
-    template = str(run.config.get("template") or "gsm8k")
-    prompt = TEMPLATES.get(template, TEMPLATES["gsm8k"])(_asked(after))
+    template = str(run.config.get("template") or "")
+    own = [{"role": "user", "content": _asked(after)}]  # of a script, whose prompts are its own
+    prompt = TEMPLATES[template](_asked(after)) if template in TEMPLATES else own
     tokens = after.get("max_new_tokens") or run.config.get("max_completion_length") or 256
     asked, inputs, where = repr(prompt), 'tokenizer(prompt, return_tensors="pt")', "completions"
     if chat := isinstance(prompt, list):
@@ -262,8 +284,9 @@ def _use(run: Run, repo_id: str, base: Base, kind: str) -> str:
     body = {"model": served, "messages" if chat else "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     quoted = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
     ask = f"curl http://127.0.0.1:8000/v1/{where} -H 'Content-Type: application/json' \\\n    -d '{quoted}'"
+    said = f"With the prompt that it was trained on, the template `{template}`" if template else "As a chat"
     parts = [
-        f"## Use\n\nWith the prompt that it was trained on, the template `{template}`:",
+        f"## Use\n\n{said}:",
         _fence("python", "\n".join(lines)),
         "With vLLM, where the base is not quantised:" if quantised else "With vLLM:",
         _fence("bash", f"{serve}\n\n{ask}"),

@@ -19,27 +19,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
 from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
-from grpo_math.generation.models import EMBEDDED, model_path
-from grpo_math.planner.model import is_folder, read_config
+from grpo_math.generation.models import EMBEDDED
+from grpo_math.planner.model import is_folder
 from grpo_math.report import report
 from grpo_math.report.card import RESULTS, Base, base_of, model_card
+from grpo_math.report.merged import merge
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import lock
 from grpo_math.run.checkpoints import FINISHED, SUMS
 from grpo_math.run.redact import one_line, secret_values
+from grpo_math.run.weights import weights_in
 
 WAITS = (2, 5, 10, 20)  # seconds before the second, third, ... attempt
 SECONDS = 120.0  # without a byte from the Hub, until an attempt is given up
 
 # Of adapter/ or model/: the weights, the configuration and the tokenizer.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt")
+# Sums of files that are changed here, and what a script's run has beside weights that stand in the run directory.
+NOT_OF_A_MODEL = (SUMS, FINISHED, "before.json", "after.json", "training_history.json", "trainer_state.json")
 # What a loader would read beside, or instead of, what is pushed.
 LOADED = ("adapter_config.json", "adapter_model.*", "model*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 # Modules whose errors may pass. Not Python's own ConnectionError: it is hf_xet's, which has tried for minutes.
@@ -111,6 +115,33 @@ def push(
     return {"url": f"{api.endpoint}/{repo_id}{at}", "files": sorted(files)}
 
 
+def prepared(
+    run_dir: str | Path, repo_id: str | None = None, *, merge: bool = False, base_model: str | None = None
+) -> dict[str, Any]:
+    """What `push` would push, without a token or the Hub: {"repo_id", "card", "files": name -> bytes}.
+
+    The owner is left out of a ``repo_id`` that names none, the licence of a base on the Hub is not looked up, and the
+    size of weights that would be merged is not known (None is given).
+    """
+    run, kind, folder = _finished(Path(run_dir), merge)
+    if base_model:
+        check_repo_id("base_model", base_model)
+    repo_id = repo_id or run.directory.resolve().name
+    check_repo_id("repo_id", repo_id)
+    base = base_of(run.config, base_model)
+    base = base._replace(licence=_licence(None, run, base))
+    if not (run.directory / "report.html").exists():
+        report(run.directory)
+    files: dict[str, Content] = _files(run, folder, base, kind)
+    card = model_card(run, repo_id, base, kind)
+    files["README.md"] = card.encode("utf-8")
+    _refuse_secrets(files)
+    sizes: dict[str, int | None] = {name: _size(content) for name, content in files.items()}
+    if kind == "merged":
+        sizes["model.safetensors"] = None
+    return {"repo_id": repo_id, "card": card, "files": dict(sorted(sizes.items()))}
+
+
 def push_finished(
     run_dir: Path, repo_id: str | None, private: bool | None, revision: str | None = None
 ) -> dict[str, Any]:
@@ -141,14 +172,14 @@ def _finished(run_dir: Path, merge: bool) -> tuple[Run, str, Path]:
         reason = "holds a run that has not finished"
         remedy = "start the training again: it goes on where it stopped; then push"
         raise ConfigError("run_dir", str(run_dir), reason, remedy)
-    for name, kind in (("adapter", "merged" if merge else "adapter"), ("model", "model")):
-        folder = run_dir / name
-        if any(folder.glob("*.safetensors")):
-            if merge and kind == "model":
-                raise ConfigError("merge", True, "would be ignored: all weights were trained", "leave it out")
-            return run, kind, folder
-    reason = "holds no adapter/ or model/ with *.safetensors"
-    raise ConfigError("run_dir", str(run_dir), reason, "put the trained weights back")
+    if (found := weights_in(run_dir)) is None:
+        reason = "holds no adapter/ or model/ with *.safetensors"
+        remedy = "put the trained weights back (in a script of your own: trainer.save_model())"
+        raise ConfigError("run_dir", str(run_dir), reason, remedy)
+    kind, folder = found
+    if merge and kind == "model":
+        raise ConfigError("merge", True, "would be ignored: all weights were trained", "leave it out")
+    return run, "merged" if merge else kind, folder
 
 
 def _files(run: Run, folder: Path, base: Base, kind: str) -> dict[str, Content]:
@@ -165,7 +196,7 @@ def _files(run: Run, folder: Path, base: Base, kind: str) -> dict[str, Content]:
 
 
 def _of_a_model(folder: Path) -> dict[str, Content]:
-    there = sorted(path for path in folder.iterdir() if path.name != SUMS)  # of files that are changed here
+    there = sorted(path for path in folder.iterdir() if path.name not in NOT_OF_A_MODEL)
     return {path.name: path for path in there if _is_any(path.name, WEIGHTS)}
 
 
@@ -176,26 +207,10 @@ def _merged(adapter: Path, run: Run, folder: Path) -> dict[str, Content]:
     taken, which is said.
     """
     name = str(run.config.get("model_name_or_path"))
-    revision = str(run.config.get("model_revision") or "main")
-    if read_config(name, revision).get("quantization_config"):
-        reason = "is stored quantised, and cannot take an adapter into its weights"
-        raise ConfigError("merge", True, f"({name}) {reason}", "push the adapter alone")
     if run.config.get("load_in_4bit") or run.config.get("load_in_8bit"):
         _say("the adapter was trained on a quantised base, and is merged into the full one: evaluate what comes of it")
     _say(f"merging base and adapter in bfloat16: {name}")
-    with redirect_stdout(sys.stderr):  # DeepSpeed, where it is installed, tells stdout of its accelerator
-        import torch
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-
-        try:
-            base = AutoModelForCausalLM.from_pretrained(
-                model_path(name), revision=revision, dtype=torch.bfloat16, use_safetensors=True, trust_remote_code=False
-            )
-        except OSError as error:
-            reason = f"needs the base {name}, which cannot be loaded ({one_line(error)})"
-            raise ConfigError("merge", True, reason, "push the adapter alone") from None
-        PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().save_pretrained(folder)
+    merge(name, str(run.config.get("model_revision") or "main"), adapter, folder)
     return _of_a_model(folder)
 
 
@@ -210,7 +225,7 @@ def _licence(api: Any, run: Run, base: Base) -> dict[str, Any]:
     try:
         if is_folder(name) and card.exists():
             said = metadata_load(card) or {}
-        elif base.hub:
+        elif base.hub and api is not None:
             revision = None if base.revision == "main" else base.revision
             if found := _again(lambda: api.model_info(base.hub, revision=revision), base.hub).card_data:
                 said = found.to_dict()

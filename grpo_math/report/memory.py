@@ -18,7 +18,7 @@ FAR = 4  # times the peak: a limit further away would leave nothing of the bars
 
 def memory_html(run: Run) -> str:
     """Bars and table, or one line that says why there is no plan; the measured peak; empty where nothing is known."""
-    if not run.config:
+    if not run.config or not run.own:
         return ""
     measured = _measured(run)
     answer = planned(run.config, _prompt_tokens(run))

@@ -44,6 +44,11 @@ class ReportFiles(NamedTuple):
     findings: list[Finding]
     notes: list[str]
 
+    def _repr_html_(self) -> str:
+        """The page within a notebook, in a frame that is cut off from it."""
+        page = escape(self.html.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
+
 
 def report(run_dir: str | Path) -> ReportFiles:
     """Draw ``plots/training.png`` and ``plots/details.png`` and write ``report.html`` into the run directory."""

@@ -1,5 +1,7 @@
 """A run directory -> what it holds, and one line for each thing that is missing, broken or skipped.
 
+The output folder of another trainer (trl_dir.py) counts as one, with what it tells.
+
 It may be of a run that is still going or that was killed: a half-written line, a damaged file or an absent one is a
 note and not an error.
 
@@ -13,8 +15,9 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, read_results
+from grpo_math.report import trl_dir
 from grpo_math.run import metrics
-from grpo_math.run.history import numbers, put
+from grpo_math.run.history import numbers, put, settled
 
 History = list[dict[str, float]]
 
@@ -30,6 +33,7 @@ class Run:
     after: Results | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    own: bool = True  # or that of a trainer without grpo_math, whose settings are known in part
 
 
 FILES = ("history.jsonl", "before.json", "after.json", "config.yaml")
@@ -41,11 +45,16 @@ def read_run(run_dir: str | Path) -> Run:
     """Read all that is readable. A folder with none of the run's files is a `ConfigError`."""
     run, reason = Run(Path(run_dir)), "is not a folder"
     if run.directory.is_dir():
-        reason = "holds no config.yaml, history.jsonl, before.json or after.json"
-    if not any((run.directory / name).exists() for name in FILES):
+        reason = f"holds no config.yaml, history.jsonl, before.json, after.json or {trl_dir.STATE}"
+    kept, of_trl = [name for name in FILES if (run.directory / name).exists()], trl_dir.state_file(run.directory)
+    if not kept and not of_trl and not any(run.directory.glob("completions/*.parquet")):
         raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
-    _read_config(run)
-    _read_history(run)
+    run.own = bool({"config.yaml", "history.jsonl"} & set(kept) or (kept and not of_trl))
+    if not run.own:
+        _read_state(run)
+    else:
+        _read_config(run)
+        _read_history(run)
     run.before = _read_evaluation(run, "before.json", "the accuracy before training is not known")
     run.after = _read_evaluation(run, "after.json", "the accuracy after training is not known")
     _read_completions(run)
@@ -95,6 +104,35 @@ def _read_history(run: Run) -> None:
     run.history = [by_step[step] for step in sorted(by_step)]
     if not run.history:
         run.notes.append("history.jsonl has no step yet: there are no training curves")
+
+
+def _read_state(run: Run) -> None:
+    """History and settings of a folder that another trainer wrote, as far as they are known."""
+    path = trl_dir.state_file(run.directory)
+    lines: list[dict[str, Any]] = []
+    try:
+        lines = trl_dir.log_of(path) if path else []
+    except (OSError, ValueError):
+        run.notes.append(f"{trl_dir.STATE} is half written or damaged: there are no training curves")
+    if path is None:
+        run.notes.append(f"{trl_dir.STATE} is missing, here and in the checkpoints: there are no training curves")
+    run.history = settled(lines)
+    run.config = trl_dir.settings_of(run.directory, run.history)
+    if run.history:
+        last = f"{run.history[-1][metrics.STEP]:.0f}"
+        where = str(path.relative_to(run.directory)) if path else ""
+        said = f"made without grpo_math: the curves are the log of {where}, {len(run.history)} lines up to step {last}"
+        cut = where != trl_dir.STATE and run.history[-1][metrics.STEP] < run.config.get("max_steps", 0)
+        after = "; what came after that checkpoint is not known" if cut else ""
+        run.notes.append(said + after)
+        if not any(metrics.ACCURACY in line for line in run.history):
+            run.notes.append("completions were not graded: accuracy is not known, rewards alone are shown")
+        elif any(trl_dir.TRL_ACCURACY in line for line in run.history):
+            run.notes.append("accuracy is the mean of TRL's accuracy_reward")
+    settings = ", ".join(run.config) or "none"
+    run.notes.append(
+        f"there is no config.yaml: versions and command are not known, and of the settings only {settings}"
+    )
 
 
 def _read_evaluation(run: Run, name: str, without: str) -> Results | None:

@@ -3,7 +3,7 @@
 Does not turn any of it into a number (rules.py does).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo_math.errors import RewardError
@@ -13,6 +13,8 @@ from grpo_math.grading.extract import extract_gold
 Completion = str | list[dict[str, Any]]
 Reward = Callable[..., list[float | None]]
 
+GOLD_COLUMNS = ("answer", "solution")  # the first that a row has is its gold answer
+GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
 DEFAULT_FORMAT = "xml"  # the format that format rewards look for where a row names none
 DEFAULT_LIMIT = 1024  # tokens of a completion, where neither a setting nor the trainer names a limit
 
@@ -42,16 +44,28 @@ def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, A
     return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
 
 
-def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
-    """The column ``answer``, or TRL's ``solution``; `RewardError` without one.
+def gold_of(row: Mapping[str, Any]) -> str | None:
+    """The gold answer of a row: its ``answer``, else its ``solution``, which is TRL's name; None without either.
 
-    >>> golds_of("accuracy", {"solution": [7, None]})
-    ['7', '']
+    >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"}), gold_of({"prompt": "1 + 1?"})
+    ('7', '#### 7', None)
     """
-    golds = columns.get("answer", columns.get("solution"))
-    if golds is None:
-        raise RewardError(f"reward function {name} needs the column answer: every row of the data must hold its gold")
-    return ["" if gold is None else str(gold) for gold in golds]
+    found = (row.get(name) for name in GOLD_COLUMNS)
+    return next(
+        (str(v) for v in found if isinstance(v, str | int | float) and not isinstance(v, bool) and v != ""), None
+    )
+
+
+def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
+    """The column ``answer``, or TRL's ``solution``, of each row; `RewardError` without these columns.
+
+    >>> golds_of("accuracy", {"answer": [7, None, None], "solution": [None, "8", None]})
+    ['7', '8', '']
+    """
+    there = {column: values for column in GOLD_COLUMNS if (values := columns.get(column)) is not None}
+    if not there:
+        raise RewardError(f"reward function {name} needs the column {GOLDS}: every row of the data must hold its gold")
+    return [gold_of(dict(zip(there, row, strict=True))) or "" for row in zip(*there.values(), strict=True)]
 
 
 def gold_text(gold: str) -> str:

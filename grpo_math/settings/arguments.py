@@ -19,7 +19,7 @@ from grpo_math.run.setting import setting
 class TrainArguments:
     dataset: str = setting(
         "generated",
-        "What to train on: a set known by its name (gsm8k, math, openr1, ...: docs/data.md), owner/name[:config]"
+        "What to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
         "[@revision] on the Hub, a folder or a .jsonl file, generated, or generated:LEVEL,LEVEL (levels: sums, "
         "differences, products, two_step, word).",
     )
@@ -33,7 +33,7 @@ class TrainArguments:
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
     template: str = setting("gsm8k", "The prompt: gsm8k, boxed, r1_zero or xml.")
     rewards: list[str] = setting(
-        ["accuracy"], "Reward functions: keys of REWARDS (docs/rewards.md), or module:function for your own."
+        ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")

@@ -37,7 +37,7 @@ def screen(width: int = 100) -> str:
     """
     every = fields()
     lines = []
-    for title, groups in (("Ours (docs/settings.md says what each means):", GROUPS), ("TRL's, most used:", THEIRS)):
+    for title, groups in (("Ours:", GROUPS), ("TRL's, most used:", THEIRS)):
         lines.append(title)
         for group, names in groups.items():
             words = ", ".join(_stated(name, every[name].default) for name in names)

@@ -203,7 +203,7 @@ def check(name: str, value: Any) -> Any:
     """
     field = fields().get(name)
     if field is None:
-        raise UserError(f"--{name} is not a setting: {hint(name, fields()) or 'docs/settings.md lists them'}")
+        raise UserError(f"--{name} is not a setting: {hint(name, fields()) or 'grpo-math train --help-all lists them'}")
     if name.endswith("_token") and not isinstance(value, str | None):
         raise ConfigError(name, "***", "is not a string", "put it in quotes")
     if name == "vllm_server_base_url" and "@" in str(value):

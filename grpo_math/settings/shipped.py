@@ -1,11 +1,12 @@
 """The files that come with the package go by the names that they have in the checkout, wherever one works.
 
-Does not read what it finds.
+Does not read what it finds, but for the comment that a file begins with.
 """
 
+from itertools import takewhile
 from pathlib import Path
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, one_of
 
 PACKAGE = Path(__file__).parents[1]
 INSTALLED = {  # a folder of the checkout -> the package that pyproject.toml makes of it
@@ -24,7 +25,7 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     folder = path.parent.as_posix()
     if not path.exists() and folder in INSTALLED:
-        for place in (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder):
+        for place in _places(folder):
             if (place / path.name).exists():
                 return place / path.name
     return path
@@ -40,3 +41,34 @@ def accelerate_file(name: str) -> Path:
     if not path.is_file():
         raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
     return path
+def _places(folder: str) -> tuple[Path, ...]:
+    """Where the files of a folder of the checkout are: in an installed copy, in the checkout itself."""
+    return (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder)
+
+
+def listed(folder: str) -> dict[str, tuple[Path, str]]:
+    """The shipped files of a folder by their names: where each is, and the first sentence of its comment.
+
+    >>> listed("launch/configs")["demo_cpu"][1][:23]
+    "The quickstart's recipe"
+    """
+    files = sorted({path.name for place in _places(folder) for path in place.glob("*.yaml")})
+    found = {Path(name).stem: find(f"{folder}/{name}").resolve() for name in files}
+    return {name: (path, _first_sentence(path)) for name, path in found.items()}
+
+
+def _first_sentence(path: Path) -> str:
+    """Of the comment that a file begins with."""
+    lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line[2:] for line in lines).partition(". ")[0].rstrip(".")
+
+
+def copy(name: str) -> Path:
+    """A shipped recipe or accelerate config, by its name, as a file in the current folder; one that is there stays."""
+    every = {**listed("accelerate_configs"), **listed("launch/configs")}
+    one_of("copy", name.removesuffix(".yaml"), tuple(every))
+    target = Path(f"{name.removesuffix('.yaml')}.yaml")
+    if target.exists():
+        raise ConfigError("copy", name, f"is here already, as {target}", "rename that, or go to another folder")
+    target.write_bytes(every[target.stem][0].read_bytes())
+    return target

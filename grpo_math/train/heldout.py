@@ -1,48 +1,14 @@
-"""The model under training on held-out problems, over all ranks, before, during and after a run.
+"""The accuracy of the model under training on held-out problems, every so many steps.
 
-Does not generate or grade: evaluation/ does.
+Does not generate or grade: evaluation/ does, as before and after a run.
 """
 
 from typing import Any
 
-from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
-from grpo_math.evaluation.figures import summary
-from grpo_math.evaluation.fingerprint import problems_hash
-from grpo_math.evaluation.results import evaluate
 from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell
-from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.trainer import MathGRPOTrainer
-
-
-def evaluate_over_ranks(
-    trainer: MathGRPOTrainer,
-    rows: list[dict[str, Any]],
-    config: MathGRPOConfig,
-    about: dict[str, Any],
-    overlap: dict[str, Any] | None,
-    progress: bool,
-) -> dict[str, Any]:
-    """Greedy results over all ranks: each takes every n-th row."""
-    accelerator = trainer.accelerator
-    results = evaluate(
-        accelerator.unwrap_model(trainer.model),
-        rows[accelerator.process_index :: accelerator.num_processes] or rows[:1],
-        tokenizer=trainer.processing_class,
-        max_new_tokens=config.max_completion_length or 512,
-        batch_size=32,
-        grade_timeout=config.grade_timeout,
-        progress=progress and accelerator.is_main_process,
-        about=about,
-        contamination=overlap,
-    )
-    if accelerator.num_processes > 1:
-        by_id = {record["id"]: record for record in gather_object(results["rows"])}
-        results["rows"] = [by_id[row["id"]] for row in rows]
-        results.update(summary(results["rows"]), problems_hash=problems_hash(rows))
-    return results
 
 
 class HeldOut(TrainerCallback):

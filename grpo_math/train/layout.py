@@ -64,7 +64,7 @@ def _config(name: str) -> Config:
         raise ConfigError("accelerate_config", name, "needs DeepSpeed, which is not installed", remedy)
     if int(says.get("num_machines") or 1) > 1:
         reason = "is for several machines, and grpo-math train starts the processes of one"
-        raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each, as launch/slurm/ does")
+        raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each of them")
     return Config(path, says)
 
 

@@ -26,6 +26,7 @@ from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, r
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError
 from grpo_math.evaluation import pass_rates
+from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.regrade import renew
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.problems.datasets import to_dataset
@@ -44,10 +45,11 @@ from grpo_math.settings import accelerate, recipe
 from grpo_math.settings.conflicts import check
 from grpo_math.settings.parser import Parser, Settings
 from grpo_math.settings.shipped import find
-from grpo_math.train.heldout import HeldOut, evaluate_over_ranks
+from grpo_math.train.heldout import HeldOut
 from grpo_math.train.resuming import go_on
 from grpo_math.train.selection import batch_of, by_difficulty, way_of_measuring
 from grpo_math.trainer.build import trainer_of
+from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
@@ -185,6 +187,7 @@ class Run:
         self.resolved["push_to_hub"] = self.pushes
         trainer.remove_callback(PrinterCallback)
         trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(RunFiles)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
         for callback in (history, self.progress, Beat(watchdog), Diagnosis(history, self.resolved, tell=tell)):
             trainer.add_callback(callback)
@@ -222,7 +225,9 @@ class Run:
 
     def score(self, problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
         about = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
-        return evaluate_over_ranks(self.trainer, problems, self.config, about, self.setup.overlap, progress)
+        settings = {"max_new_tokens": self.config.max_completion_length or 512, "about": about}
+        settings |= {"grade_timeout": self.config.grade_timeout, "contamination": self.setup.overlap}
+        return over_ranks(self.trainer, problems, progress=progress, **settings)
 
     def evaluate(self, name: str) -> None:
         """RUN/before.json or RUN/after.json, where ``eval_n`` asks for them."""

@@ -151,7 +151,7 @@ def _executable() -> str:
     named = os.environ.get("GRPO_MATH_VLLM")
     beside = Path(sys.executable).with_name("vllm")
     found = shutil.which(named or "vllm") or (str(beside) if beside.exists() and not named else None)
-    remedy = "make an environment for it with launch/vllm_environment.sh and name its vllm in GRPO_MATH_VLLM"
+    remedy = "make an environment for it: export GRPO_MATH_VLLM=$(grpo-math vllm-env)"
     if not found:
         why = f"GRPO_MATH_VLLM={named!r} is not a program" if named else "vllm is not installed"
         raise UserError(f"{why}, and the recipe wants a server (vllm_mode=server): {remedy}")

@@ -46,7 +46,7 @@ class MathGRPOConfig(GRPOConfig):
     kl_estimator: str = setting(
         "k3",
         "How the KL to the reference is estimated (its weight is beta): k3 (TRL's), k1 or k2. Their gradients differ, "
-        "and depend on use_bias_correction_kl: see docs/algorithms.md.",
+        "and depend on use_bias_correction_kl.",
     )
     resample_groups: int = setting(
         0,

@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.grading import Verdict
+from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
 from grpo_math.run import metrics
 from grpo_math.trainer.rows import Rows, join, of_all_ranks, scored, select
 
@@ -105,8 +106,9 @@ class Resampler:
     """Draws until no group is dull, for ``rounds`` at most. Its `Reserve` is kept in checkpoints."""
 
     def __init__(self, problems: Any, seed: int, rounds: int) -> None:
-        if "answer" not in (getattr(problems, "column_names", None) or ()) or not hasattr(problems, "__len__"):
-            reason = "needs a train_dataset of known length with a column `answer`: groups are judged by verdict"
+        columns = getattr(problems, "column_names", None) or ()
+        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(problems, "__len__"):
+            reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
             raise ConfigError("resample_groups", rounds, reason, "leave it at 0")
         self.reserve, self.rounds, self.told = Reserve(problems, seed), rounds, False
 
@@ -154,8 +156,7 @@ class Resampler:
 def _last_sampled(trainer: Any, output: Rows) -> Scored:
     """The completions of all ranks that were sampled last, with what the trainer keeps of them beside ``output``."""
     if trainer._grades is None:
-        what = "a row's `answer` is not a string, so that its completions have no verdict"
-        raise UserError(f"resample_groups: {what}")
+        raise UserError(f"resample_groups: no row of a step has a gold ({GOLDS}), so its completions have no verdict")
     right = gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in trainer._grades])
     rows = {**of_all_ranks(output, trainer.accelerator), "rewards_per_func": trainer._rewards_per_func}
     return Scored(rows, right, [list(column)[-len(right) :] for column in _columns(trainer._logs)])

@@ -17,7 +17,8 @@ This is the only file that overrides private methods of TRL; `tests/trainer/test
 signatures. What TRL calls in between hands nothing on, so that a few attributes have to: ``_grades``,
 ``_rewards_per_func``, ``_logps``, ``Redo.running``. Where this differs from TRL:
 
-- completions of rows with an ``answer`` are graded once, and the reward functions get the grades as ``grade``;
+- completions are graded once where rows have an ``answer`` or a ``solution`` (`golds.py`), and the reward functions
+  get the grades as ``grade``;
 - a reward function that raises is called once more; one that fails ends the run on every rank (`rewards/guard.py`);
 - advantages are those of `advantages.py`: TRL's with ``baseline=group_mean, advantage_eps=1e-4``, or the user's own;
 - ``surrogate=reinforce`` drops the old log-probs; k1 or k2 takes the place of TRL's k3, and a surrogate of the user's
@@ -33,7 +34,8 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 - before the first step the largest micro-batch is tried (`longest.py`), and activations can go to main memory;
 - a step that runs out of memory is done once more in smaller parts (`budget.py`);
 - a step whose gradient is not finite moves no weight (`nonfinite.py`);
-- with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`generation/sync.py`).
+- with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`generation/sync.py`);
+- what a run directory holds is written by default (`run_files.py`).
 
 Does not copy TRL's loss.
 """
@@ -56,9 +58,11 @@ from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.models import EMBEDDED, model_path
 from grpo_math.generation.sync import ServerAway, adapter_sync
 from grpo_math.grading import grade_batch, offending
 from grpo_math.rewards import REWARDS, text_of
+from grpo_math.rewards.columns import gold_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
@@ -67,12 +71,14 @@ from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
+from grpo_math.trainer.golds import look_for_golds
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.rows import Rows, limited, scored
+from grpo_math.trainer.run_files import RunFiles
 
 logger = get_logger(__name__)
 
@@ -81,7 +87,7 @@ class MathGRPOTrainer(GRPOTrainer):
     """A `GRPOTrainer` for mathematics: takes what it takes, does what it does, and what this module's head lists.
 
     ``args`` may be a plain `GRPOConfig`: the new settings are then at their TRL-equal values. A reward function may
-    also be a key of `REWARDS`.
+    also be a key of `REWARDS`, and the model ``"embedded"``.
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
@@ -92,6 +98,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        if model == EMBEDDED:
+            model = model_path(model)
         self.settings = settings_of(args)
         self.meter = StepMeter(lambda: self._metrics[self._mode])
         self._grades: list[Any] | None = None
@@ -102,8 +110,11 @@ class MathGRPOTrainer(GRPOTrainer):
         self._held: dict[str, Any] | None = None  # of the checkpoint that this run goes on from
         self._last_step: dict[str, Any] | None = None  # the moment after it, for a run that fails in the next one
         self._sampler: Any = None
+        said = look_for_golds(reward_funcs, kwargs.get("train_dataset", rest[0] if rest else None))
         with adapter_sync(self.settings.vllm_sync, args):
             super().__init__(model, _resolve(reward_funcs, self._mishaps), args, *rest, **kwargs)
+        if said:
+            logger.warning(said)
         self._set_up_updates()
         self._reference = follow(self, every) if (every := self.settings.reference_refresh_steps) else None
         rounds = self.settings.resample_groups
@@ -111,6 +122,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.use_vllm:
             generation: Any = self.vllm_generation
             generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
+        self.add_callback(RunFiles(self))
 
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
@@ -154,15 +166,20 @@ class MathGRPOTrainer(GRPOTrainer):
             inputs = [{**own, **row} for row in inputs]
             if self._grades is not None:
                 inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
+            if self._grades is not None or "verdict" in self._logs["extra"]:  # a table's columns are equally long
+                graded = self._grades or [None] * len(inputs)
+                self._log_completion_extra("verdict", [grade and str(grade.verdict) for grade in graded])
+                self._log_completion_extra("gold", [gold_of(row) for row in inputs])
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
         return self._rewards_per_func
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
-        """The grades of this rank's completions; None where the rows have no gold answer."""
-        if not all(isinstance(row.get("answer"), str) for row in inputs):
+        """The grades of this rank's completions; None where no row of any rank has a gold answer."""
+        found = [gold_of(row) for row in inputs]
+        if not any(gather_object([any(gold is not None for gold in found)])):
             return None
-        golds, texts = [row["answer"] for row in inputs], [text_of(completion) for completion in completions]
+        golds, texts = [gold or "" for gold in found], [text_of(completion) for completion in completions]
         formats = [row.get("answer_format") for row in inputs]
         grades = grade_batch(golds, texts, answer_format=formats, timeout=self.settings.grade_timeout)
         ungradable = gather_object(offending(grades, golds, texts))

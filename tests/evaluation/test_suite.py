@@ -33,8 +33,8 @@ def data(tmp_path, monkeypatch):
 
 def test_several_sets_give_one_table_and_load_the_model_once(data, tiny, capsys, monkeypatch):
     loads = []
-    weights = backends._weights
-    monkeypatch.setattr(backends, "_weights", lambda *names: loads.append(names) or weights(*names))
+    weights = backends.load_weights
+    monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
     asked = ["evaluate", "--model", tiny(), "--dataset", "aime2025,generated:sums,differences,minerva", *LESS]
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello

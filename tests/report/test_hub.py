@@ -159,6 +159,23 @@ def test_what_is_pushed_is_named_and_nothing_else_is(hub, push, adapter_run):
     assert not hub.repositories["ada/sums"].private
 
 
+def test_a_dry_run_shows_what_would_be_pushed_and_asks_nobody(hub, push, adapter_run, monkeypatch, capsys):
+    pushed, _ = push(adapter_run, "--repo_id", "ada/sums")
+    card = content(hub, "ada/sums", "README.md").decode()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    shown, _ = push(adapter_run, "--repo_id", "ada/sums", "--dry-run")
+    assert shown["card"] == card
+    assert sorted(shown["files"]) == pushed["files"]
+    assert shown["files"]["history.jsonl"] == (adapter_run / "history.jsonl").stat().st_size
+    assert main(["push", str(adapter_run), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# sums\n" in out
+    assert f"{len(shown['files'])} files" in out
+    _, lines = push(adapter_run, "--dry-run", "--private", code=2)
+    assert "--private would be ignored by --dry_run" in lines[-1]
+
+
 def test_the_base_of_the_adapter_is_no_folder_of_this_machine(hub, push, adapter_run, tiny):
     push(adapter_run, "--repo_id", "ada/sums")
     said = json.loads(content(hub, "ada/sums", "adapter_config.json"))

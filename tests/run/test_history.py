@@ -16,6 +16,7 @@ from grpo_math.run import metrics
 from grpo_math.run.log import History, trackers
 from grpo_math.train.heldout import HeldOut
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(8)]
@@ -51,8 +52,8 @@ def trained(model, tokenizer, folder, rows=ROWS, reward=ramp, callbacks=lambda t
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)
-    history = History(folder)
-    for callback in (history, *callbacks(trainer, history)):
+    (history,) = (callback for callback in trainer.callback_handler.callbacks if isinstance(callback, RunFiles))
+    for callback in callbacks(trainer, history):
         trainer.add_callback(callback)
     trainer.train()
     return trainer, history.lines()

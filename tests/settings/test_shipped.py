@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from grpo_math.settings.shipped import find
+from grpo_math.cli import main
+from grpo_math.settings.shipped import INSTALLED, find
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,3 +43,54 @@ def test_training_finds_the_deepspeed_file_that_an_accelerate_config_names(monke
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "deepspeed/zero3.json")
     assert main(["--config", "launch/configs/none.yaml"]) == 2
     assert Path(os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"]) == ROOT / "deepspeed/zero3.json"
+
+
+def test_recipes_are_listed_with_what_they_are_and_accelerate_configs_with_their_paths(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes"]) == 0
+    text = capsys.readouterr().out
+    for path in (ROOT / "launch/configs").glob("*.yaml"):
+        assert f"\n{path.stem} " in f"\n{text}"
+    assert "GSM8K on one consumer GPU of 8 GB" in text
+    assert main(["recipes", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["recipes"]) == len(list((ROOT / "launch/configs").glob("*.yaml")))
+    assert all(Path(path).is_file() for kind in answer.values() for path in kind.values())
+    assert "zero2_offload" in answer["accelerate_configs"]
+
+
+def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name, there in (
+        ("gsm8k_8gb", "launch/configs/gsm8k_8gb.yaml"),
+        ("zero2.yaml", "accelerate_configs/zero2.yaml"),
+    ):
+        assert main(["recipes", "--copy", name]) == 0
+        assert (tmp_path / Path(there).name).read_bytes() == (ROOT / there).read_bytes()
+        assert main(["recipes", "--copy", name]) == 2
+        assert "is here already" in capsys.readouterr().err
+    assert main(["recipes", "--copy", "gsm8k_9gb"]) == 2
+    assert "did you mean 'gsm8k_8gb'?" in capsys.readouterr().err
+
+
+def test_no_message_names_a_file_that_is_not_shipped():
+    """From the wheel there is no docs/, no launch/*.sh, no examples/: a hint to them leads nowhere."""
+    found = []
+    for path in sorted((ROOT / "grpo_math").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bodies = [
+            node.body[0] for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list) and node.body
+        ]
+        docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                names = re.findall(
+                    r"\b(?:docs|launch|examples|tests|deepspeed|accelerate_configs)/[\w./-]*\w", node.value
+                )
+                found += [(path.name, name) for name in names if "NAME" not in name and not shipped(name)]
+    assert found == []
+
+
+def shipped(name: str) -> bool:
+    folder = Path(name).parent.as_posix()
+    return name in INSTALLED or (folder in INSTALLED and (ROOT / name).exists())

