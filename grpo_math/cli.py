@@ -28,8 +28,8 @@ Commands = Any  # what add_subparsers returns, which argparse has no public name
 Run = Callable[[argparse.Namespace, list[str]], int]
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
-    *("n", "accuracy", "ci95", "mean@n", "answer_accuracy", "pass@k", "maj@k", "categories", "by_subject", "by_level"),
-    *("contamination", "seconds", "results"),
+    *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
+    *("by_subject", "by_level", "contamination", "seconds", "results"),
 )
 
 

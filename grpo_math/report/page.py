@@ -29,7 +29,7 @@ from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed
 from grpo_math.report.run_dir import Run, mapping, read_run
 from grpo_math.report.viewer import CHANGE_NAMES, safe_json, viewer, visible
 from grpo_math.run import metrics
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 from grpo_math.run.redact import is_secret
 
 CHANGES_SHOWN = 5
@@ -74,7 +74,11 @@ def paired_of(run: Run) -> PairedDifference | None:
 def diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
     """Findings of the history, with the evaluation before it as step 0 and the one after it as its last line."""
     before, after = (
-        {"accuracy": compare.share(results), "n": len(results["rows"])} if results else None
+        results and {
+            metrics.ACCURACY: compare.share(results),
+            metrics.ACCURACY_IN_FORMAT: compare.share(results, IN_FORMAT),
+            "n": len(results["rows"]),
+        }
         for results in (run.before, run.after if paired else None)
     )
     last = int(run.history[-1][metrics.STEP]) if run.history else 1
@@ -118,7 +122,7 @@ def _headline(run: Run, paired: PairedDifference | None) -> str:
         when, results = ("before", run.before) if run.before else ("after", run.after)
         assert results is not None
         n = len(results["rows"])
-        lo, hi = wilson(compare.count(results, "correct"), n)
+        lo, hi = wilson(compare.count(results, *RIGHT), n)
         words = f"accuracy {when} training, 95% interval {_percent(lo)} to {_percent(hi)}, n = {n} problems"
         return f"<p class=figures>{_percent(compare.share(results))}</p><p>{words}</p>"
     else:
@@ -126,13 +130,16 @@ def _headline(run: Run, paired: PairedDifference | None) -> str:
     figures = f"<p class=figures>{figures}</p>"
     if paired is None:
         return f"{figures}<p>held-out accuracy before and after training; not compared, see below</p>"
-    p = mcnemar(paired.gained, paired.lost)
+    p, in_format = mcnemar(paired.gained, paired.lost), compare.compare(run.before, run.after, IN_FORMAT)
     verdict = "The interval holds zero: no clear change." if paired.lo <= 0 <= paired.hi else ""
     return (
         f"{figures}<p class=difference><strong>{_points(paired.difference)} points</strong>, 95% paired interval "
         f"{_points(paired.lo)} to {_points(paired.hi)}. {verdict}</p>"
         f"<p>Held-out accuracy before and after training on the same {paired.n} problems: {paired.gained} went from "
-        f"wrong to right and {paired.lost} back (McNemar p {'&lt; 0.0001' if p < 0.0001 else f'= {p:.2g}'}).</p>"
+        f"wrong to right and {paired.lost} back (McNemar p {'&lt; 0.0001' if p < 0.0001 else f'= {p:.2g}'}). An answer "
+        "counts in whatever form; in the format that the prompt asks for, accuracy went from "
+        f"{_percent(compare.share(run.before, IN_FORMAT))} to {_percent(compare.share(run.after, IN_FORMAT))} "
+        f"({_points(in_format.difference)} points, {_points(in_format.lo)} to {_points(in_format.hi)}).</p>"
     )
 
 
@@ -178,7 +185,8 @@ def _category_table(run: Run, paired: PairedDifference | None) -> str:
         values = [(compare.count(results, category), compare.share(results, (category,))) for results in sides]
         rows.append((CATEGORIES.get(category, category), [(f"{n} ({_percent(part)})", part) for n, part in values]))
     more: dict[str, list[Any]] = {}
-    more["answer right in any format"] = [compare.share(results, compare.ANSWER_RIGHT) for results in sides]
+    more["accuracy, in whatever form"] = [compare.share(results) for results in sides]
+    more["accuracy in format"] = [compare.share(results, IN_FORMAT) for results in sides]
     for name in ("pass@k", "maj@k"):
         for k in mapping(next(iter(sides)).get(name)):
             more[name.replace("@k", f"@{k}")] = [mapping(results.get(name)).get(k) for results in sides]
@@ -198,15 +206,15 @@ def _category_table(run: Run, paired: PairedDifference | None) -> str:
 def _figures(run: Run) -> str:
     groups = [[panel for panel in panels if shows(run, panel)] for panels in (TRAINING, DETAILS)]
     drawn = condensed(run)
-    figures = ("".join(_figure(run, drawn, panel) for panel in panels) for panels in groups)
+    figures = ("".join(_figure(drawn, panel) for panel in panels) for panels in groups)
     first, more = (f"<div class=plots>{figure}</div>" for figure in figures)
     if groups[1]:
         first += f"<details><summary>More plots ({len(groups[1])})</summary>{more}</details>"
     return _section("Training", first) if any(groups) else ""
 
 
-def _figure(run: Run, drawn: Run, panel: Panel) -> str:
-    words = "<br>".join(map(_escape, captions(run, panel)))
+def _figure(drawn: Run, panel: Panel) -> str:
+    words = "<br>".join(map(_escape, captions(drawn, panel)))
     return f"<figure>{inline_svg(render(drawn, [panel], 'svg'))}<figcaption>{words}</figcaption></figure>"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, read_results
 from grpo_math.run import metrics
-from grpo_math.run.history import numbers, put
+from grpo_math.run.history import as_now, numbers, put
 
 History = list[dict[str, float]]
 
@@ -83,6 +83,7 @@ def _read_history(run: Run) -> None:
             continue
         try:
             line = numbers(json.loads(text))
+            line = line and as_now(line)
         except (ValueError, AttributeError, RecursionError):
             line = None
         if line is None:

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from grpo_math.report.run_dir import Run, prompt_of, text_of
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGE_NAMES = {
     (0, 1): "wrong to right",
@@ -64,7 +64,7 @@ def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, A
         any_row = next(iter(sides.values()))
         fields = {name: str(row["category"]) for name, row in sides.items()}
         if len(sides) == 2:
-            fields["change"] = CHANGE_NAMES[int(fields["before"] == "correct"), int(fields["after"] == "correct")]
+            fields["change"] = CHANGE_NAMES[int(fields["before"] in RIGHT), int(fields["after"] in RIGHT)]
         shown = [_side(name, fields[name], _row_facts(row), text_of(row["completion"])) for name, row in sides.items()]
         keys = {f"tokens {name}": row.get("tokens") for name, row in sides.items()}
         number, title = prompts.number(text_of(any_row.get("problem"))), visible(f"{key}, gold {any_row.get('gold')}")

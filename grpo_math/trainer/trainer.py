@@ -185,8 +185,8 @@ class MathGRPOTrainer(GRPOTrainer):
             seen = self.state.num_input_tokens_seen
             output = super()._generate_and_score_completions(inputs)
             if self._grades is not None:
-                of_all = gather_object([str(grade.verdict) for grade in self._grades])
-                self._log(shares(of_all, self._group))
+                of_all = gather_object([(str(grade.verdict), grade.in_format) for grade in self._grades])
+                self._log(shares(*zip(*of_all, strict=True), self._group))
             if self._mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:

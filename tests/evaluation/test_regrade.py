@@ -55,9 +55,9 @@ def test_only_what_the_grader_says_changes_and_the_old_file_stays(grader, tmp_pa
     after = json.loads(Path(answer["results"]).read_text())
     categories = [row["category"] for row in after["rows"]]
     assert categories == ["correct", "wrong_answer", "correct_answer_bad_format", "truncated"]
-    assert after["accuracy"] == 0.25
-    assert after["answer_accuracy"] == 0.5
-    assert after["by_level"] == {"1": {"n": 4, "accuracy": 0.25, "ci95": after["ci95"]}}
+    assert after["accuracy"] == 0.5
+    assert after["accuracy_in_format"] == 0.25
+    assert after["by_level"] == {"1": {"n": 4, "accuracy": 0.5, "ci95": after["ci95"]}}
     changed = {"correct -> wrong": 1, "wrong -> correct": 1}
     assert after["regraded"] == {"from": "base.json", "grader_hash": 6, "changed": changed}
     assert after["grader_hash"] == grader

@@ -33,8 +33,8 @@ def test_figures_of_one_sample_a_problem():
     rows = [record("a", "correct"), record("b", "correct_answer_bad_format"), record("c", "truncated")]
     figures = summary([*rows, record("d", "wrong_answer")])
     assert figures["n"] == 4
-    assert figures["accuracy"] == 0.25  # right and in the format
-    assert figures["answer_accuracy"] == 0.5  # right in any form
+    assert figures["accuracy"] == 0.5  # right in whatever form
+    assert figures["accuracy_in_format"] == 0.25  # right and in the format
     assert sum(figures["categories"].values()) == 4
     lo, hi = figures["ci95"]
     assert (round(lo, 4), round(hi, 4)) == (0.0456, 0.6994)  # Wilson, 1 of 4

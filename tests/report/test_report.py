@@ -76,7 +76,7 @@ def results(right, n=256, seed=0, **changes):
         "n": n,
         "accuracy": len(right) / n,
         "ci95": [0.0, 1.0],
-        "answer_accuracy": 0.5,
+        "accuracy_in_format": len(right) / n,
         "categories": counts,
         "pass@k": {"1": len(right) / n},
         "maj@k": {},
@@ -118,7 +118,9 @@ def history(steps=80, seed=0):
         }
         yield row
         if step % 20 == 0:
-            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64}
+            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64} | {
+                metrics.HELDOUT_IN_FORMAT: learned - 0.1
+            }
 
 
 def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\n#### 7"):
@@ -414,7 +416,7 @@ def test_the_lines_of_one_step_are_one_row(run):
     (run / "history.jsonl").write_text(
         '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
     )
-    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy": 0.25}, {"step": 2, "reward": 1.0}]
+    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy_in_format": 0.25}, {"step": 2, "reward": 1.0}]
 
 
 def test_a_resumed_run_counts_its_newest_attempt(run):
