@@ -31,6 +31,8 @@ def problems(setup: Setup) -> Iterator[Said]:
     """There are problems, held-out ones are as many as asked for, and these are not trained on."""
     rows, overlap = setup.rows, setup.overlap
     yield Said("info", f"{len(rows)} problems to train on", "", {"problems": len(rows)})
+    if about := setup.about_eval:
+        yield Said("info", about, "")
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
         yield Said(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")

@@ -1,8 +1,8 @@
 """Two results files of the same problems -> the paired difference, and the problems that changed.
 
 A row is right if its answer is, in whatever form; with ``right=IN_FORMAT``, only if it is also in the format. Problems
-are what is paired: of several samples a problem has its mean. Results over different problems, prompts, graders or sampling settings (`SAME`)
-are refused, since their difference would say nothing about the training.
+are what is paired: of several samples a problem has its mean. Results over different problems, prompts, graders or
+sampling settings (`SAME`) are refused, since their difference would say nothing about the training.
 
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """

@@ -74,7 +74,8 @@ def paired_of(run: Run) -> PairedDifference | None:
 def diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
     """Findings of the history, with the evaluation before it as step 0 and the one after it as its last line."""
     before, after = (
-        results and {
+        results
+        and {
             metrics.ACCURACY: compare.share(results),
             metrics.ACCURACY_IN_FORMAT: compare.share(results, IN_FORMAT),
             "n": len(results["rows"]),

@@ -347,7 +347,7 @@ def captions(run: Run, panel: Panel) -> list[str]:
     """
     sentences, two = [], two_rewards(run) if panel.draw is _draw_band else None
     for key, label, _ in panel.lines[: 1 if two else None]:
-        steps, values = _series(run.history, key)
+        _, values = _series(run.history, key)
         if not values:
             continue
         unit, meaning, _ = metrics.METRICS[key]

@@ -73,6 +73,7 @@ from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.rows import Rows, limited, scored
+from grpo_math.trainer.table import columns_of
 
 logger = get_logger(__name__)
 
@@ -156,7 +157,18 @@ class MathGRPOTrainer(GRPOTrainer):
                 inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
+            if self.log_completions:
+                self._tell_table(inputs, completion_ids_list)
         return self._rewards_per_func
+
+    def _tell_table(self, rows: list[dict[str, Any]], ids: list[list[int]]) -> None:
+        """What explains a completion goes beside it in TRL's table, but where a reward function has that column."""
+        first = self.accelerator.process_index * len(rows)
+        of_rank = self._rewards_per_func[first : first + len(rows)]
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        columns = columns_of(rows, self._grades, weighted(of_rank, self.reward_weights.to(of_rank.device)), ids, ends)
+        for name in columns.keys() - {*self._pending_extra_logs, *self.reward_func_names}:
+            self._log_completion_extra(name, columns[name])
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
         """The grades of this rank's completions; None where the rows have no gold answer."""

@@ -197,7 +197,8 @@ SHOWN = {
     ),
     "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
     "heldout_format_lost": (
-        (evaluated((0.5, 0.4), (0.6, 0.2)), {"rewards": ["own:short"]}), (evaluated((0.5, 0.4), (0.6, 0.34)), {})
+        (evaluated((0.5, 0.4), (0.6, 0.2)), {"rewards": ["own:short"]}),
+        (evaluated((0.5, 0.4), (0.6, 0.34)), {}),
     ),
     "learning_rate_too_high": (
         (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),

@@ -149,7 +149,19 @@ def test_a_reward_that_hangs_is_left_behind(monkeypatch, tmp_path):
 def test_every_reward_of_ours_that_looks_at_the_answer_tells_right_from_wrong_in_every_template():
     for template in ("gsm8k", "boxed", "r1_zero", "xml"):
         for reward in ("accuracy", "gated", "proximity", "number_match", "shaped"):
-            assert found("rewards", "--template", template, "--rewards", reward) == [], (template, reward)
+            said = found("rewards", "--template", template, "--rewards", reward)
+            assert [level for level, _ in said if level != "info"] == [], (template, reward)
+
+
+def test_a_reward_that_pays_a_right_answer_outside_the_format_as_well_is_named_with_the_line_to_type():
+    for template, reward in (("gsm8k", "accuracy"), ("boxed", "number_match"), ("xml", "proximity")):
+        [(level, text)] = found("rewards", "--template", template, "--rewards", reward)
+        assert level == "info"
+        assert f"a right answer outside the {template} format is paid as well as one within it" in text
+        assert text.endswith(f"where the format matters, rewards: [{reward}, gated]")
+        assert found("rewards", "--template", template, "--rewards", reward, "gated") == []
+    for template, reward in (("gsm8k", "gsm8k"), ("r1_zero", "r1_zero"), ("gsm8k", "shaped")):
+        assert found("rewards", "--template", template, "--rewards", reward) == []
 
 
 def test_an_async_reward_is_run(monkeypatch, tmp_path):
@@ -158,7 +170,8 @@ def test_an_async_reward_is_run(monkeypatch, tmp_path):
         "    return [float(g.verdict == 'correct') for g in grade]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert found("rewards", "--rewards", "later_reward:later") == []
+    [(level, text)] = found("rewards", "--rewards", "later_reward:later")
+    assert level == "info", text  # pays a right answer in whatever form
 
 
 # The tokenizer

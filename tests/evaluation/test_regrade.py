@@ -74,7 +74,7 @@ def test_several_samples_are_counted_by_problem(grader, tmp_path, capsys):
     old = kept(tmp_path / "base.json", *answers, samples=2)
     assert main(["evaluate", "--regrade", str(old)]) == 0
     out = capsys.readouterr().out
-    assert "pass@k    1: 25.0%  2: 50.0%" in out
+    assert "pass@k              1: 25.0%  2: 50.0%" in out
     assert "grader    7, was 6; 1 of 4 verdicts changed: correct -> wrong 1\n" in out
     assert out.endswith(f"results   {tmp_path / 'base.grader-7.json'}\n")
 

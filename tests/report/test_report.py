@@ -35,6 +35,7 @@ from grpo_math.report.memory import planned
 from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, condensed, moving_average
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import metrics
+from grpo_math.run.metrics import IN_FORMAT
 
 ROOT = Path(__file__).parents[2]
 OWNED = "document.title='owned'"
@@ -42,13 +43,13 @@ HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u
 
 
 def results(right, n=256, seed=0, **changes):
-    """A results file in which the problems of ``right`` are correct."""
+    """A results file in which the problems of ``right`` are correct, a twelfth of them outside the format."""
     rng = random.Random(seed)
     rows = []
     for i in range(n):
         a, b = 1 + i % 19, 2 + (i * 7) % 17
-        wrong = rng.choice(["correct_answer_bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
-        category = "correct" if i in right else wrong
+        wrong = rng.choice(["bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
+        category = wrong if i not in right else "correct_answer_bad_format" if i % 12 == 5 else "correct"
         answer = a + b if category.startswith("correct") else a + b + rng.randint(1, 5)
         marker = "" if category.endswith("bad_format") else f"\n#### {answer}"
         rows.append(
@@ -76,7 +77,7 @@ def results(right, n=256, seed=0, **changes):
         "n": n,
         "accuracy": len(right) / n,
         "ci95": [0.0, 1.0],
-        "accuracy_in_format": len(right) / n,
+        "accuracy_in_format": counts.get("correct", 0) / n,
         "categories": counts,
         "pass@k": {"1": len(right) / n},
         "maj@k": {},
@@ -189,6 +190,8 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     # (190 - 94) / 256 = 0.375
     assert "36.7% <span class=arrow>→</span> 74.2%" in page
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
+    in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
+    assert f"accuracy went from 33.2% to 67.6% ({100 * in_format.difference:+.1f} points" in page
     assert "on the same 256 problems: 110 went from wrong to right and 14 back (McNemar p &lt; 0.0001)" in page
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
@@ -416,7 +419,10 @@ def test_the_lines_of_one_step_are_one_row(run):
     (run / "history.jsonl").write_text(
         '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
     )
-    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy_in_format": 0.25}, {"step": 2, "reward": 1.0}]
+    assert read_run(run).history == [
+        {"step": 1, "reward": 0.5, "heldout/accuracy_in_format": 0.25},
+        {"step": 2, "reward": 1.0},
+    ]
 
 
 def test_a_resumed_run_counts_its_newest_attempt(run):
@@ -583,9 +589,10 @@ def test_the_terminal_table_lines_up():
     table = terminal_table(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1)).splitlines()
     assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
-    assert table[3].split() == ["correct,", "in", "the", "format", "94", "190", "+96"]
+    assert table[2].split()[:6] == ["accuracy", "in", "format", "33.2%", "67.6%", "+34.4"]
+    assert table[3].split() == ["correct,", "in", "the", "format", "85", "173", "+88"]
     assert table[-1].startswith("256 problems: 110 went from wrong to right, 14 back (McNemar, exact: p = ")
-    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "190"))}) == 1
+    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "173"))}) == 1
     assert not any(line.endswith(" ") for line in table)
 
 
@@ -602,13 +609,16 @@ def test_training_completions_come_as_chats_or_as_text(run):
     write_completions(run, [2], rows=8, conversational=False)
     data = data_of(page_of(run))
     rows = data["sources"][1]["rows"]
-    assert len(rows) == 16
-    assert [rows[i]["sides"][0]["text"] for i in (0, 8)] == ["3 + 4 = 7\n#### 7 (1.0)", "3 + 4 = 7\n#### 7 (2.0)"]
+    assert [len(row["sides"]) for row in rows] == [8, 8]  # a problem's completions are one row
+    assert [row["sides"][0]["text"] for row in rows] == ["3 + 4 = 7\n#### 7 (1.0)", "3 + 4 = 7\n#### 7 (2.0)"]
     assert data["prompts"][rows[0]["prompt"]] == ["What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?"]
-    assert data["prompts"][rows[8]["prompt"]] == ["What is 2 + 0?", ""]
-    assert rows[5]["sides"][0]["facts"] == "correctness_reward none, advantage -0.5"
-    assert rows[7]["sides"][0]["facts"] == "correctness_reward none, advantage -1"
-    assert rows[5]["fields"] == {"step": "1", "verdict": "timeout"}
+    assert data["prompts"][rows[1]["prompt"]] == ["What is 2 + 0?", ""]
+    assert rows[0]["sides"][5]["facts"] == "correctness_reward none, advantage -0.5"
+    assert rows[0]["sides"][7]["facts"] == "correctness_reward none, advantage -1"
+    assert rows[0]["sides"][5]["badge"] == "timeout"
+    assert rows[0]["fields"]["step"] == "1"
+    assert rows[0]["fields"]["verdict"] == ["correct", "wrong", "no_answer", "timeout"]
+    assert rows[0]["title"] == "step 1: 3 of 8 right, rewards 0 to 1"
     assert data["sources"][1]["filters"][0] == {"field": "step", "values": ["1", "2"]}
 
 
@@ -616,7 +626,7 @@ def test_a_damaged_completions_file_is_skipped_and_named(run):
     (run / "completions" / "completions_00030.parquet").write_bytes(b"PAR1 half")
     files = report(run)
     assert files.notes == ["completions/completions_00030.parquet is half written or damaged: it was skipped"]
-    assert len(data_of(files.html.read_text(encoding="utf-8"))["sources"][1]["rows"]) == 7 * 32
+    assert len(data_of(files.html.read_text(encoding="utf-8"))["sources"][1]["rows"]) == 7 * 4
 
 
 def test_a_batch_that_is_logged_again_is_shown_once(run):
@@ -868,21 +878,20 @@ def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, br
     assert seen() == "1 to 20 of 256"
     assert seen("next.click()") == "21 to 40 of 256"
     assert seen("document.querySelector('button[data-change=\"right to wrong\"]').click()") == "1 to 14 of 14"
-    assert browser.run("document.querySelectorAll('article .badge[data-badge=correct]').length") == 14
-    assert choose("show", "Training completions") == "1 to 20 of 256"
-    assert choose("step", "30") == "1 to 20 of 32"
+    assert browser.run("document.querySelectorAll('article .badge[data-badge^=correct]').length") == 14
+    assert choose("show", "Training completions") == "1 to 5 of 32"  # groups of eight
+    assert browser.run("rowsBox.querySelectorAll('pre').length") == 5 * 8
+    assert choose("step", "30") == "1 to 4 of 4"
     assert choose("verdict", "timeout") == "1 to 1 of 1"
-    assert choose("verdict", "any") == "1 to 20 of 32"
-    first = "rowsBox.querySelector('small').textContent"
-    assert choose("sort", "advantage, lowest first") == "1 to 20 of 32"
-    assert browser.run(first).endswith("advantage -1")
-    choose("sort", "advantage, highest first")
-    assert browser.run(first).endswith("advantage 0.75")
-    # Rewards of 0 and 1, and two that are none: they come last either way.
-    for order, value in (("lowest", "0"), ("highest", "1")):
-        choose("sort", f"correctness reward, {order} first")
-        assert browser.run(first).startswith(f"correctness_reward {value},")
-        assert browser.run("matches.at(-1).keys[source.sorts.indexOf('correctness_reward')]") is None
+    assert choose("verdict", "any") == "1 to 4 of 4"
+    choose("step", "any")
+    spreads = "matches.map((row) => row.keys[source.sorts.indexOf('spread of rewards')])"
+    for order, best in (("lowest", min), ("highest", max)):
+        choose("sort", f"spread of rewards, {order} first")
+        found = browser.run(spreads)
+        assert len(set(found)) > 1
+        assert found[0] == best(found)
+        assert found == sorted(found, reverse=order == "highest")
     choose("step", "any")
     browser.run("document.querySelector('input[type=search]').focus()")
     browser.type("(30.7)")
@@ -954,10 +963,10 @@ def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser
     page = report(run).html
     browser.open(page)
     browser.run("useSource(1)")
-    assert browser.run("matches.length") == 5000
+    assert browser.run("matches.length") == 50 * 13
     for search in ("", "(41.99)", "7$. so"):
         browser.run(f"query = {json.dumps(search)}, apply()")
-        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 20)
+        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 5)
         assert browser.run("document.querySelectorAll('*').length") < 15000
     fine(browser, page)
 
