@@ -3,7 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const [filters, rowsBox, count, previous, next] =
   ["filters", "rows", "count", "previous", "next"].map((id) => document.getElementById(id));
-const SIDES = 40;  // completions on a page of rows: twenty pairs, or five groups of eight
+const SIDES = 32;  // completions on a page of groups: four groups of eight
 const SHOWN = 4000;  // characters of a text before it has to be asked for
 const TYPESET = 50000;  // characters of a text whose formulas are looked for
 let PAGE = 20;  // rows
@@ -40,7 +40,8 @@ function choice(label, names, onChoice) {
 
 function useSource(index) {
   source = data.sources[index];
-  PAGE = Math.max(1, Math.floor(SIDES / source.rows.reduce((most, row) => Math.max(most, row.sides.length), 2)));
+  const most = source.rows.reduce((known, row) => Math.max(known, row.sides.length), 1);
+  PAGE = most > 2 ? Math.max(1, Math.floor(SIDES / most)) : 20;
   chosen = {};
   query = "";
   order = null;

@@ -82,24 +82,29 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in near]
 
 
-def window_of(values: Sequence[float]) -> int:
-    """Of how many values a line is the moving average: 1 where there are too few to smooth.
+def window_of(key: str, values: Sequence[float]) -> int:
+    """Of how many values a metric's line is the moving average: 1 where they are too few, or not noisy.
 
-    >>> window_of([0.5] * 11), window_of([0.5] * 60), window_of([0.5] * 1000)
+    >>> window_of("reward", [0.5] * 11), window_of("reward", [0.5] * 60), window_of("reward", [0.5] * 1000)
     (1, 7, 51)
+    >>> window_of("memory/resident", [2.0] * 60)
+    1
     """
+    if metrics.METRICS[key].unit == "bytes":
+        return 1
     return min(51, max(3, len(values) // 10) | 1) if len(values) >= 12 else 1
 
 
 def _line(axes: Axes, run: Run, key: str, label: str, colour: str) -> None:
     steps, values = _series(run.history, key)
-    window = window_of(values)
+    window = window_of(key, values)
     if window > 1:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
         axes.plot(steps, moving_average(values, window), color=colour, linewidth=2, label=label)
         _say_average(axes, steps, window)
     elif values:
-        axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=label)
+        marker = "o" if len(values) < 12 else ""
+        axes.plot(steps, values, color=colour, linewidth=1.8, marker=marker, markersize=4, label=label)
 
 
 def _say_average(axes: Axes, steps: Sequence[float], window: int) -> None:
@@ -160,6 +165,8 @@ def two_rewards(run: Run) -> tuple[float, float] | None:
     values = {value for value in found if isinstance(value, (int, float)) and math.isfinite(value)}
     if not values and len(names) == 1 and names[0] in ONE_OR_NONE:
         values = {0.0, 1.0}
+    if not values:
+        return None
     values |= {value for key in (metrics.REWARD_MIN, metrics.REWARD_MAX) for value in _series(run.history, key)[1]}
     return (min(values), max(values)) if len(values) == 2 else None
 
@@ -296,7 +303,7 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
 
 
 def shows(run: Run, panel: Panel) -> bool:
-    ends = panel.draw is _draw_accuracy and bool(run.before or run.after)
+    ends = any(key == metrics.HELDOUT_ACCURACY for key, _, _ in panel.lines) and bool(run.before or run.after)
     return bool(run.history) and (ends or any(_series(run.history, key)[1] for key, _, _ in panel.lines))
 
 
@@ -357,7 +364,7 @@ def captions(run: Run, panel: Panel) -> list[str]:
         if key in (metrics.HELDOUT_ACCURACY, metrics.HELDOUT_IN_FORMAT):  # those before and after are elsewhere
             label = "held-out while it trains"
         smoothed = panel.draw is not _draw_phases and not key.startswith("heldout/")
-        window = window_of(values) if smoothed and not _is_edge(panel, key) else 1
+        window = window_of(key, values) if smoothed and not _is_edge(panel, key) else 1
         line = moving_average(values, window)
         first, last = (_figure(value, unit) for value in (line[0], line[-1]))
         said = f"{label}: {first} at first, {last} at last"

@@ -27,16 +27,17 @@ def columns_of(
 
     >>> from grpo_math.grading import Verdict
     >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")]
-    >>> columns = columns_of([{"id": "a", "answer": "7"}], grades, Tensor([0.0]), [[5, 6, 2]], {2})
+    >>> row = {"id": "a", "answer": "7"}
+    >>> columns = columns_of([row, row], grades * 2, Tensor([0.0, 1.0]), [[5, 6, 2], [5, 6]], {2})
     >>> for name, values in columns.items(): print(name, values)
-    problem_id ['a']
-    gold ['7']
-    verdict ['correct']
-    extracted ['7']
-    in_format [False]
-    reward [0.0]
-    tokens [3]
-    truncated [False]
+    problem_id ['a', 'a']
+    gold ['7', '7']
+    verdict ['correct', 'correct']
+    extracted ['7', '7']
+    in_format [False, False]
+    reward [0.0, 1.0]
+    tokens [3, 2]
+    truncated [False, True]
     """
     columns: dict[str, list[Any]] = {}
     if all(row.get("id") is not None for row in rows):

@@ -286,10 +286,11 @@ def test_an_oscillation_that_has_ended_is_none():
 def test_a_format_that_is_not_paid_is_not_taken_for_overfitting():
     """The rewards pay right answers in any form: 31% in the format become none, and any form rises."""
     lines = evaluated((0.35, 0.31), (0.75, 0.0))
-    [finding] = diagnose(lines, CONFIG | {"rewards": ["my_rewards:short"]})
+    [finding] = [f for f in diagnose(lines, CONFIG | {"rewards": ["my_rewards:short"]}) if f.level != "info"]
     assert (finding.check, finding.level) == ("heldout_format_lost", "warning")
     assert finding.remedy.endswith("rewards: [my_rewards:short, gated]")
-    assert [f.check for f in diagnose(evaluated((0.5, 0.5), (0.2, 0.1)), CONFIG)] == ["heldout_worse"]
+    both = diagnose(evaluated((0.5, 0.5), (0.2, 0.1)), CONFIG)
+    assert [f.check for f in both if f.level != "info"] == ["heldout_worse"]
 
 
 def test_many_problems_make_a_small_loss_sure_but_not_one_of_a_point():

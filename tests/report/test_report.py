@@ -32,7 +32,16 @@ from grpo_math.report import (
     terminal_table,
 )
 from grpo_math.report.memory import planned
-from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, condensed, moving_average
+from grpo_math.report.plots import (
+    CSS_COLOURS,
+    DETAILS,
+    TRAINING,
+    captions,
+    condensed,
+    moving_average,
+    render,
+    two_rewards,
+)
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import metrics
 from grpo_math.run.metrics import IN_FORMAT
@@ -191,7 +200,7 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     assert "36.7% <span class=arrow>→</span> 74.2%" in page
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
-    assert f"accuracy went from 33.2% to 67.6% ({100 * in_format.difference:+.1f} points" in page
+    assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
     assert "on the same 256 problems: 110 went from wrong to right and 14 back (McNemar p &lt; 0.0001)" in page
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
@@ -215,7 +224,8 @@ def test_the_outcome_table_counts_every_category_before_and_after(run):
         ):
             n = sum(row["category"] == category for row in rows)
             assert re.search(rf"<th scope=row>{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>", page)
-    assert "<th scope=row>correct, in the format</th><td>94 (36.7%)</td><td>190 (74.2%)</td><td>+37.5</td>" in page
+    assert "<th scope=row>correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>" in page
+    assert "<th scope=row>accuracy, in whatever form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>" in page
 
 
 def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
@@ -227,7 +237,7 @@ def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
     for path in files.plots:
         assert path.read_bytes().startswith(b"\x89PNG")
     page = files.html.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 13
+    assert page.count("<svg ") == 14
     assert "main memory: 1.5 GB at first, 1.75 GB at last" in page
     assert "<p>Measured: 1.75 GB, most main memory that the main process took since its start.</p>" in page
     for colour in CSS_COLOURS:
@@ -589,10 +599,10 @@ def test_the_terminal_table_lines_up():
     table = terminal_table(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1)).splitlines()
     assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
-    assert table[2].split()[:6] == ["accuracy", "in", "format", "33.2%", "67.6%", "+34.4"]
-    assert table[3].split() == ["correct,", "in", "the", "format", "85", "173", "+88"]
+    assert table[2].split()[:6] == ["accuracy", "in", "format", "33.6%", "68.0%", "+34.4"]
+    assert table[3].split() == ["correct,", "in", "the", "format", "86", "174", "+88"]
     assert table[-1].startswith("256 problems: 110 went from wrong to right, 14 back (McNemar, exact: p = ")
-    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "173"))}) == 1
+    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "174"))}) == 1
     assert not any(line.endswith(" ") for line in table)
 
 
@@ -715,6 +725,46 @@ def test_a_moving_average_of_a_straight_line_is_that_line_inside():
     assert moving_average([5], 7) == [5]
 
 
+def test_a_caption_gives_the_ends_of_the_line_that_is_drawn(tmp_path):
+    """Of a moving average its own, with the last value beside them; of few values and of the edges, these."""
+    history = [{"step": s, "reward": float(s % 2), "reward_min": -1.0, "reward_max": 2.0} for s in range(1, 41)]
+    run = Run(tmp_path, history=history)
+    average, *_, band = TRAINING
+    (said,) = captions(run, average)
+    assert said.startswith("reward: 0.667 at first, 0.333 at last, a moving average; the last value itself is 0 (")
+    assert captions(run, band)[1].startswith("min: -1 at first, -1 at last (")
+    (few,) = captions(Run(tmp_path, history=history[:5]), average)
+    assert few.startswith("reward: 1 at first, 1 at last (")
+    drawn = render(run, [average], "svg").decode()
+    assert "thick: moving average of 5 steps" in drawn
+    assert "moving average" not in render(Run(tmp_path, history=history[:5]), [average], "svg").decode()
+
+
+@pytest.mark.parametrize(
+    ("config", "completions", "two"),
+    [
+        ({"rewards": ["gsm8k"]}, [], (0.0, 1.0)),
+        ({"rewards": ["shaped"]}, [], None),
+        ({"rewards": ["own:mine"]}, [{"mine": 1.0}, {"mine": 0.0}], (0.0, 1.0)),
+        ({"rewards": ["a:b", "c:d"]}, [{"reward": 1.0}, {"reward": 0.0}], (0.0, 1.0)),
+        ({"rewards": ["a:b", "c:d"]}, [{"reward": 1.0}, {"reward": 0.5}, {"reward": 0.0}], None),
+        ({}, [], None),
+    ],
+)
+def test_a_reward_of_two_values_has_a_share_and_no_band(config, completions, two, tmp_path):
+    history = [{"step": s, "reward": 0.25, "reward_min": 0.0, "reward_max": 1.0} for s in range(1, 6)]
+    run = Run(tmp_path, config=config, completions=completions, history=history)
+    assert two_rewards(run) == two
+    band = TRAINING[-1]
+    said = captions(run, band)
+    if two:
+        assert len(said) == 1
+        assert said[0].startswith("get 1 and not 0: 25% at first, 25% at last")
+    else:
+        assert [line.partition(":")[0] for line in said] == ["mean", "min", "max"]
+    assert ("Share of the higher reward" in render(run, [band], "svg").decode()) == bool(two)
+
+
 def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
     history = [{"step": s, "reward": s % 2, "reward_min": -1.0 if s == 700 else 0.0} for s in range(1, 1001)]
     history[3]["reward"] = math.nan
@@ -755,7 +805,7 @@ def test_in_a_browser_hostile_text_stays_text(run, tmp_path, browser):
             assert browser.run("document.title") == "demo · grpo_math report"
             assert browser.run("document.querySelectorAll('img, iframe, main script, main link').length") == 0
             assert browser.run("rowsBox.querySelector('.sides pre').textContent").startswith("</script><script>")
-            assert browser.run("rowsBox.children.length") == 20
+            assert browser.run("rowsBox.children.length") == (20, 4)[source]
         fine(browser, page)
 
 
@@ -879,8 +929,8 @@ def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, br
     assert seen("next.click()") == "21 to 40 of 256"
     assert seen("document.querySelector('button[data-change=\"right to wrong\"]').click()") == "1 to 14 of 14"
     assert browser.run("document.querySelectorAll('article .badge[data-badge^=correct]').length") == 14
-    assert choose("show", "Training completions") == "1 to 5 of 32"  # groups of eight
-    assert browser.run("rowsBox.querySelectorAll('pre').length") == 5 * 8
+    assert choose("show", "Training completions") == "1 to 4 of 32"  # groups of eight
+    assert browser.run("rowsBox.querySelectorAll('.sides pre').length") == 4 * 8
     assert choose("step", "30") == "1 to 4 of 4"
     assert choose("verdict", "timeout") == "1 to 1 of 1"
     assert choose("verdict", "any") == "1 to 4 of 4"
@@ -966,7 +1016,7 @@ def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser
     assert browser.run("matches.length") == 50 * 13
     for search in ("", "(41.99)", "7$. so"):
         browser.run(f"query = {json.dumps(search)}, apply()")
-        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 5)
+        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 4)
         assert browser.run("document.querySelectorAll('*').length") < 15000
     fine(browser, page)
 
