@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Commands = Any  # what add_subparsers returns, which argparse has no public name for
 Run = Callable[[argparse.Namespace, list[str]], int]
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
+IGNORED_BY_REPORT = {"watch": "with several runs", "every": "without --watch", "output": "with one run"}
 SHOWN = (  # of an evaluation's results
     *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
     *("by_subject", "by_level", "contamination", "seconds", "results"),
@@ -126,7 +127,12 @@ def _add_on_problems(commands: Commands) -> None:
 
 
 def _add_on_runs(commands: Commands) -> None:
-    _command(commands, "report", _report, "a run directory -> plots and one HTML page").add_argument("run_dir")
+    text = "a run directory -> plots and one HTML page; of several, one page that compares them"
+    add = _command(commands, "report", _report, text).add_argument
+    add("run_dir", nargs="+")
+    add("--watch", action="store_true", help="draw it anew until the run has ended; the page reloads itself")
+    add("--every", type=int, metavar="SECONDS", help="how often --watch draws it (default: 30)")
+    add("--output", metavar="FILE.html", help="of several runs (default: comparison.html beside them)")
     text = "a finished run -> a repository on the Hub"
     add = _command(commands, "push", _push, text, abbreviates=False).add_argument
     add("run_dir")
@@ -293,14 +299,37 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> int:
-    from grpo_math.report import report
+    several = len(args.run_dir) > 1
+    for name, ignored in (("watch", several), ("every", not args.watch), ("output", not several)):
+        if ignored and getattr(args, name) not in (None, False):
+            raise UserError(f"--{name} would be ignored {IGNORED_BY_REPORT[name]}: leave it out")
+    if args.every is not None and args.every < 1:
+        raise ConfigError("every", args.every, "is not a number of seconds", "give 1 or more")
+    if several:
+        return _report_several(args)
+    if args.watch:
+        from grpo_math.report.watch import watch
 
-    files = report(args.run_dir)
+        files = watch(args.run_dir[0], args.every or 30, lambda line: print(line, file=sys.stderr))
+    else:
+        from grpo_math.report import report
+
+        files = report(args.run_dir[0])
     for note in files.notes:
         print(f"note: {note}", file=sys.stderr)
     findings = [finding._asdict() for finding in files.findings]
     answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": findings}
     return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
+
+
+def _report_several(args: argparse.Namespace) -> int:
+    from grpo_math.report.several import report_several
+
+    found = report_several(args.run_dir, args.output)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    answer = {**found._asdict(), "html": str(found.html)}
+    return _answer(args, answer, f"report   {found.html}")
 
 
 def _push(args: argparse.Namespace, rest: list[str]) -> int:

@@ -75,7 +75,7 @@ def as_now(results: Mapping[str, Any]) -> Results:
     >>> as_now({"accuracy": 0.0, "answer_accuracy": 1.0, "rows": rows})["accuracy"]
     1.0
     """
-    samples, rows = results.get("samples", 1), results.get("rows")
+    samples, rows = results.get("samples", 1), results.get("rows") or []
     whole = rows and isinstance(samples, int) and samples > 0 and len(rows) % samples == 0
     if ACCURACY_IN_FORMAT in results or not whole:
         return dict(results)

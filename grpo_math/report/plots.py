@@ -95,7 +95,8 @@ def window_of(key: str, values: Sequence[float]) -> int:
     return min(51, max(3, len(values) // 10) | 1) if len(values) >= 12 else 1
 
 
-def _line(axes: Axes, run: Run, key: str, label: str, colour: str) -> None:
+def draw_line(axes: Axes, run: Run, key: str, label: str, colour: str) -> None:
+    """A metric of a run over its steps: its values, and thicker their moving average where there are enough."""
     steps, values = _series(run.history, key)
     window = window_of(key, values)
     if window > 1:
@@ -128,7 +129,7 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
     if unit == "loss":
         axes.axhline(0, color=MUTED, linewidth=0.8)
     for line in panel.lines:
-        _line(axes, run, *line)
+        draw_line(axes, run, *line)
     top = axes.get_ylim()[1]
     if unit == "share":
         axes.set_ylim(bottom=0, top=min(1.02, max(0.05, top)))
@@ -141,7 +142,7 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
 def _draw_accuracy(axes: Axes, run: Run, panel: Panel) -> None:
     training, (key, label, colour) = panel.lines
     right = RIGHT if key == metrics.HELDOUT_ACCURACY else IN_FORMAT
-    _line(axes, run, *training)
+    draw_line(axes, run, *training)
     steps, values = _series(run.history, key)
     few = len(steps) <= 40
     axes.plot(steps, values, color=colour, linewidth=1.4, marker="o" if few else "", markersize=4, zorder=3)
@@ -177,7 +178,9 @@ def _draw_band(axes: Axes, run: Run, panel: Panel) -> None:
     if two := two_rewards(run):
         axes.set_title("Share of the higher reward", **TITLE)
         rows = [{**row, mean[0]: _share_of(row[mean[0]], two)} for row in run.history if _has(row, mean[0])]
-        _line(axes, replace(run, history=rows), mean[0], f"completions that get {two[1]:g} and not {two[0]:g}", colour)
+        draw_line(
+            axes, replace(run, history=rows), mean[0], f"completions that get {two[1]:g} and not {two[0]:g}", colour
+        )
         axes.set_ylim(0, 1.02)
         axes.set_ylabel("share", fontsize=10, color=MUTED)
         axes.yaxis.set_major_formatter(lambda value, _: _figure(value, "share"))
@@ -185,7 +188,7 @@ def _draw_band(axes: Axes, run: Run, panel: Panel) -> None:
     if band := [row for row in run.history if _has(row, low, high)]:
         steps, lows, highs = ([row[key] for row in band] for key in (metrics.STEP, low, high))
         axes.fill_between(steps, lows, highs, color=colour, alpha=0.18, linewidth=0, label="min to max")
-    _line(axes, run, *mean)
+    draw_line(axes, run, *mean)
 
 
 def _share_of(mean: float, two: tuple[float, float]) -> float:

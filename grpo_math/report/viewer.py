@@ -13,7 +13,7 @@ import json
 import re
 from typing import Any
 
-from grpo_math.report.groups import TOLD, Group, groups, is_number, why
+from grpo_math.report.groups import TOLD, Group, Row, groups, is_number, why
 from grpo_math.report.run_dir import Run, prompt_of, text_of
 from grpo_math.run.metrics import CATEGORIES, RIGHT
 
@@ -123,7 +123,7 @@ def _kinds(group: Group, shown: list[dict[str, str]]) -> list[str]:
     return kinds
 
 
-def _training_side(number: int, row: dict[str, Any], template: str) -> dict[str, str]:
+def _training_side(number: int, row: Row, template: str) -> dict[str, str]:
     """What was read, what each function paid, and what came of it."""
     facts, text = [], text_of(row.get("completion"))
     if "extracted" in row:
@@ -131,7 +131,8 @@ def _training_side(number: int, row: dict[str, Any], template: str) -> dict[str,
     if row.get("in_format") is not None:
         facts.append("in the format" if row["in_format"] else "not in the format")
     facts += [f"{name} {_short(value)}" for name, value in row.items() if name not in TOLD]
-    facts += [f"{name} {_short(row[name])}" for name in ("reward", "advantage") if name in row]
+    one = sum(is_number(value) for name, value in row.items() if name not in TOLD) == 1  # which is the reward
+    facts += [f"{name} {_short(row[name])}" for name in ("reward", "advantage")[one:] if name in row]
     if row.get("tokens") is not None:
         facts.append(f"{row['tokens']} tokens{', cut' if row.get('truncated') else ''}")
     badge = str(row["verdict"]) if row.get("verdict") else ""

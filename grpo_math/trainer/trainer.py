@@ -198,7 +198,7 @@ class MathGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
             if self._grades is not None:
                 of_all = gather_object([(str(grade.verdict), grade.in_format) for grade in self._grades])
-                self._log(shares(*zip(*of_all, strict=True), self._group))
+                self._log(shares([v for v, _ in of_all], [kept for _, kept in of_all], self._group))
             if self._mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:
