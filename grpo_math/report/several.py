@@ -5,6 +5,7 @@ Does not evaluate, and compares two runs only on the same problems.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from string import ascii_uppercase
@@ -144,7 +145,7 @@ def _results(rows: Sequence[dict[str, Any]]) -> str:
         "the same problems, with their 95% interval; “against A” is the trained model's from that of run A."
     )
     table = f"<table class=numbers><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div class=wide>{table}</div><p><small>{said}</small></p>"
+    return f"<div class=wide tabindex=0>{table}</div><p><small>{said}</small></p>"
 
 
 def _with_interval(side: dict[str, Any] | None) -> str:
@@ -170,12 +171,12 @@ def _settings(settings: dict[str, list[str | None]], runs: int) -> str:
     for name, values in settings.items():
         cells = "".join(f"<td>{'–' if value is None else escaped(value)}</td>" for value in values)
         body += f"<tr><th scope=row>{escaped(name)}</th>{cells}</tr>"
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<div class=wide tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _curves(runs: Sequence[Run]) -> str:
     """A plot for each of `CURVES` that some run has, with a line a run under its letter."""
-    drawn = [plots.condensed(run) for run in runs]
+    drawn = [_with_ends(plots.condensed(run)) for run in runs]
     together = Run(runs[0].directory, history=[row for run in drawn for row in run.history])
     figures = ""
     for title, key in CURVES:
@@ -185,6 +186,17 @@ def _curves(runs: Sequence[Run]) -> str:
             svg = plots.inline_svg(plots.render(together, [panel], "svg"))
             figures += f"<figure>{svg}<figcaption>{escaped(meaning)}</figcaption></figure>"
     return section("Training", f"<div class=plots>{figures}</div>") if figures else ""
+
+
+def _with_ends(run: Run) -> Run:
+    """With the evaluations before and after training as its first and its last held-out accuracy."""
+    last = run.history[-1][metrics.STEP] if run.history else 0.0
+    ends = [
+        {metrics.STEP: step, metrics.HELDOUT_ACCURACY: compare.share(results)}
+        for step, results in ((0.0, run.before), (last, run.after))
+        if results
+    ]
+    return replace(run, history=[*ends[: bool(run.before)], *run.history, *ends[bool(run.before) :]])
 
 
 def _panel(title: str, key: str, runs: Sequence[Run]) -> plots.Panel:

@@ -9,6 +9,7 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.evaluation.compare import compare, read_results
+from grpo_math.report import several
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.several import differing, report_several
 
@@ -65,6 +66,12 @@ def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_f
     assert page.count("<svg ") == 3  # reward, accuracy, held-out accuracy; no lengths were logged
     assert "&lt;b&gt;other" in page
     assert "<b>other" not in page
+
+
+def test_the_held_out_curve_begins_before_and_ends_after_training(three):
+    run = several._with_ends(read_run(three[0]))
+    found = [(row["step"], row["heldout/accuracy"]) for row in run.history if "heldout/accuracy" in row]
+    assert found == [(0, 0.25), (20, 0.5), (20, 0.5)]
 
 
 def test_the_settings_that_differ_are_named_and_no_others(three):
