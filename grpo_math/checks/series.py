@@ -160,7 +160,7 @@ def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[s
     >>> evaluation_line(0, None)
     []
     """
-    names = (metrics.ACCURACY, "n", metrics.ACCURACY_IN_FORMAT)
+    names = ("accuracy", "n", "accuracy_in_format")
     accuracy, n, in_format = (number((results or {}).get(name)) for name in names)
     if accuracy is None or not n:
         return []

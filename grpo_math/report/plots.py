@@ -371,8 +371,8 @@ def captions(run: Run, panel: Panel) -> list[str]:
         line = moving_average(values, window)
         first, last = (_figure(value, unit) for value in (line[0], line[-1]))
         said = f"{label}: {first} at first, {last} at last"
-        if window > 1:
-            said += f", a moving average; the last value itself is {_figure(values[-1], unit)}"
+        if (own := _figure(values[-1], unit)) != last:
+            said += f", a moving average; the last value itself is {own}"
         sentences.append(f"{said} ({meaning})")
     return sentences
 
