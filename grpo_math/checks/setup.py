@@ -63,7 +63,7 @@ class Setup:
         """The problems to evaluate on; none where no evaluation is asked for, or by default where none are held out."""
         s = self.settings
         often = s["heldout_n"] if s["heldout_every"] else 0
-        if s["eval_n"] is None and not often:
+        if s["eval_n"] is None and len(self._held_out_by_default) >= often:
             return self._held_out_by_default
         wanted = max(s["eval_n"] or 0, often)
         if not wanted:
@@ -86,8 +86,11 @@ class Setup:
             self.no_eval = f"completions may be {s['max_completion_length']} tokens long"
             return []
         dataset, how = s["eval_dataset"] or s["dataset"], {"template": s["template"], "skip_bad_rows": True}
+        limit = EVAL_N
         try:
-            rows = load_problems(dataset, s["eval_split"], limit=EVAL_N, **how)
+            if dataset.partition(":")[0] == "generated":  # of some levels there are fewer, which asking for is an error
+                limit = min(EVAL_N, len(load_problems(dataset, s["eval_split"], **how)))
+            rows = load_problems(dataset, s["eval_split"], limit=limit, **how)
         except (UserError, ValueError) as error:
             self.no_eval = str(error)
             return []
@@ -102,7 +105,7 @@ class Setup:
     def eval_n(self) -> int:
         """How many problems are evaluated before and after training: as asked, or by default."""
         n = self.settings["eval_n"]
-        return min(EVAL_N, len(self.held_out)) if n is None else n
+        return len(self._held_out_by_default) if n is None else n
 
     @property
     def about_eval(self) -> str | None:
