@@ -28,8 +28,8 @@ Commands = Any  # what add_subparsers returns, which argparse has no public name
 Run = Callable[[argparse.Namespace, list[str]], int]
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
-    *("n", "accuracy", "ci95", "mean@n", "answer_accuracy", "pass@k", "maj@k", "categories", "by_subject", "by_level"),
-    *("contamination", "seconds", "results"),
+    *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
+    *("by_subject", "by_level", "contamination", "seconds", "results"),
 )
 
 
@@ -154,7 +154,12 @@ def _add_on_problems(commands: Commands) -> None:
 
 
 def _add_on_runs(commands: Commands) -> None:
-    _command(commands, "report", _report, "a run directory -> plots and one HTML page").add_argument("run_dir")
+    text = "a run directory -> plots and one HTML page; of several, one page that compares them"
+    add = _command(commands, "report", _report, text).add_argument
+    add("run_dir", nargs="+")
+    add("--watch", action="store_true", help="draw it anew until the run has ended; the page reloads itself")
+    add("--every", type=int, metavar="SECONDS", help="how often --watch draws it (default: 30)")
+    add("--output", metavar="FILE.html", help="of several runs (default: comparison.html beside them)")
     for name, text in companions.COMMANDS.items():
         companions.options(name, _command(commands, name, _companion, text))
     text = "a finished run -> a repository on the Hub"
@@ -297,14 +302,12 @@ def _grade(args: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _report(args: argparse.Namespace, rest: list[str]) -> int:
-    from grpo_math.report import report
+    from grpo_math.report import reported
 
-    files = report(args.run_dir)
-    for note in files.notes:
+    notes, answer, text = reported.answer(args)
+    for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    findings = [finding._asdict() for finding in files.findings]
-    answer = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": findings}
-    return _answer(args, answer, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
+    return _answer(args, answer, text)
 
 
 def _companion(args: argparse.Namespace, rest: list[str]) -> int:

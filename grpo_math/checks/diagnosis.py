@@ -121,6 +121,12 @@ CHECKS: dict[str, Check] = {
         "lower the learning rate, or stop earlier",
         "error",
     ),
+    "heldout_format_lost": Check(
+        "fewer held-out answers are right in the format than the base model's",
+        "the rewards do not hold the policy to the format: accuracy counts a right answer wherever it stands, "
+        "accuracy_in_format only where the prompt asks for it",
+        "pay for the format where the answer is right",
+    ),
     "learning_rate_too_high": Check(
         "the learning rate is too high", "each step changes the policy by more than its rollout can justify", "lower it"
     ),
@@ -144,6 +150,7 @@ EXPLAINED_BY: dict[str, set[str]] = {
     "groups_too_hard": {"reward_stuck_low", "collapse"},
     "groups_too_easy": {"reward_stuck_high"},
     "truncation": {"eos_mismatch", "collapse"},
+    "heldout_format_lost": {"heldout_worse"},
 }
 
 

@@ -13,7 +13,9 @@ from transformers import TrainerCallback
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
+from grpo_math.evaluation import figures
 from grpo_math.run import metrics
+from grpo_math.run.history import as_now
 from grpo_math.run.log import History, Tell
 
 
@@ -44,9 +46,9 @@ class Diagnosis(TrainerCallback):
             return []
         self.asked = state.global_step
         before = self.history.path.with_name("before.json")
-        base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
+        base = figures.as_now(json.loads(before.read_text(encoding="utf-8"))) if before.exists() else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        found = diagnose([*evaluation_line(0, base), *self.history.lines()], self.settings, checkpoints)
+        found = diagnose([*evaluation_line(0, base), *map(as_now, self.history.lines())], self.settings, checkpoints)
         new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
         for finding in new:
             self.said.add(finding.check)

@@ -120,7 +120,7 @@ def _outdone(setup: Setup) -> Iterator[tuple[str, str]]:
         yield said, "max_steps: -1"
     if s["save_strategy"] == "no" and "save_steps" in given:
         yield f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'", "save_strategy: steps"
-    if s["eval_dataset"] and not (s["eval_n"] or s["heldout_every"]):
+    if s["eval_dataset"] and s["eval_n"] == 0 and not s["heldout_every"]:
         yield f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every"
     if steps > 0 and "logging_steps" in given and s["logging_steps"] > steps:
         yield f"logging_steps={s['logging_steps']:g} of max_steps={steps}: the history stays empty", "logging_steps: 1"

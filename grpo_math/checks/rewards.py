@@ -31,6 +31,8 @@ def problems(setup: Setup) -> Iterator[Said]:
     """There are problems, held-out ones are as many as asked for, and these are not trained on."""
     rows, overlap = setup.rows, setup.overlap
     yield Said("info", f"{len(rows)} problems to train on", "", {"problems": len(rows)})
+    if about := setup.about_eval:
+        yield Said("info", about, "")
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
         yield Said(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
@@ -109,6 +111,33 @@ def rewards(setup: Setup) -> Iterator[Said]:
         how = "both are paid the same" if apart >= -SURE else "a wrong answer is paid as well on average"
         said = f"the rewards ({named}) cannot tell right from wrong: {how}, {example}"
         yield Said("warning", said, f"rewards: [{', '.join(['accuracy', *names])}]", paid)
+    else:
+        yield from _outside(setup, functions, weights or [1.0] * len(functions))
+
+
+def _outside(setup: Setup, functions: list[tuple[str, Any]], weights: list[float]) -> Iterator[Said]:
+    """Whether a right answer outside the format is paid as much as one within it."""
+    template = setup.settings["template"]
+    rows, right, _ = _pairs(setup)
+    texts = [f"The answer is {row['answer']}." for row in rows]
+    grades = grade_batch([row["answer"] for row in rows], texts, answer_format=template)
+    known = [i for i, g in enumerate(grades) if g.verdict is Verdict.CORRECT and not g.in_format]
+    totals = [0.0] * (2 * len(known))
+    for (name, function), weight in zip(functions, weights, strict=True):
+        tried = [rows[i] for i in known] * 2
+        values = _run(name, function, setup, tried, [right[i] for i in known] + [texts[i] for i in known])
+        if values is None:
+            return
+        totals = [total + weight * (value or 0.0) for total, value in zip(totals, values, strict=True)]
+    within, outside = sum(totals[: len(known)]), sum(totals[len(known) :])
+    if known and outside >= within - SURE:
+        said = (
+            f"a right answer outside the {template} format is paid as well as one within it, such as "
+            f"{texts[known[0]]!r}: accuracy counts both, accuracy_in_format the second alone"
+        )
+        names = dict.fromkeys([*(name for name, _ in functions), "gated"])
+        remedy = f"where the format matters, rewards: [{', '.join(names)}]"
+        yield Said("info", said, remedy, {"within": within / len(known), "outside": outside / len(known)})
 
 
 def _pairs(setup: Setup) -> tuple[list[dict[str, Any]], list[str], list[str]]:

@@ -335,17 +335,26 @@ def sampler_apart(run: Run) -> Seen | None:
 
 def heldout_worse(run: Run) -> Seen | None:
     """The newest held-out accuracy against that of step 0, as two shares: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
-    scores = [line for line in run.lines if metrics.HELDOUT_ACCURACY in line and line.get(metrics.HELDOUT_N, 0) > 0]
+    return _worse(run, metrics.HELDOUT_ACCURACY, run.learning_rate(0.3))
+
+
+def heldout_format_lost(run: Run) -> Seen | None:
+    """The same of the held-out accuracy in the format: answers may be right, and stand elsewhere."""
+    names = [str(name) for name in run.get("rewards", [])] or ["accuracy"]
+    return _worse(run, metrics.HELDOUT_IN_FORMAT, f"rewards: [{', '.join(dict.fromkeys([*names, 'gated']))}]")
+
+
+def _worse(run: Run, name: str, setting: str) -> Seen | None:
+    scores = [line for line in run.lines if name in line and line.get(metrics.HELDOUT_N, 0) > 0]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
         return None
-    base, m = scores[0][metrics.HELDOUT_ACCURACY], scores[0][metrics.HELDOUT_N]
-    now, n = scores[-1][metrics.HELDOUT_ACCURACY], scores[-1][metrics.HELDOUT_N]
+    (base, m), (now, n) = ((line[name], line[metrics.HELDOUT_N]) for line in (scores[0], scores[-1]))
     pooled = (base * m + now * n) / (m + n)
     if base - now <= max(WORSE, WORSE_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))):
         return None
     step = scores[-1][metrics.STEP]
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
-    return Seen(words, {"before": base, "now": now}, run.learning_rate(0.3))
+    return Seen(words, {"before": base, "now": now}, setting)
 
 
 def learning_rate_too_high(run: Run) -> Seen | None:

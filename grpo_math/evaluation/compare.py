@@ -1,8 +1,8 @@
 """Two results files of the same problems -> the paired difference, and the problems that changed.
 
-A row is right if its category is ``correct``: the answer is right and in the format. Problems are what is paired: of
-several samples a problem has its mean. Results over different problems, prompts, graders or sampling settings (`SAME`)
-are refused, since their difference would say nothing about the training.
+A row is right if its answer is, in whatever form; with ``right=IN_FORMAT``, only if it is also in the format. Problems
+are what is paired: of several samples a problem has its mean. Results over different problems, prompts, graders or
+sampling settings (`SAME`) are refused, since their difference would say nothing about the training.
 
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """
@@ -15,15 +15,14 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
+from grpo_math.evaluation.figures import as_now
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
 from grpo_math.grading import version
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
 Row = dict[str, Any]
 
-RIGHT = ("correct",)
-ANSWER_RIGHT = ("correct", "correct_answer_bad_format")
 # What two results must have in common beside the problems, and what to do where they do not.
 SAME = {
     "template": "evaluate both with the same template to compare them",
@@ -52,7 +51,7 @@ class Change(NamedTuple):
 def read_results(path: str | Path) -> Results:
     """A results file of `evaluate`, checked as far as the report relies on it; `ResultsError` in one line.
 
-    As in what `evaluate` returns, ``results`` is the file's own path.
+    As in what `evaluate` returns, ``results`` is the file's own path. The figures are those of `figures.as_now`.
     """
     path = Path(path)
     try:
@@ -75,7 +74,7 @@ def read_results(path: str | Path) -> Results:
         if key in seen:
             raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")
         seen.add(key)
-    return {**results, "results": str(path)}
+    return {**as_now(results), "results": str(path)}
 
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
@@ -93,8 +92,8 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
     changes = []
     for old, new in _by_problem(before, after):
         if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
-            was = next(row for row in old if (row["category"] == "correct") == lost)
-            now = next(row for row in new if (row["category"] == "correct") != lost)
+            was = next(row for row in old if (row["category"] in RIGHT) == lost)
+            now = next(row for row in new if (row["category"] in RIGHT) != lost)
             text = (_string(now.get("problem")), _string(now.get("gold")))
             changes.append(Change(was["id"], *text, was["completion"], now["completion"]))
     return changes[:limit]
@@ -108,12 +107,15 @@ def comparison(before: Results, after: Results, examples: int = 3) -> dict[str, 
     """
     paired = compare(before, after)
     several = any(row.get("sample", 0) for row in before["rows"])
+    in_format = compare(before, after, IN_FORMAT)
     return {
         "n": paired.n,
         "before": _side(before, 0, before, after),
         "after": _side(after, 1, before, after),
         "difference": paired.difference,
         "ci95": [paired.lo, paired.hi],
+        "difference_in_format": in_format.difference,
+        "ci95_in_format": [in_format.lo, in_format.hi],
         "gained": paired.gained,
         "lost": paired.lost,
         "test": "sign" if several else "mcnemar",
@@ -124,13 +126,13 @@ def comparison(before: Results, after: Results, examples: int = 3) -> dict[str, 
 
 
 def _side(results: Results, which: int, before: Results, after: Results) -> dict[str, Any]:
-    flags = [[row["category"] == "correct" for row in pair[which]] for pair in _by_problem(before, after)]
+    flags = [[row["category"] in RIGHT for row in pair[which]] for pair in _by_problem(before, after)]
     return {
         "model": results.get("model"),
         "adapter": results.get("adapter"),
         "accuracy": share(results),
         "ci95": list(wilson_of_means(flags)),
-        "answer_accuracy": share(results, ANSWER_RIGHT),
+        "accuracy_in_format": share(results, IN_FORMAT),
         "categories": {name: count(results, name) for name in categories_of(before, after)},
     }
 

@@ -1,16 +1,19 @@
 """Graded completions -> the figures of an evaluation: categories, accuracy with its interval, pass@k, and their table.
 
+``accuracy`` is the share of right answers in whatever form, as in the log of a training run; pass@k, maj@k and the
+parts count the same. ``accuracy_in_format`` is the share of those that are also in the format that was asked for.
+
 Does not grade and does not ask a model: results.py does, and regrade.py grades anew.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from grpo_math.evaluation.stats import maj_at_k, mean_at_n, pass_at_k, wilson_of_means
 from grpo_math.grading import Grade, Verdict
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
 Record = dict[str, Any]
@@ -40,29 +43,43 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
     ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k of
     powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` are there where the problems carry them.
 
-    >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7"},
-    ...         {"id": "b", "category": "bad_format", "verdict": "no_answer", "answer": None}]
+    >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
+    ...         {"id": "b", "category": "bad_format", "answer": None}]
     >>> figures = summary(rows)
-    >>> figures["n"], figures["accuracy"], figures["answer_accuracy"], figures["pass@k"]
-    (2, 0.5, 0.5, {'1': 0.5})
+    >>> figures["n"], figures["accuracy"], figures["accuracy_in_format"], figures["pass@k"]
+    (2, 0.5, 0.0, {'1': 0.5})
     """
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
-    right = [[record["category"] == "correct" for record in problem] for problem in problems]
+    right = [[record["category"] in RIGHT for record in problem] for problem in problems]
     mean, error = mean_at_n(right)
-    votes = [([record["answer"] for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
+    votes = [([record.get("answer") for record in rows], flags) for rows, flags in zip(problems, right, strict=True)]
     ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
     counts = Counter(record["category"] for record in records)
     return {
         "n": len(problems),
-        "accuracy": mean,
+        ACCURACY: mean,
         "ci95": list(wilson_of_means(right)),
+        ACCURACY_IN_FORMAT: sum(record["category"] in IN_FORMAT for record in records) / len(records),
         "mean@n": {"n": samples, "mean": mean, "standard_error": error},
-        "answer_accuracy": sum(record["verdict"] == Verdict.CORRECT for record in records) / len(records),
         "categories": {name: counts[name] for name in CATEGORIES},
         "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
         "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
         **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
     }
+
+
+def as_now(results: Mapping[str, Any]) -> Results:
+    """Results with the figures of now, also of an earlier version, whose ``accuracy`` was the share in the format.
+
+    >>> rows = [{"id": "a", "category": "correct_answer_bad_format"}]
+    >>> as_now({"accuracy": 0.0, "answer_accuracy": 1.0, "rows": rows})["accuracy"]
+    1.0
+    """
+    samples, rows = results.get("samples", 1), results.get("rows") or []
+    whole = rows and isinstance(samples, int) and samples > 0 and len(rows) % samples == 0
+    if ACCURACY_IN_FORMAT in results or not whole:
+        return dict(results)
+    return {**{name: value for name, value in results.items() if name != "answer_accuracy"}, **summary(rows, samples)}
 
 
 def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bool]]) -> dict[str, Any]:
@@ -79,10 +96,10 @@ def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bo
 def text_of(results: Results) -> str:
     """The figures as a compact table for the terminal.
 
-    >>> rows = [{"id": "a", "category": "correct", "verdict": "correct", "answer": "7", "level": 1}]
+    >>> rows = [{"id": "a", "category": "correct", "answer": "7", "level": 1}]
     >>> print(text_of({"temperature": 0.0, "samples": 1, **summary(rows)}))
-    accuracy  100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
-    any form  100.0%
+    accuracy            100.0%  95% interval 20.7% to 100.0%; 1 problem, greedy
+    accuracy in format  100.0%
     <BLANKLINE>
     correct, in the format       1  100.0%
     answer right, format wrong   0    0.0%
@@ -96,16 +113,16 @@ def text_of(results: Results) -> str:
     n, samples, counts = results["n"], results["samples"], results["categories"]
     drawn = f"{samples} samples each at temperature {results['temperature']:g}" if results["temperature"] else "greedy"
     lines = [
-        f"accuracy  {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
+        f"accuracy            {results['accuracy']:6.1%}  95% interval {_range(results['ci95'])}; "
         f"{n} problem{'' if n == 1 else 's'}, {drawn}",
-        f"any form  {results['answer_accuracy']:6.1%}",
+        f"accuracy in format  {results['accuracy_in_format']:6.1%}",
     ]
     if samples > 1:
         mean = results["mean@n"]
         error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
-        lines.append(f"mean@{samples:<4} {mean['mean']:6.1%}{error}")
+        lines.append(f"{f'mean@{samples}':<19} {mean['mean']:6.1%}{error}")
         for name in ("pass@k", "maj@k"):
-            lines.append(f"{name:<8}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
+            lines.append(f"{name:<18}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
     rows = [[label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items()]
     width = max(map(len, CATEGORIES.values()))
     parts = [

@@ -1,7 +1,7 @@
 """A model or adapter on a problem set -> results: accuracy with its interval, categories, and every completion.
 
-An answer counts only within the format that the prompt asked for (the rule of the r1_zero reward); how often it was
-right in any form stands beside it as ``answer_accuracy``. Each batch is graded as it comes and its answers are kept,
+``accuracy`` counts a right answer in whatever form, as training does; how often it was also in the format that the
+prompt asked for stands beside it as ``accuracy_in_format``. Each batch is graded as it comes and its answers are kept,
 so that what was cut goes on. The results carry hashes of prompt and problems (fingerprint.py) and the grader's version
 (grading/version.py), so that what differs in them is not compared.
 
@@ -31,7 +31,7 @@ from grpo_math.generation.models import check_weights, load_tokenizer, model_pat
 from grpo_math.grading import Grade, grade_batch, version
 from grpo_math.run.files import refuse_unwritable, write_json
 from grpo_math.run.machine import versions
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 SCHEMA = 1
 VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
@@ -71,7 +71,8 @@ def evaluate(
     """Results of ``model`` (a name, or a loaded model with its ``tokenizer``) on rows of `load_problems`.
 
     ``samples`` completions of each problem are drawn at ``temperature``; 0 is greedy and takes one sample.
-    ``accuracy`` is the share of completions that are right and in the format, and ``ci95`` its `wilson_of_means`.
+    ``accuracy`` is the share of right answers in whatever form, and ``ci95`` its `wilson_of_means`;
+    ``accuracy_in_format`` is the share that is right and in the format.
 
     ``output`` names the results file; a name that does not end in .json is a folder, in which the settings name the
     file. Answers are kept beside it as they come (`answers_file`): the same call goes on where it was cut, with the
@@ -205,7 +206,7 @@ def _answers(
         return
     generate = opened()
     kept = (batch for number, batch in enumerate(every) if number not in missing)
-    right = [known[keys[i]]["category"] == "correct" for batch in kept for i in batch]
+    right = [known[keys[i]]["category"] in RIGHT for batch in kept for i in batch]
     with tqdm(
         total=len(rows), initial=len(right) // samples, desc="evaluating", unit="problem", disable=not progress
     ) as bar:
@@ -215,7 +216,7 @@ def _answers(
             grades = _grades([jobs[i][0] for i in batch], completions, grade_timeout)
             records = [_record(*jobs[i], c, grade) for i, c, grade in zip(batch, completions, grades, strict=True)]
             yield records
-            right += [record["category"] == "correct" for record in records]
+            right += [record["category"] in RIGHT for record in records]
             bar.set_postfix_str(f"accuracy {sum(right) / len(right):.1%}", refresh=False)
             bar.update(len(right) // samples - bar.n)
 

@@ -61,16 +61,16 @@ def folder_of(name: str) -> str:
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """A line for each set: accuracy, which of several samples is mean@n, with its 95% interval.
 
-    >>> one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "answer_accuracy": 0.3}
+    >>> one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2}
     >>> print(table({"aime2024": {**one, "categories": {"truncated": 96}}}))
-                   n  mean@  accuracy   95% interval  any form    cut
-    aime2024      30     32     25.0%  12.0 to 41.0%     30.0%  10.0%
+                   n  mean@  accuracy   95% interval  in format    cut
+    aime2024      30     32     25.0%  12.0 to 41.0%      20.0%  10.0%
     """
-    rows = [["", "n", "mean@", "accuracy", "95% interval", "any form", "cut"]]
+    rows = [["", "n", "mean@", "accuracy", "95% interval", "in format", "cut"]]
     for name, found in results.items():
         low, high = found["ci95"]
         cut = found["categories"]["truncated"] / (found["n"] * found["samples"])
-        shares = [f"{found['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{found['answer_accuracy']:.1%}"]
+        shares = [f"{found['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{found['accuracy_in_format']:.1%}"]
         rows.append([name, str(found["n"]), str(found["samples"]), *shares, f"{cut:.1%}"])
     if len(results) > 1:
         mean = fmean(found["accuracy"] for found in results.values())

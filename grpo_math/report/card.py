@@ -166,7 +166,9 @@ def _results(run: Run, paired: PairedDifference | None, kind: str) -> str:
     if overlap := after.get("contamination"):
         said = contamination.text_of(overlap).partition(": ")[2]
         about += f" {said[:1].upper()}{said[1:]}."
-    about += " An answer counts where it is right and in the format that the prompt asks for."
+    about += (
+        " Accuracy counts a right answer in whatever form; in format, one that stands where the prompt asks for it."
+    )
     if run.before and run.after and paired:
         text = (
             f"**{share(run.before):.1%} before, {share(run.after):.1%} after: {100 * paired.difference:+.1f} points**, "

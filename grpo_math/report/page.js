@@ -3,9 +3,10 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const [filters, rowsBox, count, previous, next] =
   ["filters", "rows", "count", "previous", "next"].map((id) => document.getElementById(id));
-const PAGE = 20;
+const SIDES = 32;  // completions on a page of groups: four groups of eight
 const SHOWN = 4000;  // characters of a text before it has to be asked for
 const TYPESET = 50000;  // characters of a text whose formulas are looked for
+let PAGE = 20;  // rows
 let source, chosen, query, order, matches, first;
 let asWritten = false;
 const texts = new WeakMap();  // what each element shows, as it was written
@@ -39,6 +40,8 @@ function choice(label, names, onChoice) {
 
 function useSource(index) {
   source = data.sources[index];
+  const most = source.rows.reduce((known, row) => Math.max(known, row.sides.length), 1);
+  PAGE = most > 2 ? Math.max(1, Math.floor(SIDES / most)) : 20;
   chosen = {};
   query = "";
   order = null;
@@ -77,13 +80,13 @@ function writtenBox() {
 }
 
 function haystack(row) {
-  row.haystack ??= [row.title, ...data.prompts[row.prompt], ...row.sides.flatMap((side) => [side.text, side.facts])].join("\n").toLowerCase();
+  row.haystack ??= [row.title, ...data.prompts[row.prompt], ...row.sides.flatMap((side) => [side.text, side.facts, side.note || ""])].join("\n").toLowerCase();
   return row.haystack;
 }
 
 function apply() {
   const wanted = Object.entries(chosen).filter(([, value]) => value !== undefined);
-  matches = source.rows.filter((row) => wanted.every(([field, value]) => row.fields[field] === value) && (!query || haystack(row).includes(query)));
+  matches = source.rows.filter((row) => wanted.every(([field, value]) => [row.fields[field]].flat().includes(value)) && (!query || haystack(row).includes(query)));
   if (order) {
     const [, key, sign] = order, last = (row) => row.keys[key] === null;
     matches.sort((a, b) => last(a) - last(b) || sign * (a.keys[key] - b.keys[key]));
@@ -118,7 +121,9 @@ function article(row) {
   for (const side of row.sides) {
     const box = element("div"), head = element("h4", side.label);
     if (side.badge) head.append(element("span", inWords(side.badge), { class: "badge", "data-badge": side.badge }));
-    box.append(head, element("small", side.facts), ...shortened("pre", side.text || "(empty)"));
+    box.append(head, element("small", side.facts));
+    if (side.note) box.append(element("p", side.note, { class: "why" }));
+    box.append(...shortened("pre", side.text || "(empty)"));
     sides.append(box);
   }
   made.append(sides);

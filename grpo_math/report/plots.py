@@ -22,6 +22,7 @@ from grpo_math.evaluation.stats import wilson
 from grpo_math.report.run_dir import History, Run
 from grpo_math.run import metrics
 from grpo_math.run.machine import GB
+from grpo_math.run.metrics import IN_FORMAT, RIGHT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,6 +32,8 @@ CSS_COLOURS = {"#0072b2": "blue", "#d55e00": "orange", "#009e73": "green", "#aa4
 CSS_COLOURS |= {"#1b1f24": "ink", "#57606b": "muted", "#d9dee3": "grid"}
 BLUE, ORANGE, GREEN, PURPLE, INK, MUTED, GRID = CSS_COLOURS
 MOST_POINTS = 500
+TITLE: dict[str, Any] = {"loc": "left", "fontsize": 12, "fontweight": "bold", "color": INK, "pad": 24}
+ONE_OR_NONE = ("accuracy", "r1_zero", "gsm8k", "format_strict", "format_soft")  # rewards that are 1 or 0
 LEGEND = {"borderpad": 0, "borderaxespad": 0.5, "handlelength": 1.2, "handletextpad": 0.5, "columnspacing": 1.2}
 
 
@@ -79,14 +82,43 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [sum(part) / len(part) for part in near]
 
 
-def _line(axes: Axes, run: Run, key: str, label: str, colour: str) -> None:
+def window_of(key: str, values: Sequence[float]) -> int:
+    """Of how many values a metric's line is the moving average: 1 where they are too few, or not noisy.
+
+    >>> window_of("reward", [0.5] * 11), window_of("reward", [0.5] * 60), window_of("reward", [0.5] * 1000)
+    (1, 7, 51)
+    >>> window_of("memory/resident", [2.0] * 60)
+    1
+    """
+    if metrics.METRICS[key].unit == "bytes":
+        return 1
+    return min(51, max(3, len(values) // 10) | 1) if len(values) >= 12 else 1
+
+
+def draw_line(axes: Axes, run: Run, key: str, label: str, colour: str) -> None:
+    """A metric of a run over its steps: its values, and thicker their moving average where there are enough."""
     steps, values = _series(run.history, key)
-    if len(values) >= 12:
+    window = window_of(key, values)
+    if window > 1:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
-        window = min(51, max(3, len(values) // 10) | 1)
         axes.plot(steps, moving_average(values, window), color=colour, linewidth=2, label=label)
+        _say_average(axes, steps, window)
     elif values:
-        axes.plot(steps, values, color=colour, linewidth=1.8, marker="o", markersize=4, label=label)
+        marker = "o" if len(values) < 12 else ""
+        axes.plot(steps, values, color=colour, linewidth=1.8, marker=marker, markersize=4, label=label)
+
+
+def _say_average(axes: Axes, steps: Sequence[float], window: int) -> None:
+    axes.set_xlabel(f"optimizer step; thick: moving average of {_spanned(steps, window)} steps")
+
+
+def _spanned(steps: Sequence[float], window: int) -> int:
+    """Steps that a window of values spans: a value stands for several where not each step is logged or drawn.
+
+    >>> _spanned([1, 2, 3, 4], 3), _spanned([10, 20, 30, 40], 3)
+    (3, 30)
+    """
+    return round(window * (steps[-1] - steps[0]) / max(1, len(steps) - 1))
 
 
 def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
@@ -97,7 +129,7 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
     if unit == "loss":
         axes.axhline(0, color=MUTED, linewidth=0.8)
     for line in panel.lines:
-        _line(axes, run, *line)
+        draw_line(axes, run, *line)
     top = axes.get_ylim()[1]
     if unit == "share":
         axes.set_ylim(bottom=0, top=min(1.02, max(0.05, top)))
@@ -109,7 +141,8 @@ def _draw_lines(axes: Axes, run: Run, panel: Panel) -> None:
 
 def _draw_accuracy(axes: Axes, run: Run, panel: Panel) -> None:
     training, (key, label, colour) = panel.lines
-    _line(axes, run, *training)
+    right = RIGHT if key == metrics.HELDOUT_ACCURACY else IN_FORMAT
+    draw_line(axes, run, *training)
     steps, values = _series(run.history, key)
     few = len(steps) <= 40
     axes.plot(steps, values, color=colour, linewidth=1.4, marker="o" if few else "", markersize=4, zorder=3)
@@ -119,19 +152,51 @@ def _draw_accuracy(axes: Axes, run: Run, panel: Panel) -> None:
             axes.plot([row[metrics.STEP]] * 2, interval, color=colour, linewidth=1, alpha=0.6, zorder=3)
     for step, results in ((0.0, run.before), (run.history[-1][metrics.STEP], run.after)):
         if results:
-            interval = wilson(count(results, "correct"), len(results["rows"]))
+            interval = wilson(count(results, *right), len(results["rows"]))
             axes.plot([step, step], interval, color=colour, linewidth=1.6, zorder=4)
-            axes.plot([step], [share(results)], color=colour, marker="D", markersize=6, zorder=5)
+            axes.plot([step], [share(results, right)], color=colour, marker="D", markersize=6, zorder=5)
     axes.plot([], [], color=colour, linewidth=1.6, marker="D", markersize=6, label=label)
     axes.set_ylim(0, 1.02)
 
 
+def two_rewards(run: Run) -> tuple[float, float] | None:
+    """The lower and the higher reward of a run whose completions get one of two, by its completions or its recipe."""
+    names = [str(name).rpartition(":")[2] for name in run.config.get("rewards") or ()]
+    found = {row.get("reward", row.get(names[0]) if len(names) == 1 else None) for row in run.completions}
+    values = {value for value in found if isinstance(value, (int, float)) and math.isfinite(value)}
+    if not values and len(names) == 1 and names[0] in ONE_OR_NONE:
+        values = {0.0, 1.0}
+    if not values:
+        return None
+    values |= {value for key in (metrics.REWARD_MIN, metrics.REWARD_MAX) for value in _series(run.history, key)[1]}
+    return (min(values), max(values)) if len(values) == 2 else None
+
+
 def _draw_band(axes: Axes, run: Run, panel: Panel) -> None:
+    """From the smallest to the largest reward of a step; of two rewards, how many completions got the higher."""
     mean, (low, _, colour), (high, _, _) = panel.lines
+    if two := two_rewards(run):
+        axes.set_title("Share of the higher reward", **TITLE)
+        rows = [{**row, mean[0]: _share_of(row[mean[0]], two)} for row in run.history if _has(row, mean[0])]
+        draw_line(
+            axes, replace(run, history=rows), mean[0], f"completions that get {two[1]:g} and not {two[0]:g}", colour
+        )
+        axes.set_ylim(0, 1.02)
+        axes.set_ylabel("share", fontsize=10, color=MUTED)
+        axes.yaxis.set_major_formatter(lambda value, _: _figure(value, "share"))
+        return
     if band := [row for row in run.history if _has(row, low, high)]:
         steps, lows, highs = ([row[key] for row in band] for key in (metrics.STEP, low, high))
         axes.fill_between(steps, lows, highs, color=colour, alpha=0.18, linewidth=0, label="min to max")
-    _line(axes, run, *mean)
+    draw_line(axes, run, *mean)
+
+
+def _share_of(mean: float, two: tuple[float, float]) -> float:
+    """
+    >>> _share_of(0.5, (0.0, 2.0))
+    0.25
+    """
+    return (mean - two[0]) / (two[1] - two[0])
 
 
 def _draw_phases(axes: Axes, run: Run, panel: Panel) -> None:
@@ -147,6 +212,8 @@ def _draw_phases(axes: Axes, run: Run, panel: Panel) -> None:
         axes.fill_between(steps, below, above, color=colour, alpha=0.75, linewidth=0, label=label)
         bottom = top
     axes.set_ylim(bottom=0)
+    if window > 1:
+        axes.set_xlabel(f"optimizer step; moving average of {_spanned(steps, window)} steps")
 
 
 def _panel(title: str, *lines: tuple[str, str, str], draw: Callable[[Axes, Run, Panel], None] = _draw_lines) -> Panel:
@@ -154,7 +221,7 @@ def _panel(title: str, *lines: tuple[str, str, str], draw: Callable[[Axes, Run, 
 
 
 TRAINING = (
-    _panel("Average reward", (metrics.REWARD, "mean of the step", BLUE)),
+    _panel("Average reward", (metrics.REWARD, "reward", BLUE)),
     _panel(
         "Accuracy",
         (metrics.ACCURACY, "training completions", BLUE),
@@ -169,6 +236,12 @@ TRAINING = (
     ),
 )
 DETAILS = (
+    _panel(
+        "Accuracy in the format",
+        (metrics.ACCURACY_IN_FORMAT, "training completions", BLUE),
+        (metrics.HELDOUT_IN_FORMAT, "held-out with 95% interval", ORANGE),
+        draw=_draw_accuracy,
+    ),
     _panel("KL to the reference", (metrics.KL, "KL", BLUE)),
     _panel("Entropy", (metrics.ENTROPY, "entropy", BLUE)),
     _panel("Completion length", (metrics.LENGTH_MEAN, "mean", BLUE), (metrics.LENGTH_MAX, "longest", ORANGE)),
@@ -209,7 +282,7 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator
 
     unit = metrics.METRICS[panel.lines[0][0]].unit
-    axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=24)
+    axes.set_title(panel.title, **TITLE)
     axes.set_xlabel("optimizer step", fontsize=10, color=MUTED)
     axes.set_ylabel("" if unit == "bytes" else unit, fontsize=10, color=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
@@ -233,7 +306,7 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
 
 
 def shows(run: Run, panel: Panel) -> bool:
-    ends = panel.draw is _draw_accuracy and bool(run.before or run.after)
+    ends = any(key == metrics.HELDOUT_ACCURACY for key, _, _ in panel.lines) and bool(run.before or run.after)
     return bool(run.history) and (ends or any(_series(run.history, key)[1] for key, _, _ in panel.lines))
 
 
@@ -278,14 +351,32 @@ def _figure(value: float, unit: str) -> str:
 
 
 def captions(run: Run, panel: Panel) -> list[str]:
-    """What the panel shows in words, a sentence for each metric: its first and last value, and what it means."""
-    sentences = []
-    for key, label, _ in panel.lines:
+    """What the panel shows in words, a sentence for each line: where it begins and ends, and what it means.
+
+    ``run`` is as it is drawn: of a moving average the ends are its own, with the last value beside them.
+    """
+    sentences, two = [], two_rewards(run) if panel.draw is _draw_band else None
+    for key, label, _ in panel.lines[: 1 if two else None]:
         _, values = _series(run.history, key)
-        if values:
-            unit, meaning, _ = metrics.METRICS[key]
-            first, last = (_figure(value, unit) for value in (values[0], values[-1]))
-            if key == metrics.HELDOUT_ACCURACY:  # the two before and after it are the page's headline
-                label = "held-out while it trains"
-            sentences.append(f"{label}: {first} at first, {last} at last ({meaning})")
+        if not values:
+            continue
+        unit, meaning, _ = metrics.METRICS[key]
+        if two:
+            unit, meaning = "share", "every reward is one of the two, so that their range would say nothing"
+            label, values = f"get {two[1]:g} and not {two[0]:g}", [_share_of(value, two) for value in values]
+        if key in (metrics.HELDOUT_ACCURACY, metrics.HELDOUT_IN_FORMAT):  # those before and after are elsewhere
+            label = "held-out while it trains"
+        smoothed = panel.draw is not _draw_phases and not key.startswith("heldout/")
+        window = window_of(key, values) if smoothed and not _is_edge(panel, key) else 1
+        line = moving_average(values, window)
+        first, last = (_figure(value, unit) for value in (line[0], line[-1]))
+        said = f"{label}: {first} at first, {last} at last"
+        if (own := _figure(values[-1], unit)) != last:
+            said += f", a moving average; the last value itself is {own}"
+        sentences.append(f"{said} ({meaning})")
     return sentences
+
+
+def _is_edge(panel: Panel, key: str) -> bool:
+    """Whether it is an edge of the band, which is drawn as it is."""
+    return panel.draw is _draw_band and key != panel.lines[0][0]

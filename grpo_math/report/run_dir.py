@@ -16,8 +16,9 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, read_results
 from grpo_math.report import trl_dir
-from grpo_math.run import metrics
-from grpo_math.run.history import numbers, put, settled
+from grpo_math.run import lock, metrics
+from grpo_math.run.checkpoints import FINISHED
+from grpo_math.run.history import as_now, numbers, put, settled
 
 History = list[dict[str, float]]
 
@@ -34,6 +35,12 @@ class Run:
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     own: bool = True  # or that of a trainer without grpo_math, whose settings are known in part
+    going: bool = False  # a process of this machine trains there
+
+    def miss(self, note: str) -> None:
+        """Note what is missing; of a run that is going, it is not due yet."""
+        if not self.going:
+            self.notes.append(note)
 
 
 FILES = ("history.jsonl", "before.json", "after.json", "config.yaml")
@@ -49,6 +56,7 @@ def read_run(run_dir: str | Path) -> Run:
     kept, of_trl = [name for name in FILES if (run.directory / name).exists()], trl_dir.state_file(run.directory)
     if not kept and not of_trl and not any(run.directory.glob("completions/*.parquet")):
         raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
+    run.going = lock.owner(run.directory) is not None and not (run.directory / FINISHED).exists()
     run.own = bool({"config.yaml", "history.jsonl"} & set(kept) or (kept and not of_trl))
     if not run.own:
         _read_state(run)
@@ -84,7 +92,7 @@ def _read_history(run: Run) -> None:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
-        run.notes.append("history.jsonl is missing: there are no training curves")
+        run.miss("history.jsonl is missing: there are no training curves")
         return
     by_step: dict[int, dict[str, float]] = {}
     for number, text in enumerate(lines, start=1):
@@ -92,18 +100,22 @@ def _read_history(run: Run) -> None:
             continue
         try:
             line = numbers(json.loads(text))
+            line = line and as_now(line)
         except (ValueError, AttributeError, RecursionError):
             line = None
         if line is None:
             # Only the last line has no line break after it, while the run writes it or after the run was killed.
-            what = "half written" if number == len(lines) else "not a JSON object with a step"
+            last = number == len(lines)
+            if last and run.going:
+                continue
+            what = "half written" if last else "not a JSON object with a step"
             run.notes.append(f"history.jsonl line {number} is {what}: it was skipped")
         elif put(by_step, line):
             what = f"the run was resumed and repeats step {line[metrics.STEP]}, which counts anew"
             run.notes.append(f"history.jsonl line {number}: {what}")
     run.history = [by_step[step] for step in sorted(by_step)]
     if not run.history:
-        run.notes.append("history.jsonl has no step yet: there are no training curves")
+        run.miss("history.jsonl has no step yet: there are no training curves")
 
 
 def _read_state(run: Run) -> None:
@@ -138,7 +150,8 @@ def _read_state(run: Run) -> None:
 def _read_evaluation(run: Run, name: str, without: str) -> Results | None:
     path = run.directory / name
     if not path.exists():
-        run.notes.append(f"{name} is missing: {without}")
+        if run.config.get("eval_n") != 0:
+            run.miss(f"{name} is missing: {without}")
         return None
     try:
         return read_results(path)
@@ -152,7 +165,7 @@ def _read_completions(run: Run) -> None:
     files = sorted((run.directory / "completions").glob("*.parquet"))
     if not files:
         why = "there are no training completions to show (see log_completions)"
-        run.notes.append(f"completions/ is missing or empty: {why}")
+        run.miss(f"completions/ is missing or empty: {why}")
         return
     import pyarrow
     import pyarrow.parquet as parquet

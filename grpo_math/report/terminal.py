@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Any
 
-from grpo_math.evaluation.compare import ANSWER_RIGHT, RIGHT, Change, Results, categories_of, compare, count, share
+from grpo_math.evaluation.compare import Change, Results, categories_of, compare, count, share
 from grpo_math.evaluation.stats import PairedDifference, mcnemar
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 SHOWN_LINES = 12  # of each completion of an example
 
@@ -40,7 +40,7 @@ def table(before: Results, after: Results, paired: PairedDifference) -> list[lis
     lines = [["", "before", "after", "difference", "95% paired interval"]]
     for name, right, difference in (
         ("accuracy", RIGHT, paired),
-        ("answer right, any format", ANSWER_RIGHT, compare(before, after, ANSWER_RIGHT)),
+        ("accuracy in format", IN_FORMAT, compare(before, after, IN_FORMAT)),
     ):
         shares = [f"{share(results, right):.1%}" for results in (before, after)]
         interval = f"[{100 * difference.lo:+.1f}, {100 * difference.hi:+.1f}]"

@@ -13,8 +13,9 @@ import json
 import re
 from typing import Any
 
+from grpo_math.report.groups import TOLD, Group, Row, groups, is_number, why
 from grpo_math.report.run_dir import Run, prompt_of, text_of
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGE_NAMES = {
     (0, 1): "wrong to right",
@@ -49,7 +50,7 @@ class Prompts(dict[tuple[str, str], int]):
 def viewer(run: Run, comparable: bool) -> dict[str, Any]:
     """``{"prompts", "sources"}``; ``comparable``: a problem's completions before and after stand side by side."""
     prompts = Prompts()
-    sources = [_heldout_source(run, comparable, prompts), _training_source(run.completions, prompts)]
+    sources = [_heldout_source(run, comparable, prompts), _training_source(run, prompts)]
     return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
 
 
@@ -64,54 +65,93 @@ def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, A
         any_row = next(iter(sides.values()))
         fields = {name: str(row["category"]) for name, row in sides.items()}
         if len(sides) == 2:
-            fields["change"] = CHANGE_NAMES[int(fields["before"] == "correct"), int(fields["after"] == "correct")]
-        shown = [_side(name, fields[name], _row_facts(row), text_of(row["completion"])) for name, row in sides.items()]
+            fields["change"] = CHANGE_NAMES[int(fields["before"] in RIGHT), int(fields["after"] in RIGHT)]
+        shown = [
+            _heldout_side(name, row, str((getattr(run, name) or {}).get("template") or ""))
+            for name, row in sides.items()
+        ]
         keys = {f"tokens {name}": row.get("tokens") for name, row in sides.items()}
         number, title = prompts.number(text_of(any_row.get("problem"))), visible(f"{key}, gold {any_row.get('gold')}")
         rows.append({"title": title, "prompt": number, "fields": fields, "keys": keys, "sides": shown})
     return _source("Held-out problems", rows, ("change", "before", "after"), CATEGORIES)
 
 
-def _side(label: str, badge: str, facts: str, text: str) -> dict[str, str]:
-    return {"label": label, "badge": badge, "facts": visible(facts), "text": visible(text)}
+def _side(label: str, badge: str, facts: str, text: str, note: str) -> dict[str, str]:
+    side = {"label": label, "badge": badge, "facts": visible(facts), "text": visible(text)}
+    return side | ({"note": visible(note)} if note else {})
 
 
-def _row_facts(row: dict[str, Any]) -> str:
-    answer = "no answer" if row.get("answer") is None else f"answer {row['answer']}"
-    return f"{answer}, {row['tokens']} tokens" if row.get("tokens") is not None else answer
+def _heldout_side(name: str, row: dict[str, Any], template: str) -> dict[str, str]:
+    text = text_of(row["completion"])
+    facts = "no answer" if row.get("answer") is None else f"answer {row['answer']}"
+    facts += f", {row['tokens']} tokens" if row.get("tokens") is not None else ""
+    return _side(name, str(row["category"]), facts, text, why(row, text, template))
 
 
-def _training_source(completions: list[dict[str, Any]], prompts: Prompts) -> dict[str, Any]:
-    rows = []
-    for row in completions:
-        values = {name: v for name, v in row.items() if name not in ("step", "prompt", "completion", "verdict")}
-        fields = {name: str(row[name]) for name in ("step", "verdict") if row.get(name) is not None}
-        text, number = text_of(row.get("completion")), prompts.number(*prompt_of(row.get("prompt")))
-        facts = ", ".join(f"{name} {_short(value)}" for name, value in values.items())
-        keys = {"step": row.get("step"), **values, "characters": len(text)}
-        shown = [_side("completion", fields.get("verdict", ""), facts, text)]
-        title = visible(f"step {row.get('step')}")
-        rows.append({"title": title, "prompt": number, "fields": fields, "keys": keys, "sides": shown})
-    return _source("Training completions", rows, ("step", "verdict"), {})
+def _training_source(run: Run, prompts: Prompts) -> dict[str, Any]:
+    template, rows = str(run.config.get("template") or ""), []
+    for group in groups(run.completions):
+        shown = [_training_side(n, row, template) for n, row in enumerate(group.rows, start=1)]
+        fields: dict[str, Any] = {} if group.step is None else {"step": str(group.step)}
+        for field, found in (("verdict", (row.get("verdict") for row in group.rows)), ("holds", _kinds(group, shown))):
+            if values := dict.fromkeys(str(value) for value in found if value):
+                fields[field] = list(values)
+        number = prompts.number(*prompt_of(group.rows[0].get("prompt")))
+        longest = max(row.get("tokens") or len(text_of(row.get("completion"))) for row in group.rows)
+        unit = "tokens" if group.rows[0].get("tokens") is not None else "characters"
+        keys = {
+            "spread of rewards": group.spread,
+            "mean reward": group.mean,
+            "step": group.step,
+            f"most {unit}": longest,
+        }
+        rows.append({"title": visible(group.title), "prompt": number, "fields": fields, "keys": keys, "sides": shown})
+    return _source("Training completions", rows, ("step", "verdict", "holds"), {})
+
+
+def _kinds(group: Group, shown: list[dict[str, str]]) -> list[str]:
+    """What a group can be looked for by, beside its verdicts."""
+    rows, kinds = group.rows, []
+    if any(row.get("verdict") == "correct" and side.get("note") for row, side in zip(rows, shown, strict=True)):
+        kinds.append("a right answer that is not paid, or outside the format")
+    if any(side.get("note", "").startswith("the text holds") for side in shown):
+        kinds.append("the gold answer, read as another")
+    if any(row.get("truncated") for row in rows):
+        kinds.append("a completion that was cut")
+    if group.rewards and group.spread == 0:
+        kinds.append("equal rewards alone")
+    return kinds
+
+
+def _training_side(number: int, row: Row, template: str) -> dict[str, str]:
+    """What was read, what each function paid, and what came of it."""
+    facts, text = [], text_of(row.get("completion"))
+    if "extracted" in row:
+        facts.append("no answer" if row["extracted"] is None else f"answer {_short(row['extracted'])}")
+    if row.get("in_format") is not None:
+        facts.append("in the format" if row["in_format"] else "not in the format")
+    facts += [f"{name} {_short(value)}" for name, value in row.items() if name not in TOLD]
+    one = sum(is_number(value) for name, value in row.items() if name not in TOLD) == 1  # which is the reward
+    facts += [f"{name} {_short(row[name])}" for name in ("reward", "advantage")[one:] if name in row]
+    if row.get("tokens") is not None:
+        facts.append(f"{row['tokens']} tokens{', cut' if row.get('truncated') else ''}")
+    badge = str(row["verdict"]) if row.get("verdict") else ""
+    return _side(f"completion {number}", badge, ", ".join(facts), text, why(row, text, template))
 
 
 def _source(name: str, rows: list[dict[str, Any]], fields: tuple[str, ...], labels: dict[str, str]) -> dict[str, Any]:
     filters = []
     for field in fields:
-        values = dict.fromkeys(row["fields"][field] for row in rows if field in row["fields"])
+        found = (row["fields"][field] for row in rows if field in row["fields"])
+        values = dict.fromkeys(value for one in found for value in (one if isinstance(one, list) else [one]))
         if len(values) > 1:
             filters.append({"field": field, "values": list(values)})
-    numbers = [{key: value for key, value in row.pop("keys").items() if _is_number(value)} for row in rows]
-    found = dict.fromkeys(key for keys in numbers for key in keys)
-    sorts = [key for key in found if len({keys.get(key) for keys in numbers}) > 1]
+    numbers = [{key: value for key, value in row.pop("keys").items() if is_number(value)} for row in rows]
+    known = dict.fromkeys(key for keys in numbers for key in keys)
+    sorts = [key for key in known if len({keys.get(key) for keys in numbers}) > 1]
     for row, keys in zip(rows, numbers, strict=True):
         row["keys"] = [keys.get(key) for key in sorts]
     return {"name": name, "labels": labels, "filters": filters, "sorts": sorts, "rows": rows}
-
-
-def _is_number(value: object) -> bool:
-    # pandas, with which TRL writes, makes a missing reward a NaN.
-    return isinstance(value, (int, float)) and value == value and abs(value) != float("inf")
 
 
 def _short(value: object) -> str:

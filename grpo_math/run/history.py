@@ -42,6 +42,18 @@ def numbers(row: Mapping[str, Any]) -> Line | None:
     return line | {metrics.STEP: int(line[metrics.STEP])} if metrics.STEP in line else None
 
 
+def as_now(line: Line) -> Line:
+    """A line of a history.jsonl as it is read: an earlier version's held-out accuracy was that in the format.
+
+    >>> as_now({"step": 20, "heldout/accuracy": 0.5, "heldout/n": 64})
+    {'step': 20, 'heldout/n': 64, 'heldout/accuracy_in_format': 0.5}
+    """
+    if metrics.HELDOUT_ACCURACY not in line or metrics.HELDOUT_IN_FORMAT in line:
+        return line
+    rest = {name: value for name, value in line.items() if name != metrics.HELDOUT_ACCURACY}
+    return rest | {metrics.HELDOUT_IN_FORMAT: line[metrics.HELDOUT_ACCURACY]}
+
+
 def put(lines: dict[int, Line], line: Line) -> bool:
     """Add a line to those of its step. Whether it goes back: it then starts its step and all later ones anew.
 

@@ -31,7 +31,9 @@ REWARD_MIN = "reward_min"
 REWARD_MAX = "reward_max"
 REWARD_RETRIES = "reward_retries"
 ACCURACY = "accuracy"
+ACCURACY_IN_FORMAT = "accuracy_in_format"
 HELDOUT_ACCURACY = "heldout/accuracy"
+HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
 ADVANTAGE_MEAN = "advantage_mean"
 ADVANTAGE_STD = "advantage_std"
@@ -90,8 +92,10 @@ METRICS: dict[str, Metric] = {
     REWARD_MIN: Metric("reward", "smallest reward of the step", "rollout"),
     REWARD_MAX: Metric("reward", "largest reward of the step", "rollout"),
     REWARD_RETRIES: Metric("calls", "calls of reward functions that raised and were made once more", "rollout"),
-    ACCURACY: Metric("share", "completions of the step whose verdict is correct", "graded"),
-    HELDOUT_ACCURACY: Metric("share", "held-out problems answered rightly and in the format, greedy", "heldout"),
+    ACCURACY: Metric("share", "completions of the step with the right answer, in whatever form", "graded"),
+    ACCURACY_IN_FORMAT: Metric("share", "of the step, right and in the format that the prompt asks for", "graded"),
+    HELDOUT_ACCURACY: Metric("share", "held-out problems answered rightly, in whatever form, greedy", "heldout"),
+    HELDOUT_IN_FORMAT: Metric("share", "held-out problems answered rightly and in the format, greedy", "heldout"),
     HELDOUT_N: Metric("problems", "held-out problems that this accuracy is over", "heldout"),
     ADVANTAGE_MEAN: Metric("advantage", "mean advantage of the step's completions", "rollout"),
     ADVANTAGE_STD: Metric("advantage", "standard deviation of the advantages", "rollout"),
@@ -153,7 +157,7 @@ def promised(when: Iterable[str], rewards: Iterable[str] = (), verdicts: Iterabl
     >>> sorted(promised({"kl"}) - promised(()))
     ['kl']
     >>> sorted(promised({"heldout"}))
-    ['heldout/accuracy', 'heldout/n', 'step']
+    ['heldout/accuracy', 'heldout/accuracy_in_format', 'heldout/n', 'step']
     """
     when = set(when)
     if "heldout" in when:
@@ -172,6 +176,8 @@ CATEGORIES = {
     "truncated": "cut at the length limit",
     "ungradable": "ungradable",
 }
+RIGHT = ("correct", "correct_answer_bad_format")  # what counts for `accuracy`, in an evaluation as in training
+IN_FORMAT = ("correct",)  # what counts for `accuracy_in_format`
 
 
 def verdict_key(verdict: str) -> str:

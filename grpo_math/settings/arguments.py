@@ -38,7 +38,12 @@ class TrainArguments:
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
     eval_split: str = setting("test", "The split to evaluate on.")
-    eval_n: int = setting(0, "Evaluate this many problems before and after training.")
+    eval_n: int | None = setting(
+        None,
+        "Evaluate this many problems before and after training. 0: none. Default: 128, or all that are held out if "
+        "these are fewer; none where the data have no others than those to train on, where max_completion_length is "
+        "over 2048, or where no process holds the whole model. It costs the generation of so many completions, twice.",
+    )
     heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.")
     heldout_n: int = setting(64, "Problems in each evaluation during training.")
     watchdog_minutes: float = setting(

@@ -45,8 +45,7 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         raise ConfigError("trust_remote_code", True, "would run code of a model repository", "leave it off")
     if config.eval_strategy != "no":
         raise ConfigError("eval_strategy", _word(config.eval_strategy), "evaluates nothing here", "use heldout_every")
-    whole = config.deepspeed_plugin is None or config.deepspeed_plugin.zero_stage < 3
-    if not whole or "FSDP" in kinds_of_checkpoint(config):
+    if not whole_on_each(config):
         for name in needing_whole(vars(train_args)):
             why = "needs the whole model on each process"
             raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
@@ -76,6 +75,12 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
     except (TypeError, ValueError) as error:
         reason = f"does not suit lr_scheduler_type={_word(config.lr_scheduler_type)} ({error})"
         raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
+
+
+def whole_on_each(config: MathGRPOConfig) -> bool:
+    """Whether each process holds the whole model: not with ZeRO-3 or FSDP."""
+    sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
+    return not sharded and "FSDP" not in kinds_of_checkpoint(config)
 
 
 def _word(value: Any) -> Any:

@@ -23,6 +23,9 @@ SOURCES = (
     ("grpo_math", "trainer/config.py", ("MathGRPOConfig",)),
     ("grpo_math", "settings/arguments.py", ("TrainArguments",)),
 )
+# Defaults of the program, where TRL's classes have others: a line of the history a step, and every completion in a
+# file and none on the terminal.
+OURS = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 0}
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
 COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
 
@@ -63,7 +66,7 @@ def fields() -> dict[str, Field]:
     for node in (node for source in SOURCES for node in classes_of(*source)):
         lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
         found |= {ast.unparse(line.target): _field(line, enums) for line in lines}
-    return found
+    return found | {name: found[name]._replace(default=default) for name, default in OURS.items()}
 
 
 @functools.cache

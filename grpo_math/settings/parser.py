@@ -14,6 +14,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import plan
+from grpo_math.settings.fields import OURS
 from grpo_math.settings.recipe import Recipe
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -38,7 +39,7 @@ class Parser(TrlParser):
     def __init__(self) -> None:
         usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's own is 300 lines long
         super().__init__(CLASSES, prog="grpo_math.train", usage=usage, allow_abbrev=False)
-        self.set_defaults(logging_steps=1)  # a line of the history for each step; TRL's own default is 10
+        self.set_defaults(**OURS)
         self.given: set[str] = set()
 
     def error(self, message: str) -> Any:

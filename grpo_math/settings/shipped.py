@@ -41,6 +41,8 @@ def accelerate_file(name: str) -> Path:
     if not path.is_file():
         raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
     return path
+
+
 def _places(folder: str) -> tuple[Path, ...]:
     """Where the files of a folder of the checkout are: in an installed copy, in the checkout itself."""
     return (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder)

@@ -22,6 +22,10 @@ class HeldOut(TrainerCallback):
             return
         results = self.score(self.rows, False)
         if state.is_world_process_zero:
-            values = {metrics.HELDOUT_ACCURACY: results["accuracy"], metrics.HELDOUT_N: results["n"]}
+            values = {
+                metrics.HELDOUT_ACCURACY: results[metrics.ACCURACY],
+                metrics.HELDOUT_IN_FORMAT: results[metrics.ACCURACY_IN_FORMAT],
+                metrics.HELDOUT_N: results["n"],
+            }
             self.history.append(state.global_step, values)
             self.tell(args, state, control, values)

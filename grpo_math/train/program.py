@@ -42,7 +42,7 @@ from grpo_math.run.peers import Peers
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import accelerate, recipe
-from grpo_math.settings.conflicts import check
+from grpo_math.settings.conflicts import check, whole_on_each
 from grpo_math.settings.parser import Parser, Settings
 from grpo_math.settings.shipped import find
 from grpo_math.train.heldout import HeldOut
@@ -147,7 +147,10 @@ class Run:
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
         self.run_dir, self.target = run_dir, run_dir / ("adapter" if settings.model.use_peft else "model")
-        self.setup = Setup(settings.values, settings.given, self.config.world_size)
+        values = settings.values
+        if values["eval_n"] is None and not whole_on_each(self.config):
+            values = {**values, "eval_n": 0}
+        self.setup = Setup(values, settings.given, self.config.world_size)
         self.pushes, self.config.push_to_hub = self.config.push_to_hub, False  # report/hub.py pushes once, at the end
         if self.config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
             os.environ["HF_TOKEN"], self.config.hub_token = self.config.hub_token, None
@@ -194,6 +197,8 @@ class Run:
         if self.is_main:
             kind = config.device.type
             print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
+            if about := self.setup.about_eval:
+                print(about, flush=True)
             run_dir.mkdir(parents=True, exist_ok=True)
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be of a longer run
             state = trainer.accelerator.state
@@ -231,7 +236,7 @@ class Run:
 
     def evaluate(self, name: str) -> None:
         """RUN/before.json or RUN/after.json, where ``eval_n`` asks for them."""
-        file, n = self.run_dir / f"{name}.json", self.arguments.eval_n
+        file, n = self.run_dir / f"{name}.json", self.setup.eval_n
         if not n:
             return
         if name == "before" and self.config.resume_from_checkpoint and file.exists():

@@ -76,18 +76,21 @@ class StepMeter:
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def shares(verdicts: Sequence[str], size: int) -> dict[str, float]:
+def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dict[str, float]:
     """Shares of the completions by verdict, and of the groups of ``size`` that are all right or all wrong.
 
-    >>> found = shares(["correct", "correct", "wrong", "timeout"], 2)
+    >>> found = shares(["correct", "correct", "wrong", "timeout"], [True, False, True, True], 2)
     >>> found["grading/timeout"], found["accuracy"], found["degenerate/all_right"], found["degenerate/all_wrong"]
     (0.25, 0.5, 0.5, 0.5)
+    >>> found["accuracy_in_format"]
+    0.25
     """
     right = [verdict == Verdict.CORRECT for verdict in verdicts]
     groups = [right[start : start + size] for start in range(0, len(right), size)]
     return {
         **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
         metrics.ACCURACY: sum(right) / len(right),
+        metrics.ACCURACY_IN_FORMAT: sum(a and b for a, b in zip(right, in_format, strict=True)) / len(right),
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }

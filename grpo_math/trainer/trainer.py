@@ -79,6 +79,7 @@ from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.rows import Rows, limited, scored
 from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.table import columns_of
 
 logger = get_logger(__name__)
 
@@ -166,13 +167,19 @@ class MathGRPOTrainer(GRPOTrainer):
             inputs = [{**own, **row} for row in inputs]
             if self._grades is not None:
                 inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
-            if self._grades is not None or "verdict" in self._logs["extra"]:  # a table's columns are equally long
-                graded = self._grades or [None] * len(inputs)
-                self._log_completion_extra("verdict", [grade and str(grade.verdict) for grade in graded])
-                self._log_completion_extra("gold", [gold_of(row) for row in inputs])
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
+            self._tell_table(inputs, completion_ids_list)
         return self._rewards_per_func
+
+    def _tell_table(self, rows: list[dict[str, Any]], ids: list[list[int]]) -> None:
+        """What explains a completion goes beside it in TRL's table, but where a reward function has that column."""
+        first = self.accelerator.process_index * len(rows)
+        of_rank = self._rewards_per_func[first : first + len(rows)]
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        columns = columns_of(rows, self._grades, weighted(of_rank, self.reward_weights.to(of_rank.device)), ids, ends)
+        for name in columns.keys() - {*self._pending_extra_logs, *self.reward_func_names}:
+            self._log_completion_extra(name, columns[name])
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
         """The grades of this rank's completions; None where no row of any rank has a gold answer."""
@@ -202,8 +209,8 @@ class MathGRPOTrainer(GRPOTrainer):
             seen = self.state.num_input_tokens_seen
             output = super()._generate_and_score_completions(inputs)
             if self._grades is not None:
-                of_all = gather_object([str(grade.verdict) for grade in self._grades])
-                self._log(shares(of_all, self._group))
+                of_all = gather_object([(str(grade.verdict), grade.in_format) for grade in self._grades])
+                self._log(shares([v for v, _ in of_all], [kept for _, kept in of_all], self._group))
             if self._mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:

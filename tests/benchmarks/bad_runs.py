@@ -46,8 +46,17 @@ DEMO: dict[str, Any] = {
 # What checks/diagnosis.py reads of a run.
 READ_METRICS = {
     *(metrics.STEP, metrics.LOSS, metrics.REWARD, metrics.REWARD_MIN, metrics.REWARD_MAX, metrics.ACCURACY),
-    *(metrics.HELDOUT_ACCURACY, metrics.HELDOUT_N, metrics.ADVANTAGE_STD, metrics.DEGENERATE, metrics.ALL_RIGHT),
-    *(metrics.ALL_WRONG, metrics.KL, metrics.APPROX_KL, metrics.ENTROPY, metrics.CLIP_REGION, metrics.GRAD_NORM),
+    *(metrics.HELDOUT_ACCURACY, metrics.HELDOUT_IN_FORMAT, metrics.HELDOUT_N, metrics.ADVANTAGE_STD),
+    *(
+        metrics.DEGENERATE,
+        metrics.ALL_RIGHT,
+        metrics.ALL_WRONG,
+        metrics.KL,
+        metrics.APPROX_KL,
+        metrics.ENTROPY,
+        metrics.CLIP_REGION,
+        metrics.GRAD_NORM,
+    ),
     *(metrics.LEARNING_RATE, metrics.TRUNCATED, metrics.verdict_key("timeout"), metrics.verdict_key("no_answer")),
 }
 PER_REWARD = re.compile(metrics.reward_key(r"\w+"))

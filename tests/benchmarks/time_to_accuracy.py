@@ -170,7 +170,7 @@ def train(options: argparse.Namespace) -> None:
                     max_new_tokens=config.max_completion_length,
                     batch_size=HELD_OUT,
                     progress=False,
-                )["accuracy"]
+                )["accuracy_in_format"]  # what the reward pays
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
             line = {"trainer": options.trainer, "step": step, "seconds": self.seconds, "accuracy": accuracy}
             print(json.dumps({**line, "peak_gb": peak}), flush=True)

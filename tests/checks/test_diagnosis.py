@@ -127,8 +127,9 @@ FLAT = without_heldout(flat())
 
 
 def evaluated(before, after):
-    """A run with 256 problems before and after it."""
-    first, last = ({"accuracy": accuracy, "n": 256} for accuracy in (before, after))
+    """A run with 256 problems before and after it; a pair is the accuracy in any form, and in the format."""
+    ends = (end if isinstance(end, tuple) else (end, end) for end in (before, after))
+    first, last = ({"accuracy": a, "accuracy_in_format": b, "n": 256} for a, b in ends)
     return [*evaluation_line(0, first), *without_heldout(healthy(0)), *evaluation_line(80, last)]
 
 
@@ -195,6 +196,10 @@ SHOWN = {
         (changed(sampler_difference=lambda s: 0.5 if s % 3 == 0 else 0.09), {}),
     ),
     "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
+    "heldout_format_lost": (
+        (evaluated((0.5, 0.4), (0.6, 0.2)), {"rewards": ["own:short"]}),
+        (evaluated((0.5, 0.4), (0.6, 0.34)), {}),
+    ),
     "learning_rate_too_high": (
         (changed(grad_norm=lambda s: 0.3 * 1.05**s), {}),
         (changed(grad_norm=lambda s: 30.0 if s % 3 == 0 else 0.9), {}),
@@ -276,6 +281,16 @@ def test_an_oscillation_that_has_ended_is_none():
     lines = without_heldout(healthy(0, steps=200))
     assert "oscillating" in checks_of(changed(lines, reward=waves(0.8, 0.3, until=200)), {})
     assert "oscillating" not in checks_of(changed(lines, reward=waves(0.8, 0.3, until=100)), {})
+
+
+def test_a_format_that_is_not_paid_is_not_taken_for_overfitting():
+    """The rewards pay right answers in any form: 31% in the format become none, and any form rises."""
+    lines = evaluated((0.35, 0.31), (0.75, 0.0))
+    [finding] = [f for f in diagnose(lines, CONFIG | {"rewards": ["my_rewards:short"]}) if f.level != "info"]
+    assert (finding.check, finding.level) == ("heldout_format_lost", "warning")
+    assert finding.remedy.endswith("rewards: [my_rewards:short, gated]")
+    both = diagnose(evaluated((0.5, 0.5), (0.2, 0.1)), CONFIG)
+    assert [f.check for f in both if f.level != "info"] == ["heldout_worse"]
 
 
 def test_many_problems_make_a_small_loss_sure_but_not_one_of_a_point():

@@ -149,7 +149,19 @@ def test_a_reward_that_hangs_is_left_behind(monkeypatch, tmp_path):
 def test_every_reward_of_ours_that_looks_at_the_answer_tells_right_from_wrong_in_every_template():
     for template in ("gsm8k", "boxed", "r1_zero", "xml"):
         for reward in ("accuracy", "gated", "proximity", "number_match", "shaped"):
-            assert found("rewards", "--template", template, "--rewards", reward) == [], (template, reward)
+            said = found("rewards", "--template", template, "--rewards", reward)
+            assert [level for level, _ in said if level != "info"] == [], (template, reward)
+
+
+def test_a_reward_that_pays_a_right_answer_outside_the_format_as_well_is_named_with_the_line_to_type():
+    for template, reward in (("gsm8k", "accuracy"), ("boxed", "number_match"), ("xml", "proximity")):
+        [(level, text)] = found("rewards", "--template", template, "--rewards", reward)
+        assert level == "info"
+        assert f"a right answer outside the {template} format is paid as well as one within it" in text
+        assert text.endswith(f"where the format matters, rewards: [{reward}, gated]")
+        assert found("rewards", "--template", template, "--rewards", reward, "gated") == []
+    for template, reward in (("gsm8k", "gsm8k"), ("r1_zero", "r1_zero"), ("gsm8k", "shaped")):
+        assert found("rewards", "--template", template, "--rewards", reward) == []
 
 
 def test_an_async_reward_is_run(monkeypatch, tmp_path):
@@ -158,7 +170,8 @@ def test_an_async_reward_is_run(monkeypatch, tmp_path):
         "    return [float(g.verdict == 'correct') for g in grade]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert found("rewards", "--rewards", "later_reward:later") == []
+    [(level, text)] = found("rewards", "--rewards", "later_reward:later")
+    assert level == "info", text  # pays a right answer in whatever form
 
 
 # The tokenizer
@@ -394,3 +407,37 @@ def test_a_reward_that_pays_at_random_is_a_warning_and_no_error(tmp_path, monkey
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert "error" not in [level for level, _ in found("rewards", "--rewards", "by_letters:letters")]
+
+
+# What is evaluated where eval_n is not said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "n", "said"),
+    [
+        (["--dataset", "generated:sums"], 128, "128 problems of generated:sums, test, are evaluated: 256 completions"),
+        (["--dataset", "generated:products"], 41, "41 problems of generated:products, test, are evaluated"),
+        (["--dataset", "generated:sums", "--heldout_every", "5"], 128, "128 problems of"),
+        (["--max_completion_length", "4096"], 0, "no verdict on the run: completions may be 4096 tokens long"),
+        (["--eval_split", "nowhere"], 0, "no verdict on the run: split='nowhere' is not known"),
+    ],
+)
+def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_it_costs(arguments, n, said):
+    asked = setup(*arguments)
+    assert asked.eval_n == n
+    assert len(asked.held_out) == n
+    assert said in asked.about_eval
+
+
+def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(tmp_path):
+    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = str(tmp_path / "own.jsonl")
+    asked = setup("--dataset", own)
+    assert asked.eval_n == 0
+    assert "8 of 8 problems" in asked.about_eval
+    assert "eval_dataset names other problems" in asked.about_eval
+    assert setup("--dataset", own, "--eval_n", "4").about_eval is None
+    assert len(setup("--dataset", own, "--eval_n", "4").held_out) == 4
+    assert setup("--dataset", "generated:sums", "--eval_dataset", own).eval_n == 8
+    assert setup("--dataset", own, "--eval_n", "0").held_out == []

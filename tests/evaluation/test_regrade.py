@@ -55,9 +55,9 @@ def test_only_what_the_grader_says_changes_and_the_old_file_stays(grader, tmp_pa
     after = json.loads(Path(answer["results"]).read_text())
     categories = [row["category"] for row in after["rows"]]
     assert categories == ["correct", "wrong_answer", "correct_answer_bad_format", "truncated"]
-    assert after["accuracy"] == 0.25
-    assert after["answer_accuracy"] == 0.5
-    assert after["by_level"] == {"1": {"n": 4, "accuracy": 0.25, "ci95": after["ci95"]}}
+    assert after["accuracy"] == 0.5
+    assert after["accuracy_in_format"] == 0.25
+    assert after["by_level"] == {"1": {"n": 4, "accuracy": 0.5, "ci95": after["ci95"]}}
     changed = {"correct -> wrong": 1, "wrong -> correct": 1}
     assert after["regraded"] == {"from": "base.json", "grader_hash": 6, "changed": changed}
     assert after["grader_hash"] == grader
@@ -74,7 +74,7 @@ def test_several_samples_are_counted_by_problem(grader, tmp_path, capsys):
     old = kept(tmp_path / "base.json", *answers, samples=2)
     assert main(["evaluate", "--regrade", str(old)]) == 0
     out = capsys.readouterr().out
-    assert "pass@k    1: 25.0%  2: 50.0%" in out
+    assert "pass@k              1: 25.0%  2: 50.0%" in out
     assert "grader    7, was 6; 1 of 4 verdicts changed: correct -> wrong 1\n" in out
     assert out.endswith(f"results   {tmp_path / 'base.grader-7.json'}\n")
 

@@ -33,11 +33,11 @@ def test_figures_of_one_sample_a_problem():
     rows = [record("a", "correct"), record("b", "correct_answer_bad_format"), record("c", "truncated")]
     figures = summary([*rows, record("d", "wrong_answer")])
     assert figures["n"] == 4
-    assert figures["accuracy"] == 0.25  # right and in the format
-    assert figures["answer_accuracy"] == 0.5  # right in any form
+    assert figures["accuracy"] == 0.5  # right in whatever form
+    assert figures["accuracy_in_format"] == 0.25  # right and in the format
     assert sum(figures["categories"].values()) == 4
     lo, hi = figures["ci95"]
-    assert (round(lo, 4), round(hi, 4)) == (0.0456, 0.6994)  # Wilson, 1 of 4
+    assert (round(lo, 4), round(hi, 4)) == (0.15, 0.85)  # Wilson, 2 of 4
 
 
 def test_figures_of_several_samples_a_problem():
@@ -76,7 +76,7 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
     }
     assert figures["by_subject"]["geometry"]["ci95"] == list(wilson(0.5, 1))
     text = text_of({"samples": 2, "temperature": 0.7, **figures})
-    assert "mean@2     62.5%  standard error 12.5 points" in text
+    assert "mean@2               62.5%  standard error 12.5 points" in text
     assert "2 samples each at temperature 0.7" in text
     assert all(label in text for label in [*CATEGORIES.values(), "algebra", "geometry", "level 1"])
     assert not any(line != line.rstrip() for line in text.splitlines())

@@ -47,7 +47,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(data, tiny, capsys,
     monkeypatch.setattr(backends, "opened", None)  # all answers are there
     assert main(asked) == 0
     text = capsys.readouterr().out.splitlines()
-    assert text[0].split() == ["n", "mean@", "accuracy", "95%", "interval", "any", "form", "cut"]
+    assert text[0].split() == ["n", "mean@", "accuracy", "95%", "interval", "in", "format", "cut"]
     assert [line.split()[:3] for line in text[1:5]] == [
         *(["aime2025", "1", "32"], ["generated:sums,differences", "2", "1"], ["minerva", "1", "1"]),
         ["mean", "of", "3"],

@@ -32,9 +32,19 @@ from grpo_math.report import (
     terminal_table,
 )
 from grpo_math.report.memory import planned
-from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, condensed, moving_average
+from grpo_math.report.plots import (
+    CSS_COLOURS,
+    DETAILS,
+    TRAINING,
+    captions,
+    condensed,
+    moving_average,
+    render,
+    two_rewards,
+)
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import metrics
+from grpo_math.run.metrics import IN_FORMAT
 
 ROOT = Path(__file__).parents[2]
 OWNED = "document.title='owned'"
@@ -42,13 +52,13 @@ HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u
 
 
 def results(right, n=256, seed=0, **changes):
-    """A results file in which the problems of ``right`` are correct."""
+    """A results file in which the problems of ``right`` are correct, a twelfth of them outside the format."""
     rng = random.Random(seed)
     rows = []
     for i in range(n):
         a, b = 1 + i % 19, 2 + (i * 7) % 17
-        wrong = rng.choice(["correct_answer_bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
-        category = "correct" if i in right else wrong
+        wrong = rng.choice(["bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
+        category = wrong if i not in right else "correct_answer_bad_format" if i % 12 == 5 else "correct"
         answer = a + b if category.startswith("correct") else a + b + rng.randint(1, 5)
         marker = "" if category.endswith("bad_format") else f"\n#### {answer}"
         rows.append(
@@ -76,7 +86,7 @@ def results(right, n=256, seed=0, **changes):
         "n": n,
         "accuracy": len(right) / n,
         "ci95": [0.0, 1.0],
-        "answer_accuracy": 0.5,
+        "accuracy_in_format": counts.get("correct", 0) / n,
         "categories": counts,
         "pass@k": {"1": len(right) / n},
         "maj@k": {},
@@ -118,7 +128,9 @@ def history(steps=80, seed=0):
         }
         yield row
         if step % 20 == 0:
-            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64}
+            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64} | {
+                metrics.HELDOUT_IN_FORMAT: learned - 0.1
+            }
 
 
 def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\n#### 7"):
@@ -187,6 +199,8 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     # (190 - 94) / 256 = 0.375
     assert "36.7% <span class=arrow>→</span> 74.2%" in page
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
+    in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
+    assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
     assert "on the same 256 problems: 110 went from wrong to right and 14 back (McNemar p &lt; 0.0001)" in page
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
@@ -210,7 +224,8 @@ def test_the_outcome_table_counts_every_category_before_and_after(run):
         ):
             n = sum(row["category"] == category for row in rows)
             assert re.search(rf"<th scope=row>{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>", page)
-    assert "<th scope=row>correct, in the format</th><td>94 (36.7%)</td><td>190 (74.2%)</td><td>+37.5</td>" in page
+    assert "<th scope=row>correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>" in page
+    assert "<th scope=row>accuracy, in whatever form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>" in page
 
 
 def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
@@ -222,7 +237,7 @@ def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
     for path in files.plots:
         assert path.read_bytes().startswith(b"\x89PNG")
     page = files.html.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 13
+    assert page.count("<svg ") == 14
     assert "main memory: 1.5 GB at first, 1.75 GB at last" in page
     assert "<p>Measured: 1.75 GB, most main memory that the main process took since its start.</p>" in page
     for colour in CSS_COLOURS:
@@ -414,7 +429,10 @@ def test_the_lines_of_one_step_are_one_row(run):
     (run / "history.jsonl").write_text(
         '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
     )
-    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy": 0.25}, {"step": 2, "reward": 1.0}]
+    assert read_run(run).history == [
+        {"step": 1, "reward": 0.5, "heldout/accuracy_in_format": 0.25},
+        {"step": 2, "reward": 1.0},
+    ]
 
 
 def test_a_resumed_run_counts_its_newest_attempt(run):
@@ -581,9 +599,10 @@ def test_the_terminal_table_lines_up():
     table = terminal_table(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1)).splitlines()
     assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
-    assert table[3].split() == ["correct,", "in", "the", "format", "94", "190", "+96"]
+    assert table[2].split()[:6] == ["accuracy", "in", "format", "33.6%", "68.0%", "+34.4"]
+    assert table[3].split() == ["correct,", "in", "the", "format", "86", "174", "+88"]
     assert table[-1].startswith("256 problems: 110 went from wrong to right, 14 back (McNemar, exact: p = ")
-    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "190"))}) == 1
+    assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "174"))}) == 1
     assert not any(line.endswith(" ") for line in table)
 
 
@@ -600,13 +619,16 @@ def test_training_completions_come_as_chats_or_as_text(run):
     write_completions(run, [2], rows=8, conversational=False)
     data = data_of(page_of(run))
     rows = data["sources"][1]["rows"]
-    assert len(rows) == 16
-    assert [rows[i]["sides"][0]["text"] for i in (0, 8)] == ["3 + 4 = 7\n#### 7 (1.0)", "3 + 4 = 7\n#### 7 (2.0)"]
+    assert [len(row["sides"]) for row in rows] == [8, 8]  # a problem's completions are one row
+    assert [row["sides"][0]["text"] for row in rows] == ["3 + 4 = 7\n#### 7 (1.0)", "3 + 4 = 7\n#### 7 (2.0)"]
     assert data["prompts"][rows[0]["prompt"]] == ["What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?"]
-    assert data["prompts"][rows[8]["prompt"]] == ["What is 2 + 0?", ""]
-    assert rows[5]["sides"][0]["facts"] == "correctness_reward none, advantage -0.5"
-    assert rows[7]["sides"][0]["facts"] == "correctness_reward none, advantage -1"
-    assert rows[5]["fields"] == {"step": "1", "verdict": "timeout"}
+    assert data["prompts"][rows[1]["prompt"]] == ["What is 2 + 0?", ""]
+    assert rows[0]["sides"][5]["facts"] == "correctness_reward none, advantage -0.5"
+    assert rows[0]["sides"][7]["facts"] == "correctness_reward none, advantage -1"
+    assert rows[0]["sides"][5]["badge"] == "timeout"
+    assert rows[0]["fields"]["step"] == "1"
+    assert rows[0]["fields"]["verdict"] == ["correct", "wrong", "no_answer", "timeout"]
+    assert rows[0]["title"] == "step 1: 3 of 8 right, rewards 0 to 1"
     assert data["sources"][1]["filters"][0] == {"field": "step", "values": ["1", "2"]}
 
 
@@ -614,7 +636,7 @@ def test_a_damaged_completions_file_is_skipped_and_named(run):
     (run / "completions" / "completions_00030.parquet").write_bytes(b"PAR1 half")
     files = report(run)
     assert files.notes == ["completions/completions_00030.parquet is half written or damaged: it was skipped"]
-    assert len(data_of(files.html.read_text(encoding="utf-8"))["sources"][1]["rows"]) == 7 * 32
+    assert len(data_of(files.html.read_text(encoding="utf-8"))["sources"][1]["rows"]) == 7 * 4
 
 
 def test_a_batch_that_is_logged_again_is_shown_once(run):
@@ -703,6 +725,46 @@ def test_a_moving_average_of_a_straight_line_is_that_line_inside():
     assert moving_average([5], 7) == [5]
 
 
+def test_a_caption_gives_the_ends_of_the_line_that_is_drawn(tmp_path):
+    """Of a moving average its own, with the last value beside them; of few values and of the edges, these."""
+    history = [{"step": s, "reward": float(s % 2), "reward_min": -1.0, "reward_max": 2.0} for s in range(1, 41)]
+    run = Run(tmp_path, history=history)
+    average, *_, band = TRAINING
+    (said,) = captions(run, average)
+    assert said.startswith("reward: 0.667 at first, 0.333 at last, a moving average; the last value itself is 0 (")
+    assert captions(run, band)[1].startswith("min: -1 at first, -1 at last (")
+    (few,) = captions(Run(tmp_path, history=history[:5]), average)
+    assert few.startswith("reward: 1 at first, 1 at last (")
+    drawn = render(run, [average], "svg").decode()
+    assert "thick: moving average of 5 steps" in drawn
+    assert "moving average" not in render(Run(tmp_path, history=history[:5]), [average], "svg").decode()
+
+
+@pytest.mark.parametrize(
+    ("config", "completions", "two"),
+    [
+        ({"rewards": ["gsm8k"]}, [], (0.0, 1.0)),
+        ({"rewards": ["shaped"]}, [], None),
+        ({"rewards": ["own:mine"]}, [{"mine": 1.0}, {"mine": 0.0}], (0.0, 1.0)),
+        ({"rewards": ["a:b", "c:d"]}, [{"reward": 1.0}, {"reward": 0.0}], (0.0, 1.0)),
+        ({"rewards": ["a:b", "c:d"]}, [{"reward": 1.0}, {"reward": 0.5}, {"reward": 0.0}], None),
+        ({}, [], None),
+    ],
+)
+def test_a_reward_of_two_values_has_a_share_and_no_band(config, completions, two, tmp_path):
+    history = [{"step": s, "reward": 0.25, "reward_min": 0.0, "reward_max": 1.0} for s in range(1, 6)]
+    run = Run(tmp_path, config=config, completions=completions, history=history)
+    assert two_rewards(run) == two
+    band = TRAINING[-1]
+    said = captions(run, band)
+    if two:
+        assert len(said) == 1
+        assert said[0].startswith("get 1 and not 0: 25% at first, 25% at last")
+    else:
+        assert [line.partition(":")[0] for line in said] == ["mean", "min", "max"]
+    assert ("Share of the higher reward" in render(run, [band], "svg").decode()) == bool(two)
+
+
 def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
     history = [{"step": s, "reward": s % 2, "reward_min": -1.0 if s == 700 else 0.0} for s in range(1, 1001)]
     history[3]["reward"] = math.nan
@@ -743,7 +805,7 @@ def test_in_a_browser_hostile_text_stays_text(run, tmp_path, browser):
             assert browser.run("document.title") == "demo · grpo_math report"
             assert browser.run("document.querySelectorAll('img, iframe, main script, main link').length") == 0
             assert browser.run("rowsBox.querySelector('.sides pre').textContent").startswith("</script><script>")
-            assert browser.run("rowsBox.children.length") == 20
+            assert browser.run("rowsBox.children.length") == (20, 4)[source]
         fine(browser, page)
 
 
@@ -866,21 +928,20 @@ def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, br
     assert seen() == "1 to 20 of 256"
     assert seen("next.click()") == "21 to 40 of 256"
     assert seen("document.querySelector('button[data-change=\"right to wrong\"]').click()") == "1 to 14 of 14"
-    assert browser.run("document.querySelectorAll('article .badge[data-badge=correct]').length") == 14
-    assert choose("show", "Training completions") == "1 to 20 of 256"
-    assert choose("step", "30") == "1 to 20 of 32"
+    assert browser.run("document.querySelectorAll('article .badge[data-badge^=correct]').length") == 14
+    assert choose("show", "Training completions") == "1 to 4 of 32"  # groups of eight
+    assert browser.run("rowsBox.querySelectorAll('.sides pre').length") == 4 * 8
+    assert choose("step", "30") == "1 to 4 of 4"
     assert choose("verdict", "timeout") == "1 to 1 of 1"
-    assert choose("verdict", "any") == "1 to 20 of 32"
-    first = "rowsBox.querySelector('small').textContent"
-    assert choose("sort", "advantage, lowest first") == "1 to 20 of 32"
-    assert browser.run(first).endswith("advantage -1")
-    choose("sort", "advantage, highest first")
-    assert browser.run(first).endswith("advantage 0.75")
-    # Rewards of 0 and 1, and two that are none: they come last either way.
-    for order, value in (("lowest", "0"), ("highest", "1")):
-        choose("sort", f"correctness reward, {order} first")
-        assert browser.run(first).startswith(f"correctness_reward {value},")
-        assert browser.run("matches.at(-1).keys[source.sorts.indexOf('correctness_reward')]") is None
+    assert choose("verdict", "any") == "1 to 4 of 4"
+    choose("step", "any")
+    spreads = "matches.map((row) => row.keys[source.sorts.indexOf('spread of rewards')])"
+    for order, best in (("lowest", min), ("highest", max)):
+        choose("sort", f"spread of rewards, {order} first")
+        found = browser.run(spreads)
+        assert len(set(found)) > 1
+        assert found[0] == best(found)
+        assert found == sorted(found, reverse=order == "highest")
     choose("step", "any")
     browser.run("document.querySelector('input[type=search]').focus()")
     browser.type("(30.7)")
@@ -952,10 +1013,10 @@ def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser
     page = report(run).html
     browser.open(page)
     browser.run("useSource(1)")
-    assert browser.run("matches.length") == 5000
+    assert browser.run("matches.length") == 50 * 13
     for search in ("", "(41.99)", "7$. so"):
         browser.run(f"query = {json.dumps(search)}, apply()")
-        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 20)
+        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 4)
         assert browser.run("document.querySelectorAll('*').length") < 15000
     fine(browser, page)
 

@@ -155,7 +155,9 @@ def test_bringing_weights_to_vllm_is_a_phase_of_its_own(tiny, tokenizer, tmp_pat
 
 def test_the_held_out_accuracy_is_a_line_of_its_own(tmp_path):
     history = History(tmp_path)
-    history.append(3, {metrics.HELDOUT_ACCURACY: 0.5, metrics.HELDOUT_N: 8})
+    results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 8}
+    state = SimpleNamespace(global_step=3, is_world_process_zero=True)
+    HeldOut(lambda *_: results, [], 3, history, lambda *_: None).on_step_end(None, state, None)
     (line,) = [json.loads(text) for text in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert set(line) == metrics.promised({"heldout"})
 
@@ -178,7 +180,7 @@ def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp
 def test_a_run_below_the_base_model_is_said_while_training(tmp_path, capsys):
     history = History(tmp_path)
     (tmp_path / "before.json").write_text('{"accuracy": 0.5, "n": 64}')
-    history.append(3, {metrics.HELDOUT_ACCURACY: 0.1, metrics.HELDOUT_N: 64})
+    history.append(3, {metrics.HELDOUT_ACCURACY: 0.1, metrics.HELDOUT_IN_FORMAT: 0.1, metrics.HELDOUT_N: 64})
     Diagnosis(history, {}).on_train_end(None, SimpleNamespace(global_step=3, is_world_process_zero=True), None)
     assert "(heldout_worse)" in capsys.readouterr().err
 
@@ -198,7 +200,7 @@ def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tok
 
     def callbacks(trainer, history):
         tell = trackers(trainer)
-        score = lambda rows, progress: {"accuracy": 0.25, "n": len(rows)}  # noqa: E731
+        score = lambda rows, progress: {"accuracy": 0.25, "accuracy_in_format": 0.2, "n": len(rows)}  # noqa: E731
         return tracker, HeldOut(score, ROWS, 2, history, tell), Diagnosis(history, settings, every=20, tell=tell)
 
     (tmp_path / "before.json").write_text('{"accuracy": 0.9, "n": 512}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -60,6 +61,12 @@ def test_every_logged_name_is_in_the_table_of_metrics_and_the_batch_is_said_in_a
     (line,) = history(tmp_path / "run")
     assert set(line) == promised({"rollout", "graded", "clip"}, ["accuracy"], map(str, Verdict))
     assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in done.stdout
+    # What is not said has a default that gives a verdict, and names its cost.
+    said = r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0"
+    assert re.search(said, done.stdout)
+    results = [json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after")]
+    assert [len(one["rows"]) for one in results] == [128, 128]
+    assert list((tmp_path / "run/completions").glob("*.parquet"))
 
 
 def refused(capsys, *arguments) -> str:

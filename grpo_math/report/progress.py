@@ -1,0 +1,103 @@
+"""How far a run is, how long it takes, and where its time went.
+
+Does not watch anything: it reads what the run has written so far.
+"""
+
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from grpo_math.report.run_dir import Run
+from grpo_math.run import metrics
+
+NEWEST = 10  # lines that the time left is told by
+PHASES = {
+    metrics.SECONDS_GENERATE: "generation",
+    metrics.SECONDS_SYNC: "weights to vLLM",
+    metrics.SECONDS_GRADE: "grading",
+    metrics.SECONDS_SCORE: "scoring",
+    metrics.SECONDS_UPDATE: "update",
+}
+
+
+class Progress(NamedTuple):
+    """``total`` steps are None where neither max_steps nor an epoch tells; ``left`` are seconds of training."""
+
+    step: int
+    total: int | None
+    left: float | None
+
+    @property
+    def words(self) -> str:
+        """
+        >>> Progress(6, 60, 700.0).words, Progress(6, None, None).words
+        ('step 6 of 60, about 12 min left', 'step 6')
+        """
+        of = f" of {self.total}" if self.total else ""
+        return f"step {self.step}{of}" + (f", about {duration(self.left)} left" if self.left else "")
+
+
+def progress(run: Run) -> Progress:
+    """The last step, of how many, and the time left at the pace of the newest steps.
+
+    >>> from pathlib import Path
+    >>> history = [{"step": s, "step_time": 10.0} for s in (1, 2, 3)]
+    >>> progress(Run(Path("x"), config={"max_steps": 9}, history=history))
+    Progress(step=3, total=9, left=60.0)
+    """
+    last: dict[str, Any] = run.history[-1] if run.history else {metrics.STEP: 0}
+    step, total = int(last[metrics.STEP]), run.config.get("max_steps")
+    epochs, epoch = run.config.get("num_train_epochs"), last.get(metrics.EPOCH, 0)
+    if not isinstance(total, int) or total < 1:
+        total = round(step * epochs / epoch) if isinstance(epochs, (int, float)) and epoch > 0 else None
+    pace = [row[metrics.SECONDS_STEP] for row in run.history[-NEWEST:] if metrics.SECONDS_STEP in row]
+    left = fmean(pace) * (total - step) if pace and total and total > step else None
+    return Progress(step, total, left)
+
+
+def spent(run: Run) -> dict[str, float]:
+    """Seconds by what they went to: the phases of the steps, the rest of them, the evaluations before and after.
+
+    >>> from pathlib import Path
+    >>> line = {"step": 4, "step_time": 10.0, "seconds/generate": 6.0, "seconds/update": 3.0}  # means over four steps
+    >>> spent(Run(Path("x"), history=[line], before={"seconds": 5.0, "rows": []}))
+    {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 5.0}
+    """
+    seconds: dict[str, float] = {}
+    before = 0.0
+    for row in run.history:
+        if metrics.SECONDS_STEP not in row:
+            continue
+        steps, before = row[metrics.STEP] - before, row[metrics.STEP]
+        rest = row[metrics.SECONDS_STEP]
+        for key, name in PHASES.items():
+            seconds[name] = seconds.get(name, 0.0) + steps * row.get(key, 0.0)
+            rest -= row.get(key, 0.0)
+        seconds["other"] = seconds.get("other", 0.0) + steps * max(0.0, rest)
+    known = [results.get("seconds") for results in (run.before, run.after) if results]
+    seconds["evaluation"] = sum(value for value in known if isinstance(value, (int, float)))
+    return {name: value for name, value in seconds.items() if value > 0}
+
+
+def spent_words(run: Run) -> str:
+    """The total, and the largest parts of it; empty where no time is known."""
+    seconds = spent(run)
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    parts = sorted(seconds.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} {value / total:.0%}" for name, value in parts if value >= 0.005 * total)
+    return f"{duration(total)} {'so far' if run.going else 'in all'}: {named}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(41), duration(700), duration(9000), duration(200_000)
+    ('41 s', '12 min', '2 h 30 min', '2 d 7 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

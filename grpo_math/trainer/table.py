@@ -1,0 +1,52 @@
+"""What TRL's table of completions says of each beside its text, rewards and advantage: so that a row explains itself.
+
+Does not write the table: TRL does, as ``completions/completions_STEP.parquet`` and to the trackers.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from grpo_math.grading import Grade
+from grpo_math.rewards.columns import gold_of
+
+
+def columns_of(
+    rows: Sequence[dict[str, Any]],
+    grades: Sequence[Grade] | None,
+    rewards: Tensor,
+    ids: Sequence[Sequence[int]],
+    ends: Collection[int | None],
+) -> dict[str, list[Any]]:
+    """Columns of one entry a completion: which problem, its gold, the verdict and answer, the reward, the length.
+
+    ``rewards`` (B,) are weighted sums, NaN where no function gave a number; ``ids`` the completions' tokens, of which
+    one that ends on none of ``ends`` was cut. What the data or the grader do not say is None: columns are
+    equally long.
+
+    >>> from grpo_math.grading import Verdict
+    >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")]
+    >>> row = {"id": "a", "answer": "7"}
+    >>> columns = columns_of([row, row], grades * 2, Tensor([0.0, 1.0]), [[5, 6, 2], [5, 6]], {2})
+    >>> for name, values in columns.items(): print(name, values)
+    problem_id ['a', 'a']
+    gold ['7', '7']
+    verdict ['correct', 'correct']
+    extracted ['7', '7']
+    in_format [False, False]
+    reward [0.0, 1.0]
+    tokens [3, 2]
+    truncated [False, True]
+    """
+    graded: Sequence[Grade | None] = grades or [None] * len(rows)
+    return {
+        "problem_id": [None if row.get("id") is None else str(row["id"]) for row in rows],
+        "gold": [gold_of(row) for row in rows],
+        "verdict": [grade and str(grade.verdict) for grade in graded],
+        "extracted": [grade and grade.answer for grade in graded],
+        "in_format": [grade and grade.in_format for grade in graded],
+        "reward": [None if value != value else value for value in rewards.tolist()],
+        "tokens": [len(tokens) for tokens in ids],
+        "truncated": [not tokens or tokens[-1] not in ends for tokens in ids],
+    }

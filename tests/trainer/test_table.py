@@ -1,0 +1,73 @@
+"""What is kept of a training completion beside its text: the columns that explain a row of TRL's table."""
+
+from __future__ import annotations
+
+import pandas
+from datasets import Dataset
+
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+ROWS = [
+    {"id": f"sum-{i}", "prompt": f"What is {i} + 4?", "answer": str(i + 4), "answer_format": "gsm8k"} for i in (3, 5)
+]
+
+
+def logged(model, tokenizer, folder, rewards, rows=ROWS, **settings):
+    """The tables of a run of two steps, by step."""
+    args = MathGRPOConfig(
+        str(folder), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=16, report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=1,
+        gradient_checkpointing=False, log_completions=True, num_completions_to_print=0, **settings,
+    )  # fmt: skip
+    trainer = MathGRPOTrainer(model, rewards, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    assert len(lines) == 2
+    tables = [pandas.read_parquet(path) for path in sorted((folder / "completions").glob("*.parquet"))]
+    for table, line in zip(tables, lines, strict=True):
+        assert table["truncated"].mean() == float(line["completions/clipped_ratio"])
+    return tables
+
+
+def test_each_completion_has_its_problem_gold_verdict_answer_reward_and_length(tiny, tokenizer, tmp_path):
+    lengths = []
+
+    def long(completion_ids, **columns):
+        lengths.append([len(ids) for ids in completion_ids])
+        return [0.1 * len(ids) for ids in completion_ids]
+
+    tables = logged(tiny(), tokenizer, tmp_path, ["gsm8k", long], reward_weights=[1.0, 0.5])
+    assert len(tables) == 2
+    for table, tokens in zip(tables, lengths, strict=True):
+        assert {"step", "prompt", "completion", "gsm8k", "long", "advantage"} <= set(table)  # TRL's own
+        assert list(table["tokens"]) == tokens
+        golds = {row["prompt"]: (row["id"], row["answer"]) for row in ROWS}
+        assert list(zip(table["problem_id"], table["gold"], strict=True)) == [golds[p] for p in table["prompt"]]
+        assert set(table["verdict"]) <= {"correct", "wrong", "no_answer", "unparseable"}
+        assert list(table["in_format"]) == ["####" in text and bool(in_format) for text, in_format in zip(
+            table["completion"], table["in_format"], strict=True
+        )]  # fmt: skip
+        assert table["reward"].tolist() == (table["gsm8k"] + 0.5 * table["long"]).tolist()
+
+
+def test_a_column_of_the_users_own_stays_theirs(tiny, tokenizer, tmp_path):
+    def own(completions, log_extra, **columns):
+        log_extra("verdict", ["mine"] * len(completions))
+        return [float(i) for i in range(len(completions))]
+
+    for table in logged(tiny(), tokenizer, tmp_path, own):
+        assert set(table["verdict"]) == {"mine"}
+        assert set(table["gold"]) == {"7", "9"}
+
+
+def test_rows_without_a_gold_answer_have_what_is_known(tiny, tokenizer, tmp_path):
+    rows = [{"prompt": row["prompt"]} for row in ROWS]
+
+    def length(completions, **columns):
+        return [float(len(text)) for text in completions]
+
+    for table in logged(tiny(), tokenizer, tmp_path, length, rows):
+        for name in ("gold", "verdict", "extracted", "in_format", "problem_id"):
+            assert set(table[name]) == {None}
+        assert {"reward", "tokens", "truncated"} <= set(table)
