@@ -20,13 +20,24 @@ HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOK
 class Precision(NamedTuple):
     """Bytes of an element: weights and residual stream, matrix products, adapter weights.
 
-    ``compute`` differs from ``stream`` under autocast alone: float32 weights, 16-bit products.
+    ``compute`` differs from ``stream`` under autocast alone: float32 weights, 16-bit products. bitsandbytes multiplies
+    in the dtype of the stream.
     """
 
     stream: int
     compute: int
     adapter: int
     autocast: bool
+
+    @property
+    def half(self) -> int:
+        """Of what autocast casts; matrix products of bitsandbytes go past it."""
+        return 2 if self.autocast else self.compute
+
+    @property
+    def product(self) -> int:
+        """Of what a LoRA multiplies."""
+        return 2 if self.autocast else self.adapter
 
 
 class Work(NamedTuple):
@@ -115,15 +126,14 @@ def layer_saved(
 
 
 def _inputs_saved(
-    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Settings, precise: Precision, held: bool
+    n_in: int, dtype: int, lora: list[bool], full: bool, settings: Settings, precise: Precision, held: bool = False
 ) -> int:
     """Bytes a token of the linear maps that share one input of ``dtype``; ``lora`` says which of them have one.
 
     ``held``: something else keeps that input already.
     """
-    _, c, a, autocast = precise
-    product = c if autocast else a  # what a LoRA's input is cast to
-    shared, own = False, 0
+    _, c, a, _ = precise
+    product, shared, own = precise.product, False, 0
     for has_lora in lora:
         if full and dtype == c:
             shared = True
@@ -159,7 +169,7 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
     segment, there for every query head unless on a CPU. Unpacked: keys and values repeated, and a mask for each row;
     eager also keeps the scores; flash repeats nothing.
     """
-    s, c, _, _ = precise
+    s, c = precise.stream, precise.half
     heads, q, kv = shape.heads, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tokens = work.tokens
     if not work.packed:
@@ -180,32 +190,81 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
     return saved + work.prompts * work.completion * (work.prompt - 1 + work.completion) * c
 
 
-def activations(shape: Shape, settings: Settings, precise: Precision, work: Work, *, cpu: bool = False) -> int:
-    """Bytes kept between the forward and the backward pass of the largest micro-batch.
+def kept(shape: Shape, settings: Settings, precise: Precision, work: Work, *, cpu: bool = False) -> int:
+    """Bytes that the layers of the largest micro-batch keep between the forward and the backward pass.
 
-    With checkpointing (arXiv 1604.06174): the input of every layer, and all of the one layer that is recomputed.
-    Without: all of every layer. Both: the rotary tables, the last norm, and the scored hidden states of the LM head.
+    With checkpointing (arXiv 1604.06174): the input of every layer. Without: all that `layer_saved` says of every
+    layer. Both: the rotary tables.
     """
     s, h, tokens = precise.stream, shape.hidden, work.tokens
-    full, layer = not settings["use_peft"], layer_saved(shape, settings, precise, work, cpu=cpu)
-    ends = tokens * (2 * shape.head_dim * s + 4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
+    rotary = tokens * 2 * shape.head_dim * s
     if settings["gradient_checkpointing"]:
-        kept = min(shape.layers, OFFLOAD_STASH) if settings["activation_offloading"] else shape.layers
-        return kept * tokens * h * s + layer + ends
-    return layer_saved(shape, settings, precise, work, cpu=cpu, first=True) + (shape.layers - 1) * layer + ends
+        inputs = min(shape.layers, OFFLOAD_STASH) if settings["activation_offloading"] else shape.layers
+        return inputs * tokens * h * s + rotary
+    layer = layer_saved(shape, settings, precise, work, cpu=cpu)
+    return layer_saved(shape, settings, precise, work, cpu=cpu, first=True) + (shape.layers - 1) * layer + rotary
+
+
+def ends_kept(shape: Shape, full: bool, precise: Precision, work: Work) -> int:
+    """And until the backward pass comes to the layers: the last norm, and the scored hidden states of the LM head."""
+    s, h = precise.stream, shape.hidden
+    return work.tokens * (4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
 
 
 def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
     """TRL's fused LM head (trl/kernels/chunked_logprob.py): one tile of logits, a float32 gradient of the hidden states
     and, where the head is trained, of its weights, and both once more in their own dtype."""
-    tile = min(scored, HEAD_TOKENS) * HEAD_VOCAB * precise.compute
+    tile = min(scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
     hidden = scored * shape.hidden * (4 + precise.stream)
-    if precise.stream != precise.compute:  # a slice of the weights, cast
-        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.compute
+    if precise.stream != precise.half:  # a slice of the weights, cast
+        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.half
     return tile + hidden + full * shape.vocab * shape.hidden * (4 + precise.stream)
 
 
-def layer_workspace(shape: Shape, precise: Precision, tokens: int) -> int:
-    """An allowance for gradients on their way through one layer: three of the MLP's width, two of the stream in
-    float32."""
-    return tokens * (3 * shape.intermediate * precise.compute + 8 * shape.hidden)
+def layer_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int) -> int:
+    """What a layer holds besides `layer_saved` at the fullest moment of its (re)computation and backward pass.
+
+    Three moments can be that, all of them in the MLP, whose tensors are the widest. ``computed``: its last linear map
+    has just been computed: its input is there, as are the copies that a LoRA reads, the norm's output, and what the map
+    and its LoRA give. ``split``: the product of activated gate and up has its gradient and has given both of them
+    theirs; what the last map kept is gone. ``trained``: the gradient of that map's weights. The gradient of the layer's
+    output is there in all three.
+    """
+    s, c, _, autocast = precise
+    h, i, full, last = shape.hidden, shape.intermediate, not settings["use_peft"], shape.linears()[-1]
+    lora = last in targets(shape, settings)
+    saved = _inputs_saved(i, c, [lora], full, settings, precise)
+    computed = i * _copies_read(settings, precise, lora) + h * (s + c + lora * (c + precise.product))
+    dequantised = last.weights * c + last.weights // 16 if settings["load_in_4bit"] else 0  # and its constants
+    moments = [tokens * computed, tokens * c * i + dequantised, tokens * (3 * c * i - saved)]
+    if full:  # its cast, too, where the weights are in float32
+        moments.append(tokens * (c * i - saved) + last.weights * (c + (s if autocast and s != c else 0)))
+    return tokens * h * s + max(moments)
+
+
+def _copies_read(settings: Settings, precise: Precision, lora: bool) -> int:
+    """Bytes an element of the input of a linear map and of the copies that its LoRA reads, those left out that autograd
+    keeps: the input in the adapter's dtype, and what the dropout leaves of it."""
+    _, c, a, autocast = precise
+    if not settings["use_peft"]:
+        return 0
+    if not lora:
+        return c
+    reads = c if autocast and settings["load_in_4bit"] else a  # peft casts for bitsandbytes only without autocast
+    drops, product = settings["lora_dropout"] > 0, precise.product
+    kept_as_it_is = reads == product and not drops
+    given = 0 if kept_as_it_is and reads == c else c
+    cast = 0 if reads == c or kept_as_it_is else reads
+    return given + cast + (reads if drops and reads != product else 0)
+
+
+def prefill_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int) -> int:
+    """What a layer holds while nothing is kept for a backward pass: three tensors of the MLP's width; with a LoRA there
+    its result and its sum, or before the last map the copies that it reads; and four of the stream's."""
+    s, c, _, _ = precise
+    adapted = {linear.name for linear in targets(shape, settings)}
+    wide = 4 * c if adapted & set(MLP[:2]) else 3 * c
+    if MLP[2] in adapted:
+        saved = _inputs_saved(1, c, [True], False, settings, precise) - settings["lora_r"] * precise.product
+        wide = max(wide, saved + _copies_read(settings, precise, lora=True))
+    return tokens * (wide * shape.intermediate + 4 * s * shape.hidden + 2 * shape.head_dim * s)

@@ -14,6 +14,7 @@ from grpo_math.planner import activations
 from grpo_math.planner.activations import Precision, Work, packs, targets
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings, Zero
+from grpo_math.planner.slack import HOLES, of_weights
 from grpo_math.run.machine import GB
 from grpo_math.trainer.arrange import fill
 
@@ -21,6 +22,7 @@ CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
+ROOM = 64  # tokens that decoding.py's cache has room for beyond those it holds
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
 TERMS = {
@@ -28,20 +30,34 @@ TERMS = {
     "unquantised_weights": "weights that stay unquantised",
     "adapter": "adapter",
     "gradients": "gradients",
+    "gradients_in_transit": "gradients on their way",
     "optimizer": "optimizer state",
     "communication": "gradient buckets, NCCL",
     "gathered_weights": "weights gathered by ZeRO-3",
     "activations": "activations",
+    "recomputed": "a layer, recomputed",
     "layer_workspace": "temporaries of a layer",
     "lm_head_workspace": "fused LM head",
     "reference": "reference",
     "kv_cache": "KV cache",
     "sampling": "prefill and sampling",
+    "allocator": "allocator's slack",
     "vllm_weights": "vLLM weights",
     "vllm_kv_cache": "vLLM KV cache",
     "vllm_overhead": "vLLM overhead",
     "cuda_context": "CUDA context",
 }
+
+# What comes and goes with an update, or with what is generated.
+PASSING = (
+    "gradients_in_transit",
+    "activations",
+    "recomputed",
+    "layer_workspace",
+    "lm_head_workspace",
+    "kv_cache",
+    "sampling",
+)
 
 
 class Run(NamedTuple):
@@ -71,7 +87,7 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     said = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
     if zero.active and (autocast if not said or "auto" in said else any(said)):
         return Precision(2, 2, 2, False)
-    compute = 2 if autocast else stream
+    compute = 2 if autocast and not quantised else stream
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
     return Precision(stream, compute, adapter, autocast)
 
@@ -219,26 +235,16 @@ def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
-    cpu, work, full = settings["use_cpu"], work_of(shape, settings, run), not settings["use_peft"]
+    work = work_of(shape, settings, run)
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
     if settings["activation_offloading"]:
         main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
-    training = {
-        **always,
-        **backward,
-        "activations": activations.activations(shape, settings, precise, work, cpu=cpu),
-        "layer_workspace": activations.layer_workspace(shape, precise, work.tokens),
-        "lm_head_workspace": activations.lm_head_workspace(shape, full, work.scored, precise),
-    }
+    training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
     if zero.stage == 3:
         live = min(shape.total, 1_000_000_000)  # DeepSpeed's stage3_max_live_parameters
         training["gathered_weights"] = live * precise.stream
         generation["gathered_weights"] = shape.total * precise.stream if run.generation == "transformers" else 0
-    if precise.stream != precise.compute and full and settings["gradient_checkpointing"]:
-        # autocast keeps 16-bit copies of trained weights for the whole forward pass; one layer's are counted already
-        weights_of_layer = sum(linear.weights for linear in shape.linears())
-        training["activations"] += (shape.layers - 1) * weights_of_layer * precise.compute
     if run.generation == "transformers":
         generation |= _transformers_generation(shape, settings, precise, run)
     elif run.generation == "colocate":
@@ -246,19 +252,69 @@ def phases(
         generation |= engine
         if not settings["vllm_enable_sleep_mode"]:
             training |= engine
+    if not settings["use_cpu"]:
+        for terms in (training, generation):
+            terms["allocator"] = _slack(shape, settings, precise, terms)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
 
+def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
+    """What an update holds at its fullest moment besides what is stored.
+
+    The moments: the LM head's forward pass, where autocast still holds 16-bit copies of trained weights; its backward
+    pass; the backward pass of the last layer, whose gradient of a tied head waits for that of the embedding; and the
+    embedding's, when activations are gone.
+    """
+    cpu, full = settings["use_cpu"], not settings["use_peft"]
+    kept = activations.kept(shape, settings, precise, work, cpu=cpu)
+    ends = activations.ends_kept(shape, full, precise, work)
+    head = {
+        "activations": kept + ends,
+        "lm_head_workspace": activations.lm_head_workspace(shape, full, work.scored, precise),
+    }
+    layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work.tokens)}
+    moments = [head, layer]
+    if settings["gradient_checkpointing"]:
+        again = 4 * shape.hidden * work.tokens if precise.stream == 4 else 0  # a float32 norm keeps the layer's input
+        layer["recomputed"] = activations.layer_saved(shape, settings, precise, work, cpu=cpu) - again
+    if full:
+        embedding = shape.vocab * shape.hidden * precise.stream
+        layer["gradients_in_transit"] = embedding if shape.tied else 0
+        if precise.stream != precise.compute and settings["gradient_checkpointing"]:
+            copies = shape.layers * sum(linear.weights for linear in shape.linears()) * precise.compute
+            tile = activations.lm_head_workspace(shape, False, work.scored, precise)
+            moments.append({"activations": kept + ends + copies, "lm_head_workspace": tile})
+    fullest = max(moments, key=lambda terms: sum(terms.values()))
+    return fullest
+
+
+def _slack(shape: Shape, settings: Settings, precise: Precision, terms: dict[str, int]) -> int:
+    """What the allocator reserves beyond these terms: left over where the weights lie, and holes in what passes."""
+    adapter = [size * precise.adapter for size, _ in trainable(shape, settings)] if settings["use_peft"] else []
+    four_bit = settings["load_in_4bit"] or shape.prequantized
+    return of_weights(shape, precise.stream, four_bit, tuple(adapter)) + int(
+        HOLES * sum(terms.get(t, 0) for t in PASSING)
+    )
+
+
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
-    """`generate` samples a process's whole rollout at once: keys and values of rows x (prompt + completion) tokens (and
-    of a layer twice, when its buffer grows), four float32 copies of the logits, and the temporaries of the prefill,
-    which takes each prompt once or, unpacked, each row."""
+    """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
+
+    The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
+    with a dropout, which is not turned off in TRL's generation. The end: keys and values of all rows, of a layer twice,
+    when its buffer grows, and four float32 copies of the logits.
+    """
     rows = -(-run.rollout // run.processes)
-    cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
-    prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows
-    prefill = activations.layer_workspace(shape, precise, prompts * run.prompt)
-    return {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16 + prefill}
+    drops = settings["use_peft"] and settings["lora_dropout"] > 0
+    lean = packs(shape, settings) and not drops
+    prompts = -(-rows // settings["num_generations"]) if lean else rows
+    token, tokens = shape.kv_bytes_per_token(precise.stream), run.prompt + settings["max_completion_length"]
+    cache = rows * (tokens + lean * ROOM) * token
+    prefill = {"kv_cache": prompts * run.prompt * token}
+    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt)
+    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16}
+    return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 
 def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:

@@ -55,7 +55,7 @@ from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import ConfigError, RewardError, UserError
-from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.sync import ServerAway, adapter_sync
 from grpo_math.grading import grade_batch, offending
 from grpo_math.rewards import REWARDS, text_of
@@ -138,6 +138,7 @@ class MathGRPOTrainer(GRPOTrainer):
         shares = self.scorer and not self.use_vllm
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
+            nullcontext() if self.use_vllm else cache_given_back(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
             try:
