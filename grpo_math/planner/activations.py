@@ -213,12 +213,13 @@ def ends_kept(shape: Shape, full: bool, precise: Precision, work: Work) -> int:
 
 def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
     """TRL's fused LM head (trl/kernels/chunked_logprob.py): one tile of logits, a float32 gradient of the hidden states
-    and, where the head is trained, of its weights, and both once more in their own dtype."""
+    and, where the head is trained, of its weights, and both once more in their own dtype where that is another."""
     tile = min(scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
-    hidden = scored * shape.hidden * (4 + precise.stream)
+    gradients = 4 + (precise.stream if precise.stream != 4 else 0)
+    hidden = scored * shape.hidden * gradients
     if precise.stream != precise.half:  # a slice of the weights, cast
         tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.half
-    return tile + hidden + full * shape.vocab * shape.hidden * (4 + precise.stream)
+    return tile + hidden + full * shape.vocab * shape.hidden * gradients
 
 
 def layer_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int) -> int:

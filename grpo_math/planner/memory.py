@@ -10,11 +10,10 @@ Does not know fragmentation: plan.py keeps a margin for it.
 
 from typing import NamedTuple
 
-from grpo_math.planner import activations
+from grpo_math.planner import activations, slack
 from grpo_math.planner.activations import Precision, Work, packs, targets
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings, Zero
-from grpo_math.planner.slack import HOLES, of_weights
 from grpo_math.run.machine import GB
 from grpo_math.trainer.arrange import fill
 
@@ -48,16 +47,8 @@ TERMS = {
     "cuda_context": "CUDA context",
 }
 
-# What comes and goes with an update, or with what is generated.
-PASSING = (
-    "gradients_in_transit",
-    "activations",
-    "recomputed",
-    "layer_workspace",
-    "lm_head_workspace",
-    "kv_cache",
-    "sampling",
-)
+# What comes and goes within an update, or a prefill.
+TEMPORARY = ("gradients_in_transit", "recomputed", "layer_workspace", "lm_head_workspace", "sampling")
 
 
 class Run(NamedTuple):
@@ -169,6 +160,14 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
     return sum((2 * element * n + 4) * count for n, count in tensors)
 
 
+def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
+    """What of that state a paged optimizer keeps in main memory, from where its pages come to the GPU and go: the
+    moments of tensors from 100,000 elements."""
+    if not name.startswith("paged"):
+        return 0
+    return sum((2 if "8bit" in name else 8) * n * count for n, count in tensors if n >= 100_000)
+
+
 # The phases
 
 
@@ -227,6 +226,8 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
         backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
+        if paged := paged_bytes(tensors, settings["optim"]):
+            main["optimizer"], state = n * paged, state - paged
         communication += trained * element if n > 1 else 0
     return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
 
@@ -254,7 +255,7 @@ def phases(
             training |= engine
     if not settings["use_cpu"]:
         for terms in (training, generation):
-            terms["allocator"] = _slack(shape, settings, precise, terms)
+            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, terms)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
@@ -262,58 +263,73 @@ def phases(
 def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
     """What an update holds at its fullest moment besides what is stored.
 
-    The moments: the LM head's forward pass, where autocast still holds 16-bit copies of trained weights; its backward
-    pass; the backward pass of the last layer, whose gradient of a tied head waits for that of the embedding; and the
-    embedding's, when activations are gone.
+    The moments: the LM head's backward pass; that of the last layer, while the gradient of a tied head waits for the
+    embedding's; that of the embedding; and the end of the forward pass where autocast has copies of trained weights,
+    kept until then. Those lie in segments of their own size, of no use to the wider tensors of the backward pass: the
+    allocator's slack there.
     """
     cpu, full = settings["use_cpu"], not settings["use_peft"]
     kept = activations.kept(shape, settings, precise, work, cpu=cpu)
     ends = activations.ends_kept(shape, full, precise, work)
-    head = {
-        "activations": kept + ends,
-        "lm_head_workspace": activations.lm_head_workspace(shape, full, work.scored, precise),
-    }
+    workspace = activations.lm_head_workspace(shape, full, work.scored, precise)
+    head = {"activations": kept + ends, "lm_head_workspace": workspace}
     layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work.tokens)}
-    moments = [head, layer]
     if settings["gradient_checkpointing"]:
         again = 4 * shape.hidden * work.tokens if precise.stream == 4 else 0  # a float32 norm keeps the layer's input
         layer["recomputed"] = activations.layer_saved(shape, settings, precise, work, cpu=cpu) - again
+    moments = [head, layer]
+    if full:  # a tied head's gradient and the embedding's become a third that is their sum
+        one = shape.vocab * shape.hidden * precise.stream
+        layer["gradients_in_transit"] = one if shape.tied else 0
+        moments.append({"gradients_in_transit": 3 * one if shape.tied else one})
+    if full and precise.stream != precise.compute and settings["gradient_checkpointing"]:
+        copies = shape.layers * sum(linear.weights for linear in shape.linears()) * precise.compute
+        for terms in moments:
+            terms["allocator"] = 0 if cpu else copies
+        last = activations.prefill_workspace(shape, settings, precise, work.tokens)
+        moments.append({"activations": kept + copies, "layer_workspace": last})
+    return max(moments, key=lambda terms: sum(terms.values()))
+
+
+def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, terms: dict[str, int]) -> int:
+    """What the allocator reserves beyond these terms: what is left over where weights, gradients and moments lie, and
+    holes in what passes."""
+    full, four_bit = not settings["use_peft"], settings["load_in_4bit"] or shape.prequantized
+    adapter = () if full else tuple(size * precise.adapter for size, _ in trainable(shape, settings))
+    left = slack.of_weights(shape, precise.stream, four_bit, adapter)
+    moments = full and "8bit" not in settings["optim"] and settings["optim"] != "sgd" and bool(terms.get("optimizer"))
     if full:
-        embedding = shape.vocab * shape.hidden * precise.stream
-        layer["gradients_in_transit"] = embedding if shape.tied else 0
-        if precise.stream != precise.compute and settings["gradient_checkpointing"]:
-            copies = shape.layers * sum(linear.weights for linear in shape.linears()) * precise.compute
-            tile = activations.lm_head_workspace(shape, False, work.scored, precise)
-            moments.append({"activations": kept + ends + copies, "lm_head_workspace": tile})
-    fullest = max(moments, key=lambda terms: sum(terms.values()))
-    return fullest
-
-
-def _slack(shape: Shape, settings: Settings, precise: Precision, terms: dict[str, int]) -> int:
-    """What the allocator reserves beyond these terms: left over where the weights lie, and holes in what passes."""
-    adapter = [size * precise.adapter for size, _ in trainable(shape, settings)] if settings["use_peft"] else []
-    four_bit = settings["load_in_4bit"] or shape.prequantized
-    return of_weights(shape, precise.stream, four_bit, tuple(adapter)) + int(
-        HOLES * sum(terms.get(t, 0) for t in PASSING)
-    )
+        left *= 1 + bool(terms.get("gradients")) + 2 * moments
+    share = slack.HOLES
+    if "gradients" not in terms:
+        share = slack.HOLES_PREFILL
+    elif "allocator" not in terms:
+        share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if run.generation == "transformers" else share
+    holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
+    if not settings["gradient_checkpointing"]:
+        holes += slack.HOLES_KEPT * terms.get("activations", 0)
+    return left + int(holes)
 
 
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
     """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
 
     The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
-    with a dropout, which is not turned off in TRL's generation. The end: keys and values of all rows, of a layer twice,
-    when its buffer grows, and four float32 copies of the logits.
+    with a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
+    grows, and five float32 copies of the logits. Buffers that have grown do not fit where the smaller ones were.
     """
     rows = -(-run.rollout // run.processes)
-    drops = settings["use_peft"] and settings["lora_dropout"] > 0
-    lean = packs(shape, settings) and not drops
+    lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
     prompts = -(-rows // settings["num_generations"]) if lean else rows
-    token, tokens = shape.kv_bytes_per_token(precise.stream), run.prompt + settings["max_completion_length"]
-    cache = rows * (tokens + lean * ROOM) * token
+    token, length = shape.kv_bytes_per_token(precise.stream), settings["max_completion_length"]
+    if lean:  # every so many tokens decoding.py makes a layer's buffers so much longer
+        length = -(-length // (ROOM + 1)) * (ROOM + 1)
+    cache = rows * (run.prompt + length) * token
     prefill = {"kv_cache": prompts * run.prompt * token}
     prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt)
-    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16}
+    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
+    if lean and not settings["use_cpu"]:
+        end["allocator"] = cache
     return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 

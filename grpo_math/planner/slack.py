@@ -13,9 +13,15 @@ from functools import lru_cache
 from grpo_math.planner.model import Shape
 from grpo_math.planner.simulation.allocator import Allocator
 
-# Of what comes and goes. In the simulated updates of all shipped recipes holes come to 6 to 14% of it (docs/planning.md
-# has the table).
-HOLES = 0.15
+# Of what comes and goes at the fullest moment: bounds of what simulated runs show, those of all shipped recipes
+# (docs/planning.md has the table) and of some models of few layers.
+HOLES = 0.32  # 11 to 31% in an update
+HOLES_FRESH = 0.45  # 24 to 42%: after generation the cache is empty, and a step's parts come in any order
+HOLES_PINNED = (
+    0.58  # 35 to 57%: the state that the first optimizer step makes lies in holes, and keeps them from closing
+)
+HOLES_PREFILL = 0.22  # 12 to 21% in generation
+HOLES_KEPT = 0.15  # of what layers keep without checkpointing, one block after the other
 
 
 @lru_cache(maxsize=256)
