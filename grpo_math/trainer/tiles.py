@@ -28,17 +28,19 @@ MOST = 4  # tiles: for each of them 4-bit weights are spelled out once more
 PARTS = ("gate_proj", "up_proj", "down_proj")
 # Which treat every token by itself: in 8 bit, others decide about outliers.
 MAPS = ("Linear", "Linear4bit")
+# Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: it is computed in the tiles as well.
+NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
 def set_up(models: list[Any], learns: bool) -> int:
     """Let the MLPs of these models work in tiles; how many do. ``learns``: in passes with a gradient, too."""
-    layers = [layer for model in models for layer in model.modules() if tiled(layer)]
+    layers = [layer for model in models for layer in model.modules() if serves(layer)]
     for layer in layers:
-        layer.mlp.forward = Tiled(layer, learns)
+        Tiled(layer, learns)
     return len(layers)
 
 
-def tiled(layer: Any) -> bool:
+def serves(layer: Any) -> bool:
     """Whether this module is a decoder layer whose MLP can work in tiles: gate, up and down alone, and last in it."""
     mlp = getattr(layer, "mlp", None)
     if not isinstance(mlp, torch.nn.Module) or not hasattr(layer, "gradient_checkpointing"):
@@ -51,36 +53,58 @@ def tiled(layer: Any) -> bool:
 
 def _by_token(linear: Any) -> bool:
     """Whether a linear map, with its LoRA if it has one, treats every token by itself and draws no random number."""
-    drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in linear.modules())
-    return not drops and not getattr(linear, "lora_variant", None) and _kind(linear) in MAPS
-
-
-def _kind(linear: Any) -> str:
     base = getattr(linear, "base_layer", linear)
-    return type(base).__name__ if isinstance(base, torch.nn.Linear) else ""
+    drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in linear.modules())
+    return type(base).__name__ in MAPS and not drops and not getattr(linear, "lora_variant", None)
 
 
 class Tiled:
-    """The forward of a layer's MLP: (..., H) -> (..., H), as before, in tiles where there are tokens for two."""
+    """Takes the place of the forward of a layer's MLP: (..., H) -> (..., H), in tiles where there are tokens for two.
+
+    Where the norm before it is known, too, that one leaves its work to the tiles.
+    """
 
     def __init__(self, layer: Any, learns: bool) -> None:
-        self.layer, self.learns, self.whole = layer, learns, layer.mlp.forward
+        self.layer, self.learns, self.mlp, self.norm = layer, learns, layer.mlp.forward, None
+        self.left: Tensor | None = None  # what the norm has handed on as it was
+        layer.mlp.forward = self.forward
+        if type(layer).__name__ in NORMED:
+            self.norm = layer.post_attention_layernorm.forward
+            layer.post_attention_layernorm.forward = self.norm_or_leave
 
-    def __call__(self, states: Tensor) -> Tensor:
-        n = min(MOST, states.numel() // states.size(-1) // LEAST)
-        gradient = torch.is_grad_enabled()
-        recomputed = self.learns and self.layer.training and self.layer.gradient_checkpointing and states.requires_grad
-        if n < 2 or (gradient and not recomputed):
-            return self.whole(states)
+    def tiles(self, states: Tensor) -> int:
+        if torch.is_grad_enabled():
+            recomputed = self.learns and self.layer.training and self.layer.gradient_checkpointing
+            if not (recomputed and states.requires_grad):
+                return 1
+        return min(MOST, states.numel() // states.size(-1) // LEAST)
+
+    def norm_or_leave(self, states: Tensor) -> Tensor:
+        if self.tiles(states) < 2:
+            return self.norm(states)
+        self.left = states
+        return states
+
+    def forward(self, states: Tensor) -> Tensor:
+        left, self.left = self.left, None
+        if left is not None:
+            if left is not states:
+                raise RuntimeError(f"the norm of {type(self.layer).__name__} does not feed its MLP")
+            return self._in_tiles(states, lambda tile: self.mlp(self.norm(tile)))
+        return self._in_tiles(states, self.mlp)
+
+    def _in_tiles(self, states: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        if (n := self.tiles(states)) < 2:
+            return compute(states)
         rows = states.reshape(-1, states.size(-1))
-        if not gradient:
-            return torch.cat([self.whole(tile) for tile in rows.tensor_split(n)]).view(states.shape)
+        if not torch.is_grad_enabled():
+            return torch.cat([compute(tile) for tile in rows.tensor_split(n)]).view(states.shape)
         rows = _Keep.apply(rows)
         kept, outputs = _Kept(rows.grad_fn, n), []
         for number, tile in enumerate(rows.tensor_split(n)):
-            later = _Later(self.whole, kept, number, states.device.type)
+            later = _Later(compute, kept, number, states.device.type)
             with saved_tensors_hooks(later.pack, later.unpack):
-                outputs.append(self.whole(tile))
+                outputs.append(compute(tile))
         return torch.cat(outputs).view(states.shape)
 
 
