@@ -16,6 +16,8 @@ from grpo_math.planner.settings import Settings
 OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
+TILE, MOST_TILES = 1024, 4  # the least tokens of a tile of trainer/tiles.py, and the most tiles
+
 
 class Precision(NamedTuple):
     """Bytes of an element: weights and residual stream, matrix products, adapter weights.
@@ -50,6 +52,7 @@ class Work(NamedTuple):
     completion: int
     packed: bool
     last: int = 0
+    tiles: int = 1  # of tokens, in which an MLP is computed
 
     @property
     def tokens(self) -> int:
@@ -100,8 +103,9 @@ def layer_saved(
 
     Each norm keeps its input in float32 and one factor a token (and its normalised input where its weight is trained);
     a linear map keeps its input where its weight is trained or has a LoRA, in another copy where that input has to be
-    cast; the MLP keeps gate, activated gate and up; attention what `_attention_saved` says. ``first``: the layer whose
-    input needs no gradient, with a frozen embedding and no checkpointing.
+    cast; the MLP keeps gate, activated gate and up; attention what `_attention_saved` says. In tiles (trainer/tiles.py)
+    the MLP keeps its input, and all else of one tile alone. ``first``: the layer whose input needs no gradient, with a
+    frozen embedding and no checkpointing.
     """
     s, c, _, _ = precise
     full, h, i, tokens = not settings["use_peft"], shape.hidden, shape.intermediate, work.tokens
@@ -120,9 +124,12 @@ def layer_saved(
     if shape.qk_norm:
         norms += norm(q, c, shape.heads) + norm(kv, c, shape.kv_heads)
     maps = inputs(ATTENTION[:3], h, s) + inputs(ATTENTION[3:], q, c, not work.packed and kernel != "eager")
-    maps += inputs(MLP[:2], h, s) + inputs(MLP[2:], i, c) + 3 * c * i
+    mlp = inputs(MLP[:2], h, s) + inputs(MLP[2:], i, c) + 3 * c * i
     cast = sum(linear.weights for linear in shape.linears()) * c if s != c else 0
-    return tokens * (norms + maps) + _attention_saved(shape, precise, work, kernel, cpu) + cast
+    kept = tokens * (norms + maps + mlp) + _attention_saved(shape, precise, work, kernel, cpu) + cast
+    if work.tiles > 1:  # the norm before the MLP is computed with it, and the input of both is kept
+        kept += -(-tokens // work.tiles) * (norm(h, s) + mlp) - tokens * (norm(h, s) + mlp - h * s)
+    return kept
 
 
 def _inputs_saved(
@@ -149,6 +156,15 @@ def _inputs_saved(
         else:
             own += product * n_in
     return own + (shared and not held) * dtype * n_in
+
+
+def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
+    """In how many tiles of tokens trainer/tiles.py computes an MLP."""
+    adapted = any(linear.name in MLP for linear in targets(shape, settings))
+    whole = adapted and (settings["lora_dropout"] > 0 or settings["use_dora"])
+    if whole or settings["load_in_8bit"] or shape.family == "gemma2":
+        return 1
+    return max(1, min(MOST_TILES, tokens // TILE))
 
 
 def packs(shape: Shape, settings: Settings) -> bool:
@@ -181,11 +197,14 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
             return tokens * 3 * c * q + scores * heads * kept
         return tokens * (4 * c * q + 4 * heads) + scores * c
     c = 4 if cpu else c  # trainer/attention.py computes in float32 there
+    alone = work.rows == 1 and not work.last and work.prompt - 1 <= work.completion  # a row of its own, without a mask
     keys = work.rows * (work.prompt - 1 + work.completion) + (work.last and work.prompt - 1 + work.last)
     kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
     prompts = tokens - work.scored
     whole = tokens if kept_whole else prompts
     saved = whole * c * (q + kv) + tokens * c * kv + prompts * (c * q + 4 * heads)  # queries and keys, values, outputs
+    if alone:
+        return saved + keys * (2 * c * (q + kv) + 4 * heads)
     saved += work.scored * (2 * c * q + 4 * heads) + 2 * keys * c * (kv if cpu else q)
     return saved + work.prompts * work.completion * (work.prompt - 1 + work.completion) * c
 
@@ -222,25 +241,30 @@ def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision)
     return tile + hidden + full * shape.vocab * shape.hidden * gradients
 
 
-def layer_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int) -> int:
+def layer_workspace(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
     """What a layer holds besides `layer_saved` at the fullest moment of its (re)computation and backward pass.
 
     Three moments can be that, all of them in the MLP, whose tensors are the widest. ``computed``: its last linear map
     has just been computed: its input is there, as are the copies that a LoRA reads, the norm's output, and what the map
     and its LoRA give. ``split``: the product of activated gate and up has its gradient and has given both of them
     theirs; what the last map kept is gone. ``trained``: the gradient of that map's weights. The gradient of the layer's
-    output is there in all three.
+    output is there in all three. In tiles: of one tile, with the gradients of the others' inputs, and of weights, which
+    are summed over tiles before they go on.
     """
     s, c, _, autocast = precise
     h, i, full, last = shape.hidden, shape.intermediate, not settings["use_peft"], shape.linears()[-1]
+    tokens = -(-work.tokens // work.tiles)
     lora = last in targets(shape, settings)
     saved = _inputs_saved(i, c, [lora], full, settings, precise)
-    computed = i * _copies_read(settings, precise, lora) + h * (s + c + lora * (c + precise.product))
+    given = h * (c + lora * (c + precise.product)) if work.tiles == 1 else 0  # tiles are recomputed up to what is kept
+    computed = i * _copies_read(settings, precise, lora) + h * s + given
     dequantised = last.weights * c + last.weights // 16 if settings["load_in_4bit"] else 0  # and its constants
     moments = [tokens * computed, tokens * c * i + dequantised, tokens * (3 * c * i - saved)]
     if full:  # its cast, too, where the weights are in float32
         moments.append(tokens * (c * i - saved) + last.weights * (c + (s if autocast and s != c else 0)))
-    return tokens * h * s + max(moments)
+    if work.tiles == 1:
+        return work.tokens * h * s + max(moments)
+    return 2 * work.tokens * h * s + max(moments) + full * 3 * last.weights * c
 
 
 def _copies_read(settings: Settings, precise: Precision, lora: bool) -> int:
@@ -259,13 +283,16 @@ def _copies_read(settings: Settings, precise: Precision, lora: bool) -> int:
     return given + cast + (reads if drops and reads != product else 0)
 
 
-def prefill_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int) -> int:
+def prefill_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int, tiled: int = 1) -> int:
     """What a layer holds while nothing is kept for a backward pass: three tensors of the MLP's width; with a LoRA there
-    its result and its sum, or before the last map the copies that it reads; and four of the stream's."""
+    its result and its sum, or before the last map the copies that it reads; and four of the stream's. ``tiled``: the
+    MLP is computed in so many tiles, whose results are then joined."""
     s, c, _, _ = precise
+    h, tile = shape.hidden, -(-tokens // tiled)
     adapted = {linear.name for linear in targets(shape, settings)}
     wide = 4 * c if adapted & set(MLP[:2]) else 3 * c
     if MLP[2] in adapted:
         saved = _inputs_saved(1, c, [True], False, settings, precise) - settings["lora_r"] * precise.product
         wide = max(wide, saved + _copies_read(settings, precise, lora=True))
-    return tokens * (wide * shape.intermediate + 4 * s * shape.hidden + 2 * shape.head_dim * s)
+    stream = tokens * 3 * s * h + tile * s * h if tiled == 1 else tokens * 4 * s * h + tile * s * h
+    return tile * wide * shape.intermediate + stream + tokens * 2 * shape.head_dim * s

@@ -237,6 +237,8 @@ def phases(
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
     work = work_of(shape, settings, run)
+    if settings["gradient_checkpointing"] and zero.stage < 3:
+        work = work._replace(tiles=activations.tiles(shape, settings, work.tokens))
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
     if settings["activation_offloading"]:
         main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
@@ -255,7 +257,7 @@ def phases(
             training |= engine
     if not settings["use_cpu"]:
         for terms in (training, generation):
-            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, terms)
+            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
@@ -273,7 +275,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     ends = activations.ends_kept(shape, full, precise, work)
     workspace = activations.lm_head_workspace(shape, full, work.scored, precise)
     head = {"activations": kept + ends, "lm_head_workspace": workspace}
-    layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work.tokens)}
+    layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work)}
     if settings["gradient_checkpointing"]:
         again = 4 * shape.hidden * work.tokens if precise.stream == 4 else 0  # a float32 norm keeps the layer's input
         layer["recomputed"] = activations.layer_saved(shape, settings, precise, work, cpu=cpu) - again
@@ -286,20 +288,20 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
         copies = shape.layers * sum(linear.weights for linear in shape.linears()) * precise.compute
         for terms in moments:
             terms["allocator"] = 0 if cpu else copies
-        last = activations.prefill_workspace(shape, settings, precise, work.tokens)
+        last = activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
         moments.append({"activations": kept + copies, "layer_workspace": last})
     return max(moments, key=lambda terms: sum(terms.values()))
 
 
-def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, terms: dict[str, int]) -> int:
+def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int]) -> int:
     """What the allocator reserves beyond these terms: what is left over where weights, gradients and moments lie, and
-    holes in what passes."""
-    full, four_bit = not settings["use_peft"], settings["load_in_4bit"] or shape.prequantized
-    adapter = () if full else tuple(size * precise.adapter for size, _ in trainable(shape, settings))
-    left = slack.of_weights(shape, precise.stream, four_bit, adapter)
-    moments = full and "8bit" not in settings["optim"] and settings["optim"] != "sgd" and bool(terms.get("optimizer"))
-    if full:
-        left *= 1 + bool(terms.get("gradients")) + 2 * moments
+    holes in what passes. DeepSpeed lays gradients and moments into a few large tensors of its own, before all else."""
+    own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
+    adapter = tuple(size * precise.adapter for size, _ in trainable(shape, settings)) if settings["use_peft"] else ()
+    left = slack.of_weights(shape, precise.stream, settings["load_in_4bit"] or shape.prequantized, adapter)
+    moments = own and "adamw_torch" in settings["optim"]
+    if own:
+        left *= 1 + ("gradients" in terms) + 2 * moments
     share = slack.HOLES
     if "gradients" not in terms:
         share = slack.HOLES_PREFILL
@@ -316,7 +318,9 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
 
     The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
     with a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
-    grows, and five float32 copies of the logits. Buffers that have grown do not fit where the smaller ones were.
+    grows, and five float32 copies of the logits.
+
+    The segments of buffers that have since grown are not counted: the allocator gives whole ones back before it fails.
     """
     rows = -(-run.rollout // run.processes)
     lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
@@ -326,10 +330,9 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
     cache = rows * (run.prompt + length) * token
     prefill = {"kv_cache": prompts * run.prompt * token}
-    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt)
+    tiled = activations.tiles(shape, settings, prompts * run.prompt)
+    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt, tiled)
     end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
-    if lean and not settings["use_cpu"]:
-        end["allocator"] = cache
     return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 
