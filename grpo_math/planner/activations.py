@@ -284,15 +284,21 @@ def _copies_read(settings: Settings, precise: Precision, lora: bool) -> int:
 
 
 def prefill_workspace(shape: Shape, settings: Settings, precise: Precision, tokens: int, tiled: int = 1) -> int:
-    """What a layer holds while nothing is kept for a backward pass: three tensors of the MLP's width; with a LoRA there
-    its result and its sum, or before the last map the copies that it reads; and four of the stream's. ``tiled``: the
-    MLP is computed in so many tiles, whose results are then joined."""
-    s, c, _, _ = precise
-    h, tile = shape.hidden, -(-tokens // tiled)
-    adapted = {linear.name for linear in targets(shape, settings)}
+    """What a layer holds while nothing is kept for a backward pass: in its MLP, or in the last map of its attention.
+
+    The MLP: three tensors of its width; with a LoRA there its result and its sum, or before the last map the copies
+    that it reads; and four of the stream's. ``tiled``: it is computed in so many tiles, whose results are then joined.
+    The attention: three tensors of the stream's width, query and output, the map's result, and what its LoRA reads and
+    gives in its own dtype.
+    """
+    s, c, a, _ = precise
+    h, q, tile = shape.hidden, shape.heads * shape.head_dim, -(-tokens // tiled)
+    adapted, drops = {linear.name for linear in targets(shape, settings)}, settings["lora_dropout"] > 0
     wide = 4 * c if adapted & set(MLP[:2]) else 3 * c
     if MLP[2] in adapted:
         saved = _inputs_saved(1, c, [True], False, settings, precise) - settings["lora_r"] * precise.product
         wide = max(wide, saved + _copies_read(settings, precise, lora=True))
-    stream = tokens * 3 * s * h + tile * s * h if tiled == 1 else tokens * 4 * s * h + tile * s * h
-    return tile * wide * shape.intermediate + stream + tokens * 2 * shape.head_dim * s
+    mlp = tile * (wide * shape.intermediate + s * h) + tokens * (3 + (tiled > 1)) * s * h
+    lora = a * (((a != c) + drops) * q + h) if ATTENTION[3] in adapted else 0
+    attention = tokens * (3 * s * h + c * (2 * q + h) + lora)
+    return max(mlp, attention) + tokens * 2 * shape.head_dim * s

@@ -302,13 +302,13 @@ def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero:
     moments = own and "adamw_torch" in settings["optim"]
     if own:
         left *= 1 + ("gradients" in terms) + 2 * moments
-    share = slack.HOLES
+    share, fresh = slack.HOLES, "gradients" in terms and run.generation == "transformers"
     if "gradients" not in terms:
         share = slack.HOLES_PREFILL
     elif "allocator" not in terms:
-        share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if run.generation == "transformers" else share
+        share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if fresh else share
     holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
-    if not settings["gradient_checkpointing"]:
+    if fresh or not settings["gradient_checkpointing"]:
         holes += slack.HOLES_KEPT * terms.get("activations", 0)
     return left + int(holes)
 
