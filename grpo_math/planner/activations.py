@@ -230,6 +230,11 @@ def ends_kept(shape: Shape, full: bool, precise: Precision, work: Work) -> int:
     return work.tokens * (4 * h + 4 + full * s * h) + work.scored * (s * h + 16)
 
 
+def without_triton(shape: Shape, scored: int) -> int:
+    """What that head takes besides where it has no kernel, as on a CPU: seven float32 tensors of a tile's size."""
+    return 7 * min(scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB) * 4
+
+
 def lm_head_workspace(shape: Shape, full: bool, scored: int, precise: Precision) -> int:
     """TRL's fused LM head (trl/kernels/chunked_logprob.py): one tile of logits, a float32 gradient of the hidden states
     and, where the head is trained, of its weights, and both once more in their own dtype where that is another."""

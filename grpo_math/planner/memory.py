@@ -274,6 +274,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     kept = activations.kept(shape, settings, precise, work, cpu=cpu)
     ends = activations.ends_kept(shape, full, precise, work)
     workspace = activations.lm_head_workspace(shape, full, work.scored, precise)
+    workspace += activations.without_triton(shape, work.scored) if cpu else 0
     head = {"activations": kept + ends, "lm_head_workspace": workspace}
     layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work)}
     if settings["gradient_checkpointing"]:

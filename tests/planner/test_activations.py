@@ -210,7 +210,8 @@ def test_so_does_one_with_repeated_keys(keys_repeated):
     work = Work(prompts=1, rows=4, prompt=16, completion=256, packed=True)
     settings = resolve({**CASES["lora everywhere"], "gradient_checkpointing": True})
     measured = peak_bytes(build("qwen2", BROAD, 4, settings, torch.float32), work)
-    assert 0.97 < at_its_fullest(settings, work) / measured < 1.15
+    head = 7 * work.scored * 512 * 4  # no Triton here
+    assert 0.97 < (at_its_fullest(settings, work) + head) / measured < 1.15
 
 
 def at_its_fullest(settings: dict[str, Any], work: Work) -> int:
