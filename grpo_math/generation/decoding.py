@@ -84,6 +84,15 @@ def lean_generation(model: Any) -> Iterator[None]:
             del model.generate
 
 
+@contextmanager
+def cache_given_back() -> Iterator[None]:
+    """What torch's caching allocator holds goes back to the GPU before and after. An update leaves blocks that are too
+    small for a prefill, and a prefill blocks that an update cuts up: the GPU would have to hold both."""
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.empty_cache()
+
+
 class UnknownSetting(Exception):
     """Raised by `decode`, before it computes anything, for what transformers' own loop has to do."""
 

@@ -10,7 +10,7 @@ Does not know fragmentation: plan.py keeps a margin for it.
 
 from typing import NamedTuple
 
-from grpo_math.planner import activations
+from grpo_math.planner import activations, slack
 from grpo_math.planner.activations import Precision, Work, packs, targets
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings, Zero
@@ -21,6 +21,7 @@ CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
+ROOM = 64  # tokens that decoding.py's cache has room for beyond those it holds
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
 TERMS = {
@@ -28,20 +29,26 @@ TERMS = {
     "unquantised_weights": "weights that stay unquantised",
     "adapter": "adapter",
     "gradients": "gradients",
+    "gradients_in_transit": "gradients on their way",
     "optimizer": "optimizer state",
     "communication": "gradient buckets, NCCL",
     "gathered_weights": "weights gathered by ZeRO-3",
     "activations": "activations",
+    "recomputed": "a layer, recomputed",
     "layer_workspace": "temporaries of a layer",
     "lm_head_workspace": "fused LM head",
     "reference": "reference",
     "kv_cache": "KV cache",
     "sampling": "prefill and sampling",
+    "allocator": "allocator's slack",
     "vllm_weights": "vLLM weights",
     "vllm_kv_cache": "vLLM KV cache",
     "vllm_overhead": "vLLM overhead",
     "cuda_context": "CUDA context",
 }
+
+# What comes and goes within an update, or a prefill.
+TEMPORARY = ("gradients_in_transit", "recomputed", "layer_workspace", "lm_head_workspace", "sampling")
 
 
 class Run(NamedTuple):
@@ -71,7 +78,7 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     said = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
     if zero.active and (autocast if not said or "auto" in said else any(said)):
         return Precision(2, 2, 2, False)
-    compute = 2 if autocast else stream
+    compute = 2 if autocast and not quantised else stream
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
     return Precision(stream, compute, adapter, autocast)
 
@@ -153,6 +160,14 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
     return sum((2 * element * n + 4) * count for n, count in tensors)
 
 
+def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
+    """What of that state a paged optimizer keeps in main memory, from where its pages come to the GPU and go: the
+    moments of tensors from 100,000 elements."""
+    if not name.startswith("paged"):
+        return 0
+    return sum((2 if "8bit" in name else 8) * n * count for n, count in tensors if n >= 100_000)
+
+
 # The phases
 
 
@@ -211,6 +226,8 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
         backward["communication"] = communication + zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         state = optimizer_bytes(tensors, settings["optim"], element)
+        if paged := paged_bytes(tensors, settings["optim"]):
+            main["optimizer"], state = n * paged, state - paged
         communication += trained * element if n > 1 else 0
     return Stored({**always, "optimizer": state, "communication": communication}, backward, main)
 
@@ -219,26 +236,18 @@ def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
-    cpu, work, full = settings["use_cpu"], work_of(shape, settings, run), not settings["use_peft"]
+    work = work_of(shape, settings, run)
+    if settings["gradient_checkpointing"] and zero.stage < 3:
+        work = work._replace(tiles=activations.tiles(shape, settings, work.tokens))
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
     if settings["activation_offloading"]:
         main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
-    training = {
-        **always,
-        **backward,
-        "activations": activations.activations(shape, settings, precise, work, cpu=cpu),
-        "layer_workspace": activations.layer_workspace(shape, precise, work.tokens),
-        "lm_head_workspace": activations.lm_head_workspace(shape, full, work.scored, precise),
-    }
+    training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
     if zero.stage == 3:
         live = min(shape.total, 1_000_000_000)  # DeepSpeed's stage3_max_live_parameters
         training["gathered_weights"] = live * precise.stream
         generation["gathered_weights"] = shape.total * precise.stream if run.generation == "transformers" else 0
-    if precise.stream != precise.compute and full and settings["gradient_checkpointing"]:
-        # autocast keeps 16-bit copies of trained weights for the whole forward pass; one layer's are counted already
-        weights_of_layer = sum(linear.weights for linear in shape.linears())
-        training["activations"] += (shape.layers - 1) * weights_of_layer * precise.compute
     if run.generation == "transformers":
         generation |= _transformers_generation(shape, settings, precise, run)
     elif run.generation == "colocate":
@@ -246,19 +255,86 @@ def phases(
         generation |= engine
         if not settings["vllm_enable_sleep_mode"]:
             training |= engine
+    if not settings["use_cpu"]:
+        for terms in (training, generation):
+            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
 
+def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
+    """What an update holds at its fullest moment besides what is stored.
+
+    The moments: the LM head's backward pass; that of the last layer, while the gradient of a tied head waits for the
+    embedding's; that of the embedding; and the end of the forward pass where autocast has copies of trained weights,
+    kept until then. Those lie in segments of their own size, of no use to the wider tensors of the backward pass: the
+    allocator's slack there.
+    """
+    cpu, full = settings["use_cpu"], not settings["use_peft"]
+    kept = activations.kept(shape, settings, precise, work, cpu=cpu)
+    ends = activations.ends_kept(shape, full, precise, work)
+    workspace = activations.lm_head_workspace(shape, full, work.scored, precise)
+    workspace += activations.without_triton(shape, work.scored) if cpu else 0
+    head = {"activations": kept + ends, "lm_head_workspace": workspace}
+    layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work)}
+    if settings["gradient_checkpointing"]:
+        again = 4 * shape.hidden * work.tokens if precise.stream == 4 else 0  # a float32 norm keeps the layer's input
+        layer["recomputed"] = activations.layer_saved(shape, settings, precise, work, cpu=cpu) - again
+    moments = [head, layer]
+    if full:  # a tied head's gradient and the embedding's become a third that is their sum
+        one = shape.vocab * shape.hidden * precise.stream
+        layer["gradients_in_transit"] = one if shape.tied else 0
+        moments.append({"gradients_in_transit": 3 * one if shape.tied else one})
+    if full and precise.stream != precise.compute and settings["gradient_checkpointing"]:
+        copies = shape.layers * sum(linear.weights for linear in shape.linears()) * precise.compute
+        for terms in moments:
+            terms["allocator"] = 0 if cpu else copies
+        last = activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
+        moments.append({"activations": kept + copies, "layer_workspace": last})
+    return max(moments, key=lambda terms: sum(terms.values()))
+
+
+def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int]) -> int:
+    """What the allocator reserves beyond these terms: what is left over where weights, gradients and moments lie, and
+    holes in what passes. DeepSpeed lays gradients and moments into a few large tensors of its own, before all else."""
+    own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
+    adapter = tuple(size * precise.adapter for size, _ in trainable(shape, settings)) if settings["use_peft"] else ()
+    left = slack.of_weights(shape, precise.stream, settings["load_in_4bit"] or shape.prequantized, adapter)
+    moments = own and "adamw_torch" in settings["optim"]
+    if own:
+        left *= 1 + ("gradients" in terms) + 2 * moments
+    share, fresh = slack.HOLES, "gradients" in terms and run.generation == "transformers"
+    if "gradients" not in terms:
+        share = slack.HOLES_PREFILL
+    elif "allocator" not in terms:
+        share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if fresh else share
+    holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
+    if fresh or not settings["gradient_checkpointing"]:
+        holes += slack.HOLES_KEPT * terms.get("activations", 0)
+    return left + int(holes)
+
+
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
-    """`generate` samples a process's whole rollout at once: keys and values of rows x (prompt + completion) tokens (and
-    of a layer twice, when its buffer grows), four float32 copies of the logits, and the temporaries of the prefill,
-    which takes each prompt once or, unpacked, each row."""
+    """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
+
+    The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
+    with a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
+    grows, and five float32 copies of the logits.
+
+    The segments of buffers that have since grown are not counted: the allocator gives whole ones back before it fails.
+    """
     rows = -(-run.rollout // run.processes)
-    cache = rows * (run.prompt + settings["max_completion_length"]) * shape.kv_bytes_per_token(precise.stream)
-    prompts = -(-rows // settings["num_generations"]) if packs(shape, settings) else rows
-    prefill = activations.layer_workspace(shape, precise, prompts * run.prompt)
-    return {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 16 + prefill}
+    lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
+    prompts = -(-rows // settings["num_generations"]) if lean else rows
+    token, length = shape.kv_bytes_per_token(precise.stream), settings["max_completion_length"]
+    if lean:  # every so many tokens decoding.py makes a layer's buffers so much longer
+        length = -(-length // (ROOM + 1)) * (ROOM + 1)
+    cache = rows * (run.prompt + length) * token
+    prefill = {"kv_cache": prompts * run.prompt * token}
+    tiled = activations.tiles(shape, settings, prompts * run.prompt)
+    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt, tiled)
+    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
+    return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 
 def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
 
-MARGIN = 0.95  # of a GPU that a plan may fill: the rest is for fragmentation
+MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
 # Fields whose terms of the loss look at whole micro-batches: with them trainer/config.py refuses a token budget.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
@@ -319,6 +319,7 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
         (gpu and s["gradient_checkpointing"] and not s["activation_offloading"], {"activation_offloading": True}),
         (gpu and adamw, {"optim": "adamw_8bit"}),
         (gpu and not counted.zero.active and not quantised, {"deepspeed": ZERO_2}),
+        (lora and s["lora_dropout"] > 0, {"lora_dropout": 0.0}),
         (gpu and lora and not quantised, {"load_in_4bit": True, "use_bnb_nested_quant": True}),
         (half and not lora, {"dtype": "bfloat16"}),
         (not lora, {"use_peft": True, "lora_target_modules": "all-linear"}),

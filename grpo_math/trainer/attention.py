@@ -85,18 +85,29 @@ def _refuse_ignored(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 def _segments(q: Tensor, k: Tensor, v: Tensor, group: GroupLayout, dropout: float, scaling: float | None) -> Tensor:
     """All segments of a group, (sum of lengths, H, D), in the row's order."""
     first, end = group.start + group.prompt, group.start + group.prompt + sum(group.lengths)
-    q, own_k, own_v = q[first:end], k[first:end], v[first:end]
+    own_q, own_k, own_v = q[first:end], k[first:end], v[first:end]
     prompt_k, prompt_v = k[group.start : first], v[group.start : first]
     outputs = []
     gathers, back = _batches(group.lengths, q.device)
     for gather in gathers:
         n, length = gather.shape
+        if n == 1 and group.prompt <= length:
+            outputs.append(_alone(q, k, v, gather[0] + first, slice(group.start, first), dropout, scaling))
+            continue
         keys = torch.cat([prompt_k.expand(n, *prompt_k.shape), own_k[gather]], dim=1)
         values = torch.cat([prompt_v.expand(n, *prompt_v.shape), own_v[gather]], dim=1)
         # All of the prompt, and the segment up to oneself. Padding comes after every query.
         mask = torch.ones(length, keys.size(1), dtype=torch.bool, device=q.device).tril(diagonal=group.prompt)
-        outputs.append(_attend(q[gather], keys, values, mask, dropout, scaling).flatten(0, 1))
+        outputs.append(_attend(own_q[gather], keys, values, mask, dropout, scaling).flatten(0, 1))
     return torch.cat(outputs)[back]
+
+
+def _alone(
+    q: Tensor, k: Tensor, v: Tensor, segment: Tensor, prompt: slice, dropout: float, scaling: float | None
+) -> Tensor:
+    """One segment, (length, H, D), as the end of a causal row: the prompt once more, for no mask of length squared."""
+    q, k, v = (torch.cat([states[prompt], states[segment]])[None] for states in (q, k, v))
+    return _attend(q, k, v, None, dropout, scaling)[0, prompt.stop - prompt.start :]
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:

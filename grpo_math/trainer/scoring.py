@@ -20,7 +20,7 @@ from grpo_math.trainer.packing import layout, pack, unpack
 
 logger = get_logger(__name__)
 
-WORTH_PACKING = 0.97  # a packed row with more of the padded tokens than this is scored as TRL does
+WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
 
@@ -108,8 +108,9 @@ class PackedScorer:
             at = slice(None) if every else torch.tensor(index).to(input_ids.device, non_blocking=True)
             ids, mask = input_ids[at], attention_mask[at]
             row = pack(ids, mask, logits_to_keep)
-            # Not one token to score, while other ranks may wait for this forward pass; or next to none to save.
-            if row is None or row.input_ids.numel() > WORTH_PACKING * ids.numel():
+            # Not one token to score, while other ranks may wait for this forward pass; or next to none to save. A row
+            # by itself is packed in any case, since then it needs no mask.
+            if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
                 scores = plain(model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **kwargs)
                 own: list[Any] = list(scores[:2])
             else:

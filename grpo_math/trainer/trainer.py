@@ -57,8 +57,8 @@ from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import ConfigError, RewardError, UserError
-from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.models import EMBEDDED, model_path
+from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.sync import ServerAway, adapter_sync
 from grpo_math.grading import grade_batch, offending
 from grpo_math.rewards import REWARDS, text_of
@@ -66,7 +66,7 @@ from grpo_math.rewards.columns import gold_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
-from grpo_math.trainer import longest, losses, scoring, state
+from grpo_math.trainer import longest, losses, scoring, state, tiles
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
@@ -130,6 +130,7 @@ class MathGRPOTrainer(GRPOTrainer):
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         batching = self.use_transformers_continuous_batching
         packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching, self.args.torch_compile)
+        self._set_up_tiles(models)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
@@ -145,12 +146,20 @@ class MathGRPOTrainer(GRPOTrainer):
         tries = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
         self._first_pass = longest.try_longest if tries else scoring.try_out if packs else None
 
+    def _set_up_tiles(self, models: list[Any]) -> None:
+        args, zero = self.args, self.accelerator.state.deepspeed_plugin
+        split = self.is_fsdp_enabled or (zero is not None and zero.zero_stage >= 3)
+        reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        if not split and not args.torch_compile:
+            tiles.set_up(models, learns=args.gradient_checkpointing and not reentrant)
+
     # Generation
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         shares = self.scorer and not self.use_vllm
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
+            nullcontext() if self.use_vllm else cache_given_back(),
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
         ):
             try:

@@ -53,18 +53,25 @@ def row(name: str, kind: str, keep: Path) -> dict[str, Any] | None:
 
 
 def line(row: dict[str, Any]) -> str:
+    """What is live in training and in generation, and what is reserved in the fuller of the two."""
     simulated, cells = row["simulated"], [row["name"], row["kind"]]
-    for phase, found in (("training", simulated["training"]), ("generation", simulated)):
-        if phase == "generation" and "generation" not in simulated["phases"]:
-            cells += ["", "", "", ""]
-            continue
-        terms = {term: size for term, size in row["plan"][phase].items() if term != "cuda_context"}
-        slack = terms.pop("allocator", 0)
-        total, live = sum(terms.values()), found["live"]
-        more = [(total / live - 1) * 100, ((total + slack) / found["reserved"] - 1) * 100]
-        cells += [f"{live / GB:.2f}", f"{total / GB:.2f} ({more[0]:+.0f}%)"]
-        cells += [f"{found['reserved'] / GB:.2f}", f"{(total + slack) / GB:.2f} ({more[1]:+.0f}%)"]
+    for phase, found in (("training", simulated["training"]), ("generation", simulated["phases"].get("generation"))):
+        terms = {name: n for name, n in row["plan"][phase].items() if name not in ("cuda_context", "allocator")}
+        cells += _cells(found["live"], sum(terms.values())) if found else ["", ""]
+    fullest = max(
+        row["plan"].values() if simulated["phases"].get("generation") else [row["plan"]["training"]], key=_sum
+    )
+    slack = fullest.get("allocator", 0)
+    cells += [*_cells(simulated["reserved"], _sum(fullest)), f"{slack / GB:.2f}"]
     return f"| {' | '.join(cells)} |"
+
+
+def _sum(terms: dict[str, int]) -> int:
+    return sum(terms.values()) - terms["cuda_context"]
+
+
+def _cells(found: int, counted: int) -> list[str]:
+    return [f"{found / GB:.2f}", f"{counted / GB:.2f} ({(counted / found - 1) * 100:+.1f}%)"]
 
 
 def main() -> None:
@@ -72,8 +79,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--only", help="a part of a recipe's name")
     args = parser.parse_args()
-    print("| recipe | trained | live | plan | reserved | plan with slack | generation: live | plan | reserved | plan |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print("| recipe | trained | live | plan | generation: live | plan | reserved | plan | of that slack |")
+    print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         keep = args.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)

@@ -271,8 +271,9 @@ def test_the_fused_head_is_a_tile_and_float32_gradients():
 
 def test_offloading_keeps_five_layer_inputs_on_the_gpu_and_copies_all_to_main_memory():
     shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
-    (without, main), (offloaded, more) = phases({}), phases({"activation_offloading": True})
-    tokens = memory.work_of(shape, resolve({}), run_of()).tokens
+    lora = {"use_peft": True, "lora_target_modules": "all-linear"}  # whose fullest moment is that of a layer
+    (without, main), (offloaded, more) = phases(lora), phases({**lora, "activation_offloading": True})
+    tokens = memory.work_of(shape, resolve(lora), run_of()).tokens
     of_a_layer = tokens * shape.hidden * 4  # float32, the recipe's default
     saved = without["training"]["activations"] - offloaded["training"]["activations"]
     assert saved == (shape.layers - 5) * of_a_layer

@@ -90,7 +90,8 @@ def test_a_larger_model_never_takes_less(way):
 
 
 CRAMPED = {
-    "lora": ("Qwen/Qwen2.5-1.5B", {"max_completion_length": 1280}, 1, 8),
+    "lora": ("Qwen/Qwen2.5-1.5B", {"max_completion_length": 2560, "gradient_accumulation_steps": 2}, 1, 8),
+    "dropout": ("Qwen/Qwen2.5-1.5B", {"lora_dropout": 0.05}, 1, 8),
     "lora without checkpointing": ("Qwen/Qwen2.5-1.5B", {"gradient_checkpointing": False}, 1, 24),
     "long completions": ("Qwen/Qwen2.5-7B", {"max_completion_length": 8192}, 1, 40),
     "float32": ("Qwen/Qwen2.5-7B", {"dtype": "float32"}, 1, 24),
@@ -128,7 +129,8 @@ def test_the_cheapest_changes_are_suggested():
     assert names["lora"] == {"update_token_budget"}
     assert names["lora without checkpointing"] == {"gradient_checkpointing"}
     assert names["full"] == {"deepspeed"}  # with float32 weights still, in main memory
-    assert names["float32"] == {"dtype", "update_token_budget"}
+    assert names["dropout"] == {"lora_dropout"}
+    assert names["float32"] == {"dtype"}
     share = {"vllm_max_model_length", "vllm_gpu_memory_utilization"}
     assert names["vllm awake"] == {*share, "vllm_enable_sleep_mode"}
     assert names["vllm, context of the model"] == share

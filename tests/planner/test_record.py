@@ -51,4 +51,4 @@ def test_the_answer_names_the_kinds_and_the_largest_tensors_at_the_peak():
     assert [tensor["bytes"] // MB for tensor in answer["largest"]] == [100, 40, 30]
     assert answer["largest"][1]["line"].startswith("MmBackward0 of transformers")
     assert (answer["live"], answer["peak_phase"]) == (170 * MB, "backward")
-    assert answer["training"] == {"live": 170 * MB, "reserved": 170 * MB}
+    assert answer["training"] == {"live": 170 * MB, "reserved": 170 * MB, "kinds": answer["kinds"]}

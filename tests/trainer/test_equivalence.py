@@ -95,6 +95,24 @@ def test_the_packed_row_has_each_prompt_once_and_no_padding(tiny, tokenizer, tmp
     assert seen == [(1, (7 - 1) + (3 - 1) + 2 * (5 + 3 + 9 + 1))]
 
 
+def test_a_row_by_itself_is_packed_too_since_then_it_needs_no_mask(tiny, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    ids, mask, longest = padded_batch([7], 1, [60])
+    called = attention.calls
+    trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
+    assert attention.calls > called
+
+
+def test_what_an_update_has_left_in_the_cache_goes_back_before_a_rollout(tiny, tokenizer, tmp_path, monkeypatch):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    order: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    trainer.model.register_forward_pre_hook(lambda *args: order.append("forward"))
+    trainer._generate_single_turn([[5, 6, 7]], None, {}, num_generations=1)
+    assert (order[0], order[-1], order.count("given back")) == ("given back", "given back", 2)
+    assert "forward" in order
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_lean_generation_gives_the_same_greedy_tokens_and_runs_each_prompt_once(family, tiny, tokenizer):
     from transformers import AutoModelForCausalLM

@@ -34,6 +34,8 @@ INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, a
 # Operators whose output shares its input's storage, which the cache of fake tensors overlooks.
 SHARES = {aten._unsafe_view.default: aten.view.default}
 DRAWS = {aten.argmax.default, aten.multinomial.default}
+# What CUDA has as one kernel, and fake tensors would take apart, on the device that C++ is told.
+DROPS = {aten.native_dropout.default, aten.native_dropout_backward.default}
 After = Callable[[Any, tuple[Any, ...], Any], None]
 
 
@@ -145,6 +147,9 @@ class FakeCuda(TorchDispatchMode):
             return tree_map(self._moved, func(*tree_map(known_or_same, args), **given))
         if func in INDEXED:
             args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
+        if func in DROPS:
+            outs = [torch.empty_like(args[0], dtype=dtype, device=CUDA) for dtype in (args[0].dtype, torch.bool)]
+            return tuple(outs) if func is aten.native_dropout.default else outs[0]
         out: Any = self.fakes.dispatch(func, kinds, args, kwargs)
         if func in DRAWS and not all_known:
             return self._with(out, torch.full(out.shape, TOKEN))

@@ -18,7 +18,13 @@ def generate(trainer: Any, plain: Any, prompts: list[list[int]], *rest: Any) -> 
     """The peak of `trainer._generate_single_turn`, which is ``plain``."""
     settings, length = trainer.generation_config, trainer.max_completion_length
     settings.max_new_tokens = min(FIRST, length)
-    plain(prompts, *rest)
+    gives_back: Any = torch.cuda.empty_cache
+    gives_back()
+    torch.cuda.empty_cache = lambda: None  # but not between the first tokens and the last
+    try:
+        plain(prompts, *rest)
+    finally:
+        torch.cuda.empty_cache = gives_back
     settings.max_new_tokens = length
     if length > FIRST:
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
@@ -27,6 +33,7 @@ def generate(trainer: Any, plain: Any, prompts: list[list[int]], *rest: Any) -> 
         with torch.no_grad():
             _last_tokens(trainer, model, len(prompts), max(map(len, prompts)), length, lean)
         model.train(was_training)
+    gives_back()
 
 
 def _last_tokens(trainer: Any, model: Any, rows: int, prompt: int, length: int, lean: bool) -> None:

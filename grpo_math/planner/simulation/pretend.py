@@ -61,6 +61,7 @@ def install() -> None:
     )
     any_tensor.cuda = lambda tensor, *args, **kwargs: plain_to(tensor, BELOW)
     torch.nn.functional.scaled_dot_product_attention = _attention
+    torch.nn.functional.dropout = _dropout
     module: Any = torch.nn.Module
     module._apply = _apply
     # Without a kernel for CUDA torch would take this one apart before a mode hears of it.
@@ -192,6 +193,16 @@ def _attention(
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
     )[0]
+
+
+_plain_dropout = torch.nn.functional.dropout
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """CUDA's own kernel, which keeps a mask of one byte an element; elsewhere torch keeps one in the input's dtype."""
+    if isinstance(input, FakeTensor) and training and not inplace and 0 < p < 1 and input.numel():
+        return torch.native_dropout(input, p, True)[0]
+    return _plain_dropout(input, p, training, inplace)
 
 
 class _Kernel:

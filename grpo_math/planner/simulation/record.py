@@ -112,24 +112,31 @@ class Record:
     def answer(self) -> dict[str, Any]:
         """As `grpo-math plan --simulate --json` prints it; bytes."""
         peaks, there = self.live()
+        alone, trained = self.live(training=True)
         reserved = self.reserved()
-        kinds: dict[str, int] = {}
-        for storage in there:
-            kinds[storage.sort()] = kinds.get(storage.sort(), 0) + storage.size
         largest = sorted(there, key=lambda storage: -storage.size)[:10]
         phases = {phase: {"live": peaks[phase], "reserved": reserved[phase]} for phase in PHASES if phase in peaks}
         return {
             "live": max(peaks.values()),
             "reserved": max(reserved.values()),
             "training": {
-                "live": max(self.live(training=True)[0].values()),
+                "live": max(alone.values()),
                 "reserved": max(self.reserved(training=True).values()),
+                "kinds": _kinds(trained),
             },
             "peak_phase": max(phases, key=lambda phase: phases[phase]["live"]),
             "phases": phases,
-            "kinds": dict(sorted(kinds.items(), key=lambda item: -item[1])),
+            "kinds": _kinds(there),
             "largest": [
                 {"bytes": s.size, "shape": list(s.shape), "dtype": s.dtype, "kind": s.sort(), "line": s.line}
                 for s in largest
             ],
         }
+
+
+def _kinds(storages: list[Storage]) -> dict[str, int]:
+    """Bytes of each kind, the most first."""
+    kinds: dict[str, int] = {}
+    for storage in storages:
+        kinds[storage.sort()] = kinds.get(storage.sort(), 0) + storage.size
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
