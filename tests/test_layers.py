@@ -40,6 +40,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("trainer.advantages", "trainer.attention", "trainer.budget", "trainer.build", "trainer.config"),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
     *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.scoring", "trainer.state"),
+    "trainer.tiles",
     "trainer.trainer",
 }
 TRL = {  # of these, what needs TRL itself

@@ -9,13 +9,14 @@ That is no more work than checkpointing does. An MLP comes last in its layer: th
 the last tensor that autograd asks of it, which is now the MLP's input, and leaves the MLP out. Where no gradient is
 asked for (rollouts, scoring), tiles are computed one after the other.
 
-Parameters get their gradient through autograd itself, summed over tiles before any hook of DDP or DeepSpeed hears of it.
+Parameters get their gradient through autograd itself, summed over tiles before a hook of DDP or DeepSpeed hears of it.
 
 Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, a dropout in the MLP,
 or parameters that are split among processes: `tiled` says where it serves, and the others compute as they did.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -176,9 +177,7 @@ class _Later:
             raise RuntimeError("the graph of a recomputed tile is not walked")
 
         states = self.kept.tile(self.number).detach().requires_grad_()
-        with torch.enable_grad(), torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack):
-            try:
-                self.forward(states)
-            except _Done:
-                pass
+        again = torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack)
+        with suppress(_Done), torch.enable_grad(), again[0], again[1]:
+            self.forward(states)
         self.there = there

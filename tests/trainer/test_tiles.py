@@ -81,9 +81,7 @@ def test_gradients_in_tiles_are_trls(family, targets, tiny, tokenizer, tmp_path,
 
 
 @pytest.mark.parametrize("targets", [None, "all-linear", ["q_proj", "v_proj"]], ids=["full", "all-linear", "q and v"])
-def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(
-    targets, tiny, tokenizer, tmp_path, monkeypatch
-):
+def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, tiny, tokenizer, tmp_path, monkeypatch):
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, targets)
     products = []
     for least in (WHOLE, SMALL_TILE):
@@ -208,8 +206,14 @@ def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, mo
 
 
 def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone():
-    from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, Olmo2Config
-    from transformers import Olmo2ForCausalLM
+    from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Olmo2Config,
+        Olmo2ForCausalLM,
+    )
 
     shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
