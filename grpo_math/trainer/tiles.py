@@ -66,7 +66,8 @@ class Tiled:
     """
 
     def __init__(self, layer: Any, learns: bool) -> None:
-        self.layer, self.learns, self.mlp, self.norm = layer, learns, layer.mlp.forward, None
+        self.layer, self.learns, self.mlp = layer, learns, layer.mlp.forward
+        self.norm: Any = None
         self.left: Tensor | None = None  # what the norm has handed on as it was
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
@@ -118,7 +119,7 @@ class _Keep(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
@@ -126,7 +127,8 @@ class _Kept:
     """The input of all tiles, asked of autograd once for the backward pass of them all."""
 
     def __init__(self, node: Any, n: int) -> None:
-        self.node, self.n, self.rows, self.missing = node, n, None, n
+        self.node, self.n, self.missing = node, n, n
+        self.rows: Any = None
 
     def tile(self, number: int) -> Tensor:
         if self.rows is None:
@@ -148,7 +150,7 @@ class _Later:
     def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str) -> None:
         self.forward, self.kept, self.number, self.count = forward, kept, number, 0
         self.there: dict[int, Tensor] = {}
-        self.autocast = {
+        self.autocast: dict[str, Any] = {
             "device_type": kind,
             "enabled": torch.is_autocast_enabled(kind),
             "dtype": torch.get_autocast_dtype(kind),
