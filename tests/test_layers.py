@@ -42,7 +42,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("trainer.advantages", "trainer.attention", "trainer.budget", "trainer.build", "trainer.config"),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
     *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
-    *("trainer.table", "trainer.trainer"),
+    *("trainer.table", "trainer.tiles", "trainer.trainer"),
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.bench", "checks.deep", "generation.sync", "generation.canary", "report.verdict"),

@@ -9,13 +9,14 @@ That is no more work than checkpointing does. An MLP comes last in its layer: th
 the last tensor that autograd asks of it, which is now the MLP's input, and leaves the MLP out. Where no gradient is
 asked for (rollouts, scoring), tiles are computed one after the other.
 
-Parameters get their gradient through autograd itself, summed over tiles before any hook of DDP or DeepSpeed hears of it.
+Parameters get their gradient through autograd itself, summed over tiles before a hook of DDP or DeepSpeed hears of it.
 
 Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, a dropout in the MLP,
 or parameters that are split among processes: `tiled` says where it serves, and the others compute as they did.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ class Tiled:
     """
 
     def __init__(self, layer: Any, learns: bool) -> None:
-        self.layer, self.learns, self.mlp, self.norm = layer, learns, layer.mlp.forward, None
+        self.layer, self.learns, self.mlp = layer, learns, layer.mlp.forward
+        self.norm: Any = None
         self.left: Tensor | None = None  # what the norm has handed on as it was
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
@@ -117,7 +119,7 @@ class _Keep(torch.autograd.Function):
         return rows.view_as(rows)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
@@ -125,7 +127,8 @@ class _Kept:
     """The input of all tiles, asked of autograd once for the backward pass of them all."""
 
     def __init__(self, node: Any, n: int) -> None:
-        self.node, self.n, self.rows, self.missing = node, n, None, n
+        self.node, self.n, self.missing = node, n, n
+        self.rows: Any = None
 
     def tile(self, number: int) -> Tensor:
         if self.rows is None:
@@ -147,7 +150,7 @@ class _Later:
     def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str) -> None:
         self.forward, self.kept, self.number, self.count = forward, kept, number, 0
         self.there: dict[int, Tensor] = {}
-        self.autocast = {
+        self.autocast: dict[str, Any] = {
             "device_type": kind,
             "enabled": torch.is_autocast_enabled(kind),
             "dtype": torch.get_autocast_dtype(kind),
@@ -176,9 +179,7 @@ class _Later:
             raise RuntimeError("the graph of a recomputed tile is not walked")
 
         states = self.kept.tile(self.number).detach().requires_grad_()
-        with torch.enable_grad(), torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack):
-            try:
-                self.forward(states)
-            except _Done:
-                pass
+        again = torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack)
+        with suppress(_Done), torch.enable_grad(), again[0], again[1]:
+            self.forward(states)
         self.there = there

@@ -57,8 +57,8 @@ from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import ConfigError, RewardError, UserError
-from grpo_math.generation.models import EMBEDDED, model_path
 from grpo_math.generation.decoding import cache_given_back, lean_generation
+from grpo_math.generation.models import EMBEDDED, model_path
 from grpo_math.generation.sync import ServerAway, adapter_sync
 from grpo_math.grading import grade_batch, offending
 from grpo_math.rewards import REWARDS, text_of
@@ -147,11 +147,12 @@ class MathGRPOTrainer(GRPOTrainer):
         self._first_pass = longest.try_longest if tries else scoring.try_out if packs else None
 
     def _set_up_tiles(self, models: list[Any]) -> None:
-        args, zero = self.args, self.accelerator.state.deepspeed_plugin
+        args: Any = self.args
+        zero = self.accelerator.state.deepspeed_plugin
         split = self.is_fsdp_enabled or (zero is not None and zero.zero_stage >= 3)
         reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
         if not split and not args.torch_compile:
-            tiles.set_up(models, learns=args.gradient_checkpointing and not reentrant)
+            tiles.set_up(models, learns=bool(args.gradient_checkpointing and not reentrant))
 
     # Generation
 

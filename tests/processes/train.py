@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.grading import Verdict
+from grpo_math.trainer import tiles
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.reference import _whole
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -89,6 +90,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     for name, own in json.loads(settings).items():
         rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
+        tiles.LEAST = own.pop("tile", 1024)
         poisoned, apart = own.pop("poisoned_step", None), own.pop("sampled_apart", False)
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
         base = {

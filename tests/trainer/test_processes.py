@@ -20,6 +20,7 @@ RUNS = {
     "small_budget": {"rewards": "sparse", "loss_type": "dr_grpo", "update_token_budget": 25},
     "several_updates": {"num_iterations": 2, "loss_type": "grpo"},
     "vespo": {"loss_type": "vespo", "sampled_apart": True},
+    "tiles": {"rewards": "sparse", "gradient_checkpointing": True, "tile": 8},
     "torn_groups": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 6},
 }
 
@@ -72,7 +73,7 @@ def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_pa
 @pytest.mark.parametrize(("name", "zero"), [("zero2_offload", [2, "cpu", None]), ("zero3_offload", [3, "cpu", "cpu"])])
 def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_path):
     pytest.importorskip("deepspeed")
-    runs = {name: RUNS[name] for name in ("dapo", "grpo_sparse", "small_budget")}
+    runs = {name: RUNS[name] for name in ("dapo", "grpo_sparse", "small_budget", "tiles")}
     runs["dapo"] = {"longest_first": zero[0] < 3}
     start = accelerate(name, tmp_path, "--num_processes", "2")
     seen = both(start, tiny("llama"), tmp_path, runs, ("DEEPSPEED", 2, zero), only_ours=POISONED)
