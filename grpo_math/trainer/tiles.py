@@ -12,7 +12,7 @@ asked for (rollouts, scoring), tiles are computed one after the other.
 Parameters get their gradient through autograd itself, summed over tiles before a hook of DDP or DeepSpeed hears of it.
 
 Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, a dropout in the MLP,
-or parameters that are split among processes: `tiled` says where it serves, and the others compute as they did.
+or parameters that are split among processes: `serves` says where it works, and the others compute as they did.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,14 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 MAPS = ("Linear", "Linear4bit")
 # Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: it is computed in the tiles as well.
 NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
+
+
+def set_up_as_asked(models: list[Any], args: Any, accelerator: Any, fsdp: bool) -> None:
+    """`set_up` as the training arguments allow: not where parameters are split or compiled."""
+    zero = accelerator.state.deepspeed_plugin
+    reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+    if not fsdp and (zero is None or zero.zero_stage < 3) and not args.torch_compile:
+        set_up(models, learns=bool(args.gradient_checkpointing and not reentrant))
 
 
 def set_up(models: list[Any], learns: bool) -> int:

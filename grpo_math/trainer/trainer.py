@@ -130,7 +130,7 @@ class MathGRPOTrainer(GRPOTrainer):
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         batching = self.use_transformers_continuous_batching
         packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching, self.args.torch_compile)
-        self._set_up_tiles(models)
+        tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
@@ -145,14 +145,6 @@ class MathGRPOTrainer(GRPOTrainer):
             raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
         tries = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
         self._first_pass = longest.try_longest if tries else scoring.try_out if packs else None
-
-    def _set_up_tiles(self, models: list[Any]) -> None:
-        args: Any = self.args
-        zero = self.accelerator.state.deepspeed_plugin
-        split = self.is_fsdp_enabled or (zero is not None and zero.zero_stage >= 3)
-        reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-        if not split and not args.torch_compile:
-            tiles.set_up(models, learns=bool(args.gradient_checkpointing and not reentrant))
 
     # Generation
 
