@@ -152,7 +152,7 @@ def _open(
         place = place_of(dataset)
         path = Path(place.path).expanduser()
         if place.path.endswith((".jsonl", ".json")) or (path.exists() and not path.is_dir()):
-            remedy = f"give a .jsonl file that can be read, or {', '.join(NAMES)}"
+            remedy = "give a .jsonl file that can be read, or a set by its name, such as gsm8k"
             return path.stem, dataset, _lines(Path(dataset).expanduser(), "dataset", remedy), True
         if not path.is_dir() and not HUB_ID.fullmatch(place.path):
             if "/" in dataset or "\\" in dataset:
