@@ -33,7 +33,16 @@ from grpo_math.train import launcher
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS = {"a package index", "a GPU", "the Hub", "SLURM", "vLLM", "an hour", "results of an earlier grader"}
+NEEDS = {
+    "a package index",
+    "a GPU",
+    "the Hub",
+    "SLURM",
+    "vLLM",
+    "an hour",
+    "results of an earlier grader",
+    "finished runs",
+}
 # The words of a command -> what is appended. The first pattern that matches counts.
 LESS = "--max_steps 1 --heldout_every 0 --model_name_or_path TINY"
 SHORTER = [

@@ -177,7 +177,8 @@ def test_five_steps_end_with_trls_weights(run, rewards, trl_weights, tiny, token
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **extra)
     trainer.train()
     assert relative(plain, before) > 1e-4, "nothing was trained"
-    assert relative(weights(trainer.model), plain) < 1e-6
+    # By rounding, a token at the quantile of entropies may fall on either side of it.
+    assert relative(weights(trainer.model), plain) < (1e-5 if "entropy" in run else 1e-6)
 
 
 def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, tokenizer, tmp_path):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from datasets import Dataset
 from small_trainers import config, weights
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading import Verdict
+from grpo_math.grading import Grade, Verdict
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.resample import Reserve, dull_groups, replacing
@@ -47,7 +45,8 @@ def make(tiny, tokenizer, folder, kinds, **settings):
             "u": [Verdict.TIMEOUT],
         }
         return [
-            SimpleNamespace(verdict=verdicts[r["answer"]][i % len(verdicts[r["answer"]])]) for i, r in enumerate(rows)
+            Grade(verdicts[r["answer"]][i % len(verdicts[r["answer"]])], r["answer"], in_format=True, reason="")
+            for i, r in enumerate(rows)
         ]
 
     trainer._grade = grade
