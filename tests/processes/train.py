@@ -10,7 +10,6 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
@@ -19,7 +18,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.grading import Verdict
+from grpo_math.grading import Grade, Verdict
 from grpo_math.trainer import tiles
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.reference import _whole
@@ -40,7 +39,8 @@ def sparse(completions, **columns):
 def grades(rows, completions):
     """e: all right, h: all wrong, m: right and wrong in turn."""
     right = [row["answer"] == "e" or (row["answer"] == "m" and i % 2) for i, row in enumerate(rows)]
-    return [SimpleNamespace(verdict=Verdict.CORRECT if yes else Verdict.WRONG) for yes in right]
+    verdicts = [Verdict.CORRECT if yes else Verdict.WRONG for yes in right]
+    return [Grade(verdict, None, in_format=False, reason="") for verdict in verdicts]
 
 
 def poison(trainer, step):
