@@ -1,7 +1,9 @@
 r"""Text without a marker -> its answer: "the answer is X", a bare value, or the last value of the last sentence.
 
->>> phrase("The answer is $5."), bare("So she sells 42 apples."), bare("It is 5 or 6.")
-(Said(text='5', how='phrase', start=4, end=17), Said(text='42', how='last number', start=13, end=15), None)
+>>> phrase("The answer is $5."), bare("So she sells 42 apples.")
+(Said(text='5', how='phrase', start=4, end=17), Said(text='42', how='last number', start=13, end=15))
+>>> bare("It is 5 or 6."), bare("I think 5, or maybe 6 of them.")
+(Said(text='5 or 6', how='last line', start=0, end=13), None)
 
 Does not look at boxes, ``####`` and tags (extract.py).
 """
