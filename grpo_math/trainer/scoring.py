@@ -35,14 +35,16 @@ def set_up(models: list[Any], images: bool, continuous_batching: bool, compiles:
     }
     models = [_bare(model) for model in models]
     for model in models:
-        reason = next((reason for reason, there in hindrances.items() if there), attention.unsupported(model.config))
+        own = attention.unsupported(model.config, model._supports_sdpa)
+        reason = next((reason for reason, there in hindrances.items() if there), own)
         if reason:
             _say_unpacked(model, reason)
             return False
     attention.register()
     for model in models:
-        model.set_attn_implementation(attention.NAME)
-        if model.config._attn_implementation != attention.NAME:
+        name = attention.EAGER if "eager" in model.config._attn_implementation else attention.NAME
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
             _say_unpacked(model, "attention of its own, which transformers cannot replace")
             return False
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
@@ -80,13 +82,14 @@ class PackedScorer:
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
         self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
+        self.said: set[str] = set()
         self.layers = getattr(self.models[0].config.get_text_config(), "num_hidden_layers", None)
 
     def leave(self, reason: object) -> None:
         """Rows are scored, and updates cut, as without packing."""
         self.budget.cuts = False
         for model in self.models:
-            model.set_attn_implementation("sdpa")
+            model.set_attn_implementation(model.config._attn_implementation.removeprefix("packed_"))
         _say_unpacked(self.models[0], reason)
 
     def __call__(
@@ -128,11 +131,18 @@ class PackedScorer:
                     )
                 if (called := attention.calls - called) != self.layers:
                     raise attention.Unpackable(f"{self.layers} layers and {called} calls of packed attention")
+                self._say_new_ways()
                 own = [unpack(outputs.log_probs, row), unpack(outputs.entropy, row) if compute_entropy else None]
             logps = _put(logps, at, own[0])
             if compute_entropy:
                 entropies = _put(entropies, at, own[1])
         return logps, entropies if compute_entropy else None, None
+
+    def _say_new_ways(self) -> None:
+        """Once each: a long prompt may be the first to need another."""
+        for way in sorted(attention.ways - self.said):
+            logger.info(f"Packed attention on {self.accelerator.device.type}: {way}.")
+        self.said |= attention.ways
 
     def _batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
