@@ -49,7 +49,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     ),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
     *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
-    *("trainer.table", "trainer.tiles", "trainer.trainer"),
+    *("trainer.table", "trainer.tiles", "trainer.trainer", "trainer.varlen"),
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.bench", "checks.deep", "generation.sync", "generation.canary", "report.verdict"),

@@ -60,10 +60,12 @@ def packed_attention(
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more, **kwargs)
     global calls
     calls += 1
+    # What is handed on as a sink is one where the model's own attention takes it so; sdpa would ignore it.
+    sinks = kwargs.pop("s_aux", None) if _is_eager(module) else None
     _refuse_ignored(module, sliding_window, softcap, kwargs)
     longest = max(group.prompt + max(group.lengths) for group in packed_groups)
     window = sliding_window if sliding_window and sliding_window < longest else None
-    scores = Scores(scaling, dropout, window, softcap)
+    scores = Scores(scaling, dropout, window, softcap, sinks)
     # Once, and for all three: under autocast the rotation has made queries and keys float32. On a CPU the backward pass
     # of bfloat16 attention takes 4 times as long as float32's.
     kind = query.device.type
@@ -86,11 +88,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], sc
 
 def _plain(module: torch.nn.Module) -> Any:
     """What the model's layers call when nothing is packed."""
-    if module.config._attn_implementation == EAGER:
+    if _is_eager(module):
         return sys.modules[type(module).__module__].eager_attention_forward
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return sdpa_attention_forward
+
+
+def _is_eager(module: torch.nn.Module) -> bool:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) == EAGER
 
 
 def _refuse_ignored(

@@ -29,16 +29,23 @@ KEPT = 2**20  # elements: a larger mask is made anew for every layer
 
 @dataclass(frozen=True)
 class Scores:
-    """What an attention makes of the products of queries and keys. ``window`` counts a query's own position."""
+    """What an attention makes of the products of queries and keys. ``window`` counts a query's own position; ``sinks``
+    (H,) are scores of a key that has no value."""
 
     scale: float | None = None
     dropout: float = 0.0
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
 
     @property
     def plain(self) -> bool:
-        return not (self.dropout or self.window or self.softcap)
+        return not (self.dropout or self.window or self.spelled_out)
+
+    @property
+    def spelled_out(self) -> bool:
+        """Whether no kernel of torch computes them."""
+        return bool(self.softcap) or self.sinks is not None
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,9 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, Scores], Tensor]
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
     """The fastest that is there for tokens (L, H, D): torch's varlen kernel, flash-attn's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        if _torchs() and not (scores.dropout or scores.softcap):
+        if _torchs() and not (scores.dropout or scores.spelled_out):
             return of_torch
-        if _flash_attns():
+        if _flash_attns() and scores.sinks is None:
             return of_flash_attn
     return one_by_one
 
@@ -148,7 +155,7 @@ def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores)
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:
     """`scaled_dot_product_attention` for each sequence: (L, H, D) and keys, values (K, H_kv, D) -> (L, H, D)."""
-    if q.device.type != "cpu" or scores.softcap:  # no fused kernel of CUDA takes float32 and grouped heads
+    if q.device.type != "cpu" or scores.spelled_out:  # no fused kernel of CUDA takes float32 and grouped heads
         k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
     outputs = []
     for one in zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True):
@@ -159,8 +166,8 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) ->
 def _one(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     """(1, H, L, D) in and out, causal from the lower right."""
     queries, keys = q.size(2), k.size(2)
-    if scores.softcap:
-        return _capped(q, k, v, scores)
+    if scores.spelled_out:
+        return _spelled_out(q, k, v, scores)
     if scores.window or (queries < keys and q.device.type == "cpu"):
         bias = _bias if queries * keys < KEPT else _bias.__wrapped__
         mask: Any = bias(queries, keys, scores.window, q.device, q.dtype)
@@ -186,13 +193,17 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
     return mask.triu(keys - queries - window + 1) if window else mask
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-    r"""Scores :math:`c \tanh(s / c)`, which no kernel of torch computes."""
-    cap, scale = scores.softcap or 1.0, scores.scale or 1 / math.sqrt(q.size(-1))
-    capped = cap * torch.tanh(q @ k.transpose(2, 3) * scale / cap)
-    capped = capped.masked_fill(~_mask(q.size(2), k.size(2), scores.window, q.device), -math.inf)
-    weights = capped.softmax(-1, dtype=torch.float32 if q.dtype.itemsize < 4 else q.dtype).to(q.dtype)
-    return dropout(weights, scores.dropout) @ v
+def _spelled_out(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+    r"""Scores :math:`c \tanh(s / c)`, and a sink's beside them."""
+    products = q @ k.transpose(2, 3) * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale)
+    if scores.softcap:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
+    products = products.masked_fill(~_mask(q.size(2), k.size(2), scores.window, q.device), -math.inf)
+    if scores.sinks is not None:
+        sinks = scores.sinks.to(q.dtype).view(1, -1, 1, 1).expand(-1, -1, q.size(2), 1)
+        products = torch.cat([products, sinks], dim=-1)
+    weights = products.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    return dropout(weights[..., : k.size(2)], scores.dropout) @ v
 
 
 WAYS = {
