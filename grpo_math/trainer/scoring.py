@@ -24,14 +24,15 @@ WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
 
-def set_up(models: list[Any], images: bool, continuous_batching: bool, compiles: bool) -> bool:
+def set_up(trainer: Any, models: list[Any]) -> bool:
     """Switch the policy, and the reference where there is one, to the packed attention; False where one has none."""
+    batching = trainer.use_transformers_continuous_batching
     adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     hindrances = {
-        "an image processor": images,
+        "an image processor": trainer._is_vlm,
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
-        "continuous batching to generate with, which has no packed attention": continuous_batching,
-        "torch_compile, which would compile anew for every packed row": compiles,
+        "continuous batching to generate with, which has no packed attention": batching,
+        "torch_compile, which would compile anew for every packed row": trainer.args.torch_compile,
     }
     models = [_bare(model) for model in models]
     for model in models:
@@ -48,6 +49,8 @@ def set_up(models: list[Any], images: bool, continuous_batching: bool, compiles:
             _say_unpacked(model, "attention of its own, which transformers cannot replace")
             return False
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
+    if trainer.aux_loss_enabled:  # its mean takes a prompt as often as it has completions
+        _say_unpacked(models[0], "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)", "updates")
     return True
 
 
@@ -60,8 +63,8 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _say_unpacked(model: Any, reason: object) -> None:
-    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
+def _say_unpacked(model: Any, reason: object, what: str = "rows") -> None:
+    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; {what} are scored unpacked.")
 
 
 def try_out(trainer: Any, model: Any) -> None:
