@@ -9,6 +9,7 @@ from trl import GRPOTrainer
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
+LARGEST = 20e6  # parameters: more is a config that has sizes by other names
 VOCABULARY = 49152  # of the tokenizer
 # By the names of any family; a family gets those that its config knows.
 SIZES = {
@@ -49,13 +50,23 @@ def tiny_model(family, **settings):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     default = AutoConfig.for_model(family)
-    known = {name: value for name, value in SIZES.items() if getattr(default, name, None) is not None}
+    known = {name: value for name, value in SIZES.items() if _sets(default, name)}
     config = AutoConfig.for_model(family, **{**known, **OWN.get(family, {}), **settings})
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size / 1e6:.0f}M parameters at the sizes of this test")
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
         parameter.data.mul_(2.5 if parameter.dim() > 1 else 1.0)
     return model
+
+
+def _sets(config, name):
+    """Whether a config has this field, and can be given it; a window where it has one."""
+    fixed = isinstance(getattr(type(config), name, None), property)
+    return hasattr(config, name) and not fixed and (name != "sliding_window" or config.sliding_window is not None)
 
 
 def scored(kind, trainer):

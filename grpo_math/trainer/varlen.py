@@ -109,8 +109,8 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
     """Whether torch's own flash kernel would take these: the device, the dtype and the size of heads are its own."""
     if q.device.type != "cuda" or torch.version.hip or q.size(-1) % 8 or q.size(-1) != v.size(-1):
         return False
-    heads_first = (states.transpose(0, 1)[None] for states in (q, k, v))
-    params = torch.backends.cuda.SDPAParams(*heads_first, None, dropped, True, True)
+    first, second, third = (states.transpose(0, 1)[None] for states in (q, k, v))
+    params = torch.backends.cuda.SDPAParams(first, second, third, None, dropped, True, True)
     return torch.backends.cuda.can_use_flash_attention(params)
 
 
@@ -159,7 +159,8 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) ->
         k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
     outputs = []
     for one in zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True):
-        outputs.append(_one(*(states.transpose(0, 1)[None] for states in one), scores)[0].transpose(0, 1))
+        own_q, own_k, own_v = (states.transpose(0, 1)[None] for states in one)
+        outputs.append(_one(own_q, own_k, own_v, scores)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
@@ -172,8 +173,8 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         bias = _bias if queries * keys < KEPT else _bias.__wrapped__
         mask: Any = bias(queries, keys, scores.window, q.device, q.dtype)
     else:
-        mask = None if queries == keys else causal_lower_right(queries, keys)  # type: ignore[no-untyped-call]
-    settings = {"dropout_p": scores.dropout, "scale": scores.scale, "enable_gqa": q.size(1) != k.size(1)}
+        mask = None if queries == keys else causal_lower_right(queries, keys)
+    settings: Any = {"dropout_p": scores.dropout, "scale": scores.scale, "enable_gqa": q.size(1) != k.size(1)}
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, **settings)
 
 
