@@ -35,6 +35,7 @@ SIZES = {
     "use_cache": False,
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0),
     **dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob", "activation_dropout", "layerdrop"), 0.0),
+    **dict.fromkeys(("residual_dropout", "router_jitter_noise", "input_jitter_noise"), 0.0),
 }
 # What else a family needs at these sizes.
 OWN = {
@@ -69,9 +70,9 @@ def _sets(config, name):
     return hasattr(config, name) and not fixed and (name != "sliding_window" or config.sliding_window is not None)
 
 
-def scored(kind, trainer):
+def scored(kind, trainer, prompts=(7, 3, 12)):
     """Log-probs and gradient, as TRL's method or ours gives them."""
-    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
+    ids, mask, longest = padded_batch(list(prompts), 4, [5, 3, 9, 1])
     trainer.model.zero_grad()
     logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
     logps = logps * mask[:, -longest:]
@@ -79,12 +80,12 @@ def scored(kind, trainer):
     return logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
-def compared(model, tokenizer, folder):
+def compared(model, tokenizer, folder, prompts=(7, 3, 12)):
     """Whether our trainer packs this model's rows; the largest difference of its log-probs to TRL's, and the relative
     one of the gradient."""
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder)
-    logps, gradient = scored(MathGRPOTrainer, trainer)
-    plain_logps, plain_gradient = scored(GRPOTrainer, trainer)
+    logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
+    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
     return (
         trainer.scorer is not None,
         (logps - plain_logps).abs().max().item(),

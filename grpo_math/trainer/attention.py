@@ -62,6 +62,8 @@ def packed_attention(
     calls += 1
     # What is handed on as a sink is one where the model's own attention takes it so; sdpa would ignore it.
     sinks = kwargs.pop("s_aux", None) if _is_eager(module) else None
+    if attention_mask is not None and attention_mask.numel() > 1:  # not the one that `PackedScorer` hands in
+        raise Unpackable("a mask of its own")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
     longest = max(group.prompt + max(group.lengths) for group in packed_groups)
     window = sliding_window if sliding_window and sliding_window < longest else None

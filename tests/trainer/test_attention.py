@@ -174,6 +174,13 @@ def test_a_window_that_no_row_reaches_is_none(cascaded, monkeypatch):
     assert seen == ["all", 18]
 
 
+def test_a_mask_that_a_layer_has_made_is_not_ignored():
+    q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
+    packed_attention(torch.nn.Module(), q, k, v, torch.zeros(1, 1, 1, 1, dtype=torch.bool), packed_groups=GROUPS)
+    with pytest.raises(Unpackable, match="a mask of its own"):
+        packed_attention(torch.nn.Module(), q, k, v, torch.zeros(1, 1, TOKENS, TOKENS), packed_groups=GROUPS)
+
+
 @pytest.mark.parametrize(
     ("config", "given", "reason"),
     [
