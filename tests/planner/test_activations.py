@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import flash_reference
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -16,7 +17,7 @@ from grpo_math.planner import activations, memory
 from grpo_math.planner.activations import Precision, Work
 from grpo_math.planner.model import shape_of
 from grpo_math.planner.settings import resolve
-from grpo_math.trainer import attention
+from grpo_math.trainer import attention, varlen
 from grpo_math.trainer.packing import pack
 
 FLOAT32 = Precision(4, 4, 4, False)
@@ -166,13 +167,14 @@ def test_mixed_precision_saves_what_the_plan_says(mixed, case):
 
 
 @pytest.fixture
-def keys_repeated(monkeypatch):
-    """Keys and values for every query head, as on a GPU."""
-    monkeypatch.setattr(attention, "masks_grouped_heads", lambda device: False)
+def one_call(monkeypatch):
+    """torch's varlen kernel, as on a GPU."""
+    flash_reference.register()
+    monkeypatch.setattr(varlen, "flash_takes", lambda *states: True)
 
 
 @pytest.mark.parametrize("work", [WORK, SHORT], ids=["long completions", "long prompt"])
-def test_repeated_keys_are_counted(work, keys_repeated):
+def test_one_varlen_call_is_counted(work, one_call):
     settings = resolve({"gradient_checkpointing": False})
     measured = saved_bytes(build("qwen2", WIDE, 3, settings, torch.float32), work)
     shape = shape_of("q", {"model_type": "qwen2", "vocab_size": 512, "num_hidden_layers": 3, **WIDE})
@@ -206,7 +208,7 @@ def test_a_whole_pass_takes_what_the_plan_says(case, checkpointing, work):
     assert 0.97 < at_its_fullest(settings, PEAKS[work]) / measured < 1.15
 
 
-def test_so_does_one_with_repeated_keys(keys_repeated):
+def test_so_does_one_varlen_call(one_call):
     work = Work(prompts=1, rows=4, prompt=16, completion=256, packed=True)
     settings = resolve({**CASES["lora everywhere"], "gradient_checkpointing": True})
     measured = peak_bytes(build("qwen2", BROAD, 4, settings, torch.float32), work)
