@@ -236,15 +236,16 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
-def fast_dtype() -> str:
+def fast_dtype(use_cpu: bool = False) -> str:
     """``bfloat16`` on an accelerator that has it and on CPUs with bfloat16 instructions, else ``float32``.
 
-    On a CPU without them bfloat16 is slower than float32; on one with AVX512-BF16 or AMX it is about 3 times as fast.
+    On a CPU without them bfloat16 is slower than float32; one with AVX512-BF16 or AMX is faster in it.
     """
-    import torch
+    if not use_cpu:
+        import torch
 
-    if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        if torch.cuda.is_available():
+            return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
