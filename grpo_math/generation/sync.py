@@ -14,8 +14,8 @@ A server that restarts gets the adapter again, and the completions that were los
 /dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
 path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one.
 
-`adapter_sync` puts the class in the place of TRL's name for the time of its constructor. Does not send full weights
-(TRL's own path does), and takes no images.
+`adapter_sync` puts the class in the place of TRL's name for the time of its constructor, and TRL's own client, which
+knows no key, under one that sends VLLM_API_KEY. Does not send full weights (TRL's own path does), and takes no images.
 """
 
 import logging
@@ -36,6 +36,7 @@ from urllib.parse import urlsplit
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
@@ -43,7 +44,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.canary import TOKENS, Answer, Canary
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, served_rank
+from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, key, served_rank
 from grpo_math.run.main_process import on_main
 
 logger = logging.getLogger(__name__)
@@ -58,26 +59,37 @@ class ServerAway(UserError):
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
-    """In here TRL's trainer makes an `AdapterGeneration` where it trains a PEFT adapter and ``vllm_sync`` says so."""
-    if not args.use_vllm or vllm_sync != "adapter":
+    """In here TRL's trainer makes an `AdapterGeneration` where it trains a PEFT adapter and ``vllm_sync`` says so, and
+    its own with a `KeyedClient` elsewhere."""
+    if not args.use_vllm:
         yield
         return
     module: Any = grpo_trainer
-    trls = module.VLLMGeneration
+    trls, client = module.VLLMGeneration, vllm_generation.VLLMClient
 
     def generation(**kwargs: Any) -> VLLMGeneration:
-        if is_peft_model(kwargs["model"]):
+        if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
             return AdapterGeneration(args, **kwargs)
         if "," in (kwargs.get("server_base_url") or ""):
             reason = "names several servers, and full weights go to one"
             raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
         return trls(**kwargs)
 
-    module.VLLMGeneration = generation
+    module.VLLMGeneration, vllm_generation.VLLMClient = generation, KeyedClient
     try:
         yield
     finally:
-        module.VLLMGeneration = trls
+        module.VLLMGeneration, vllm_generation.VLLMClient = trls, client
+
+
+class KeyedClient(VLLMClient):
+    """TRL's client with the key of VLLM_API_KEY in every request of its session; `check_server` is the first thing
+    that its constructor calls once it has one."""
+
+    def check_server(self, *arguments: Any, **kwargs: Any) -> None:
+        if said := key():
+            self.session.headers["Authorization"] = f"Bearer {said}"
+        super().check_server(*arguments, **kwargs)
 
 
 class AdapterGeneration(VLLMGeneration):
