@@ -11,18 +11,22 @@ paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 Does not start or stop a process, and does not import vLLM, torch or TRL.
 """
 
+import contextlib
 import json
 import math
 import os
 import re
 import secrets
+import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPException
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import AbstractHTTPHandler, HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
+from weakref import WeakSet
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run.redact import NoRedirects, is_address
@@ -33,6 +37,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 LOCAL = ("127.0.0.1", "localhost", "::1")
 GUARD = "grpo_math_key.Guard"  # in the folder BESIDE, which is on the server's path
 BESIDE = Path(__file__).with_name("beside_vllm")
+AT_ONCE = 10.0  # seconds for a server to say that it is healthy
 BUSY = (502, 503, 504)  # the server is there, and asks for patience
 # Said in every request: what is left out vLLM takes from the model's generation_config.
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -154,6 +159,28 @@ def key() -> str | None:
     return said or None
 
 
+class _Remembering(AbstractHTTPHandler):
+    """Puts each connection that it opens into ``connections``."""
+
+    connections: WeakSet[HTTPConnection]
+
+    def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
+        def made(host: str, **settings: Any) -> HTTPConnection:
+            connection = http_class(host, **settings)
+            self.connections.add(connection)
+            return connection
+
+        return super().do_open(made, req, **http_conn_args)  # type: ignore
+
+
+class _Http(_Remembering, HTTPHandler):
+    pass
+
+
+class _Https(_Remembering, HTTPSHandler):
+    pass
+
+
 class Server:
     """A client of one server. ``timeout``: seconds for one answer; ``patience``: seconds over which a request that
     finds nobody, or a server that is busy, is tried again, after 0.5 seconds, then 1, 2, 4 and so on.
@@ -170,7 +197,11 @@ class Server:
         self.url = url.rstrip("/")
         self.timeout, self.patience = timeout, patience
         self._api_key = api_key or key()
-        self._open = build_opener(ProxyHandler({}), NoRedirects).open
+        self._connections: WeakSet[HTTPConnection] = WeakSet()
+        handlers = [_Http(), _Https()]
+        for handler in handlers:
+            handler.connections = self._connections
+        self._open = build_opener(ProxyHandler({}), NoRedirects, *handlers).open
 
     # What it is
 
@@ -188,9 +219,9 @@ class Server:
         raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}")
 
     def healthy(self) -> bool:
-        """Whether it answers and its engine lives; at once, never raises."""
+        """Whether it answers and its engine lives; within `AT_ONCE`, never raises."""
         try:
-            self._send("/health", timeout=min(self.timeout, 10.0))
+            self._send("/health", timeout=min(self.timeout, AT_ONCE))
         except ServerError:
             return False
         return True
@@ -217,6 +248,28 @@ class Server:
             if progress is not None:
                 progress(waited)
             time.sleep(min(1.0, max(0.05, seconds - waited)))
+
+    @contextlib.contextmanager
+    def heard(self, seconds: float, pause: float = 10.0) -> Iterator[None]:
+        """In here requests that wait for an answer are ended with a `ServerError` once it has not been healthy for
+        ``seconds``: it may have accepted them and never answer, or its machine may be gone."""
+        done = threading.Event()
+
+        def listen() -> None:
+            last = time.monotonic()
+            while not done.wait(min(pause, seconds)):
+                if self.healthy():
+                    last = time.monotonic()
+                elif time.monotonic() - last > seconds and not done.is_set():
+                    for connection in list(self._connections):
+                        with contextlib.suppress(OSError, AttributeError):  # it has ended meanwhile
+                            connection.sock.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=listen, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def models(self) -> list[str]:
         """The names that it serves: the base model first, then the adapters."""

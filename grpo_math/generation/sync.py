@@ -12,7 +12,8 @@ A canary (canary.py) proves that vLLM samples what is trained.
 
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
 /dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
-path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one.
+path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one, which the
+next run that puts its own there removes.
 
 `adapter_sync` puts the class in the place of TRL's name for the time of its constructor, and TRL's own client, which
 knows no key, under one that sends VLLM_API_KEY. Does not send full weights (TRL's own path does), and takes no images.
@@ -45,10 +46,12 @@ from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unser
 from grpo_math.generation.canary import TOKENS, Answer, Canary
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, key, served_rank
+from grpo_math.run import lock
 from grpo_math.run.main_process import on_main
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "grpo_math-adapters-"
 RESTARTS = 3  # so often one request outlives its server
 AT_ONCE = 256  # requests to one server
 
@@ -80,6 +83,11 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
         yield
     finally:
         module.VLLMGeneration, vllm_generation.VLLMClient = trls, client
+
+
+def _forget(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release(folder)
 
 
 class KeyedClient(VLLMClient):
@@ -126,7 +134,7 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("vllm_mode", self.mode, "is not known", "use colocate or server")
         if self._samples:
             self.root = self._folder_for_adapters()
-            weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+            weakref.finalize(self, _forget, self.root)
         self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self._room)
         self.accelerator.wait_for_everyone()
 
@@ -228,7 +236,8 @@ class AdapterGeneration(VLLMGeneration):
         """What ``call`` returns; where the server was lost, again once it is back and has the adapter."""
         for _ in range(RESTARTS):
             try:
-                return call()
+                with server.heard(self.server_timeout):
+                    return call()
             except ServerError as error:
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
@@ -283,7 +292,12 @@ class AdapterGeneration(VLLMGeneration):
         near = all(urlsplit(server.url).hostname in LOCAL for server in self.servers)
         base = Path(own) if own else shared if near and os.access(shared, os.W_OK) else self.output_dir
         base.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="grpo_math-adapters-", dir=base.resolve()))
+        for left in base.glob(f"{PREFIX}*"):  # by runs that were killed
+            if left.lstat().st_uid == os.geteuid() and lock.abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base.resolve()))
+        lock.hold(folder)
+        return folder
 
     # Colocated
 

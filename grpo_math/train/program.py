@@ -36,7 +36,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.disk import failed_write
 from grpo_math.run.files import write_json
-from grpo_math.run.log import Beat, History, Progress, StopOnSignal, trackers, write_config
+from grpo_math.run.log import Beat, History, Progress, Shortened, StopOnSignal, trackers, write_config
 from grpo_math.run.main_process import on_main
 from grpo_math.run.peers import Peers
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
@@ -192,7 +192,8 @@ class Run:
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(RunFiles)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
-        for callback in (history, self.progress, Beat(watchdog), Diagnosis(history, self.resolved, tell=tell)):
+        findings = Diagnosis(history, self.resolved, tell=tell)
+        for callback in (history, self.progress, Shortened(), Beat(watchdog), findings):
             trainer.add_callback(callback)
         if self.is_main:
             kind = config.device.type

@@ -68,7 +68,7 @@ def judge():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.asked, server.replies = [], [YES]
     server.url = f"http://127.0.0.1:{server.server_port}/v1"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
