@@ -19,7 +19,9 @@ from grpo_math.trainer.config import MathGRPOConfig
 PICKLES, UNREAD = (".pt", ".pth", ".bin"), ("training_args.bin",)  # nothing reads the latter
 # What the files of numpy's generator and of DeepSpeed name besides; DeepSpeed reads its own as whole pickles.
 HARMLESS = {
-    *("numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct")
+    *("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
+    *("deepspeed.runtime.zero.config.ZeroStageEnum", "deepspeed.utils.tensor_fragment.fragment_address"),
+    *("numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
 }
 
 
