@@ -170,7 +170,7 @@ class _Remembering(AbstractHTTPHandler):
             self.connections.add(connection)
             return connection
 
-        return super().do_open(made, req, **http_conn_args)  # type: ignore
+        return super().do_open(made, req, **http_conn_args)
 
 
 class _Http(_Remembering, HTTPHandler):
