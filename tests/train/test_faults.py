@@ -194,7 +194,7 @@ def test_a_rank_whose_machine_vanishes_ends_the_others_with_a_line_after_ddp_tim
         pytest.skip("network namespaces are not permitted here")
     command, environment = ranks(tiny, tmp_path, "letters", "--save_steps=1", "--max_steps=500", "--ddp_timeout=10")
     at = command.index("-m", 3)
-    several = ["--num_machines", "2", "--main_process_ip", "10.9.0.1", "--rdzv_backend", "static"]
+    several = ["--num_machines", "2", "--main_process_ip", "10.9.0.1", "--main_process_port", "29500"]
     environment["LATER"] = shlex.join(command[at:])
     program = ["unshare", "-rn", "sh", "-c", NETWORKS, tmp_path / "run", *command[:at], *several]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
