@@ -30,6 +30,14 @@ from grpo_math.trainer.ranges import refuse_out_of_range
 NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
 YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+# What ``env`` may set. Not where programs, libraries, models and keys come from: a recipe may be somebody else's.
+MAY_SET = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"),
+    *("NCCL_SOCKET_IFNAME", "TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_OFFLINE"),
+    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES"),
+    *("GRPO_MATH_GRADE_MEMORY", "GRPO_MATH_JUDGE_MODEL"),
+)
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
@@ -188,6 +196,9 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     for name, value in recipe.get("env", {}).items():
         if not name or set(str(name)) & {"=", "\0"} or "\0" in str(value) or isinstance(value, list | dict | None):
             raise refused(f"env: {name} is not a variable with a value: write NAME: VALUE")
+        if str(name) not in MAY_SET:
+            remedy = "set it in the shell that starts the run, or use one of those in docs/training.md"
+            raise refused(f"env: {str(name)[:200]!r} is not a variable that a recipe may set: {remedy}")
     return {str(name): value for name, value in recipe.items()}
 
 

@@ -36,9 +36,9 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.disk import failed_write
 from grpo_math.run.files import write_json
-from grpo_math.run.log import Beat, History, Progress, StopOnSignal, trackers, write_config
+from grpo_math.run.log import Beat, History, Progress, Shortened, StopOnSignal, trackers, write_config
 from grpo_math.run.main_process import on_main
-from grpo_math.run.peers import Peers
+from grpo_math.run.peers import Peers, unanswered
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import accelerate, recipe
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
                 _refuse_unlaunched(read)
                 settings = Parser().parse(read)
                 run_dir = Path(str(settings.config.output_dir))
-                peers.watch(lambda: checkpoints.goes_on(run_dir))
+                peers.watch(lambda: checkpoints.goes_on(run_dir), settings.config.ddp_timeout)
                 train(settings, stop)
                 code = stop.code
         except UserError as error:
@@ -92,9 +92,12 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         except Stopped:  # before training, or after it
             code = AGAIN
             _say("stopped: the same command starts again, and goes on from its last checkpoint")
-        except BaseException:
+        except BaseException as error:
             if peers.broken(seconds=1.0):
                 code = GONE  # what was raised is that another rank does not answer
+            elif said := unanswered(error):
+                code, advice = GONE, checkpoints.goes_on(run_dir)
+                _say(f"error: another rank does not answer ({said}): see its machine; {advice}", everywhere=True)
             elif stop.code:
                 traceback.print_exc()
                 code = stop.code
@@ -192,7 +195,8 @@ class Run:
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(RunFiles)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
-        for callback in (history, self.progress, Beat(watchdog), Diagnosis(history, self.resolved, tell=tell)):
+        findings = Diagnosis(history, self.resolved, tell=tell)
+        for callback in (history, self.progress, Shortened(), Beat(watchdog), findings):
             trainer.add_callback(callback)
         if self.is_main:
             kind = config.device.type

@@ -117,8 +117,6 @@ def start_of(
     """How a recipe's server is started on these GPUs, none on a CPU. ``more``: further options of ``vllm serve``."""
     settings = {**DEFAULTS, **recipe}
     adapter = devices.sends_adapter(settings)
-    if host not in server.LOCAL and not adapter:  # no key helps: TRL's sync sends none
-        say("warning:", f"--host {host} lets whoever reaches it change the weights: only serve to a closed network")
     executable = _executable()
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
@@ -137,7 +135,6 @@ def start_of(
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
         lora_rank=settings["lora_r"] if adapter else 0,
-        needs_key=adapter,
         seed=int(recipe.get("seed") or 0),
         extra=[*extra, *more],
         executable=executable,
