@@ -24,6 +24,7 @@ ROOMS = [
     {"trainer", "evaluation"},
     {"generation", "problems", "rewards"},
     {"grading", "run"},
+    {"reading"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}

@@ -7,7 +7,6 @@ sampling settings (`SAME`) are refused, since their difference would say nothing
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from grpo_math.errors import UserError
 from grpo_math.evaluation.figures import as_now
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
 from grpo_math.grading import version
+from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
@@ -55,11 +55,9 @@ def read_results(path: str | Path) -> Results:
     """
     path = Path(path)
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror}): give a results file of `evaluate`") from None
-    except ValueError:
-        raise ResultsError(f"{path}: is not JSON: it is half written or damaged, evaluate again") from None
+        results = read_json(path)
+    except Unreadable as error:
+        raise ResultsError(f"{path}: {error}: give a whole results file of `evaluate`") from None
     if not isinstance(results, dict) or results.get("schema") != 1:
         raise ResultsError(f"{path}: is not a results file of schema 1: evaluate again with this version")
     rows = results.get("rows")

@@ -16,6 +16,7 @@ from grpo_math.checks.diagnosis import CHECKS, diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.evaluation import compare
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, wilson
+from grpo_math.reading import real
 from grpo_math.report.html import escaped, flat, hash_of, part, percent, points, section, write
 from grpo_math.report.memory import memory_html
 from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed, inline_svg, render, shows
@@ -97,7 +98,7 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
         "style": style,
         "script": script,
         "script_hash": hash_of(script),
-        "name": escaped(run.directory.resolve().name),
+        "name": escaped(real(run.directory).name),
         "reload": f'<meta http-equiv="refresh" content="{reload}">' if reload else "",
         "progress": _progress(run),
         "headline": _headline(run, paired),

@@ -8,11 +8,11 @@ note and not an error.
 Does not interpret what it reads.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_math import reading
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, read_results
 from grpo_math.report import trl_dir
@@ -70,15 +70,14 @@ def read_run(run_dir: str | Path) -> Run:
 
 
 def _read_config(run: Run) -> None:
-    import yaml
-
     path = run.directory / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        run.notes.append("config.yaml is missing: the settings and versions of this run are not known")
-    except (OSError, yaml.YAMLError) as error:
-        run.notes.append(f"config.yaml cannot be read ({type(error).__name__}): the settings are not shown")
+        config = reading.read_yaml(path)
+    except reading.Unreadable as error:
+        if path.exists():
+            run.notes.append(f"config.yaml {error}: the settings are not shown")
+        else:
+            run.notes.append("config.yaml is missing: the settings and versions of this run are not known")
     else:
         if isinstance(config, dict):
             run.config = config
@@ -90,18 +89,21 @@ def _read_history(run: Run) -> None:
     """One row a step. A resumed run repeats steps: the newest attempt counts, and what it threw away is dropped."""
     path = run.directory / "history.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        run.miss("history.jsonl is missing: there are no training curves")
+        lines = reading.read_bytes(path).decode("utf-8", errors="replace").split("\n")
+    except reading.Unreadable as error:
+        if path.exists():
+            run.notes.append(f"history.jsonl {error}: there are no training curves")
+        else:
+            run.miss("history.jsonl is missing: there are no training curves")
         return
     by_step: dict[int, dict[str, float]] = {}
     for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            line = numbers(json.loads(text))
+            line = numbers(reading.from_json(text))
             line = line and as_now(line)
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, AttributeError):
             line = None
         if line is None:
             # Only the last line has no line break after it, while the run writes it or after the run was killed.
