@@ -59,6 +59,9 @@ def _run(argv: list[str]) -> int:
     args, rest = _parser().parse_known_args(argv)
     if rest and args.command not in ("demo", "doctor", "plan"):
         raise _unknown(args, rest[0])
+    from grpo_math.settings.accelerate import whole_numbers
+
+    whole_numbers()
     try:
         return args.act(args, rest)
     except OSError as error:  # a file that the command names, or one beside it

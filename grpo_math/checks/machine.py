@@ -220,9 +220,10 @@ def output_dir(setup: Setup) -> Iterator[Said]:
         if not any(next(named.glob(pattern), None) for pattern in WEIGHTS):
             raise ConfigError("resume_from_checkpoint", asked, "holds no weights", "give a checkpoint's folder")
     held = resume.config_of(held_in)
-    if held is None or ("stated" not in held and named):  # of another program: it is taken as it is
+    known = isinstance((held or {}).get("stated"), dict)
+    if held is None or (not known and named):  # of another program: it is taken as it is
         return
-    if "stated" not in held:
+    if not known:
         reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
         raise refused(reason, "name a new folder")
     defaults = {field.name: field.default for field in fields.fields().values()}

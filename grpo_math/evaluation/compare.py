@@ -33,6 +33,14 @@ SAME = {
     "max_new_tokens": "evaluate both with the same limit to compare them",
 }
 
+OPTIONAL = {
+    "sample": (int, type(None)),
+    "tokens": (int, type(None)),
+    "problem": (str, list, type(None)),
+    **dict.fromkeys(("gold", "answer"), (str, int, float, type(None))),
+    "verdict": (str, type(None)),
+}
+
 
 class ResultsError(UserError, ValueError):
     """Results files that cannot be read, or that cannot be compared with each other."""
@@ -68,6 +76,9 @@ def read_results(path: str | Path) -> Results:
         for name, kind in (("id", (str, int)), ("completion", str), ("category", str)):
             if not isinstance(row, dict) or not isinstance(row.get(name), kind):
                 raise ResultsError(f"{path}: row {number} has no {name}: it is damaged, evaluate again")
+        for name, kinds in OPTIONAL.items():
+            if not isinstance(row.get(name), kinds):
+                raise ResultsError(f"{path}: row {number} has a {name} that is none: it is damaged, evaluate again")
         key = (str(row["id"]), row.get("sample", 0))
         if key in seen:
             raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")

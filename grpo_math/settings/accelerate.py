@@ -70,6 +70,14 @@ LAUNCH = "unset it, or start with accelerate launch"
 DEVICE = re.compile(r"-?\d+|(GPU|MIG)-[\w/-]+")
 
 
+def whole_numbers() -> None:
+    """Raise `ConfigError` for a variable of `NUMBERS` that is none."""
+    for name in NUMBERS:
+        wanted = r"-1|[0-9]{1,18}" if name.endswith("RANK") else "[0-9]{1,18}"  # transformers takes -1 for no launcher
+        if not re.fullmatch(wanted, said := os.environ.get(name, "0")):
+            raise ConfigError(name, said, "is not a whole number", "unset it, or give a number")
+
+
 @functools.cache
 def _names(file: str, *classes: str) -> tuple[str, ...]:
     """The names that these classes of accelerate give a type or a value."""
@@ -109,10 +117,7 @@ def accelerate_config(name: str, says: Mapping[str, Any]) -> None:
 def environment() -> None:
     """Raise `ConfigError` for a variable that cannot be, before torch or accelerate trips over it."""
     said = os.environ
-    for name in NUMBERS:
-        number = r"-1|\d+" if name.endswith("RANK") else r"\d+"  # transformers takes -1 for no launcher
-        if not re.fullmatch(number, said.get(name, "0")):
-            raise ConfigError(name, said[name], "is not a whole number", "unset it, or give a number")
+    whole_numbers()
     processes = int(said.get("WORLD_SIZE", "1"))
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         if processes > 1 and name not in said:

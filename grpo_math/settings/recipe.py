@@ -14,6 +14,7 @@ Does not check what two settings mean together: batch.py, conflicts.py and train
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 from collections.abc import Collection, Sequence
@@ -208,11 +209,23 @@ def _check_text(name: str, text: str) -> None:
         reason = "holds a NUL byte" if found[0] == "\0" else "is not UTF-8, or holds half of a surrogate pair"
         raise ConfigError(name, text, reason, "take it out")
     if name in PATHS:
+        if text.startswith("~") and os.path.expanduser(text) == text:
+            raise ConfigError(name, text, "is in the folder of a user that there is not", "write the whole path")
+        if _is_loop(text):
+            raise ConfigError(name, text, "goes through a link that leads to itself", "name another one")
         longest = max(len(part.encode()) for part in text.split("/"))
         if long := "a file's name" if longest > 255 else "a path" if len(text.encode()) > 3000 else "":
             raise ConfigError(name, f"{text[:40]}...", f"is longer than {long} can be", "name another one")
         if text and (not text.strip() or not text.isprintable()):
             raise ConfigError(name, text, "is blank, or holds a line break", "name another one")
+
+
+def _is_loop(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def _typed(field: Field, value: Any) -> Any:
