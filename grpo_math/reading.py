@@ -154,11 +154,12 @@ class _Loader(yaml.SafeLoader):
         try:
             found = super().construct_object(node, deep)
             if isinstance(found, bytes | set | date) or (isinstance(found, int) and found.bit_length() > 400):
-                raise ValueError("write it as a text or a number")
+                raise ValueError
             return found
-        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:  # of a tag's own parser
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):  # of a tag's own parser
             said = cut(node.value) if isinstance(node, yaml.ScalarNode) else "a value"
-            raise _wrong(node.start_mark, f"{said} is no {node.tag.rpartition(':')[2]}: {first_line(error)}") from None
+            tag = node.tag.rpartition(":")[2]
+            raise _wrong(node.start_mark, f"{said} is no {tag} that a setting can have") from None
 
 
 class _Strict(_Loader):

@@ -162,13 +162,14 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     try:
         recipe = reading.read_yaml(find(path), strict=True)
     except reading.Unreadable as error:
-        raise refused(f"{error}: give the path of a recipe") from None
+        raise refused(f"{error}: give a recipe, a YAML file with a field on each line") from None
     if not isinstance(recipe, dict):
         raise refused("holds no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):
         raise refused("env is not a mapping: write NAME: VALUE under it")
     for name, value in recipe.get("env", {}).items():
-        if not name or set(str(name)) & {"=", "\0"} or "\0" in str(value) or isinstance(value, list | dict | None):
+        text = f"{name}{value}"
+        if not name or "=" in str(name) or NOT_UTF8.search(text) or isinstance(value, list | dict | None):
             raise refused(f"env: {name} is not a variable with a value: write NAME: VALUE")
     return {str(name): value for name, value in recipe.items()}
 
