@@ -70,7 +70,8 @@ def from_json(content: str | bytes) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise Unreadable(f"is not JSON ({error.msg}, line {error.lineno}, column {error.colno})") from None
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise Unreadable(f"is not JSON ({error.msg}, {line}column {error.colno})") from None
     except RecursionError:
         raise Unreadable("is not JSON (it is nested too deeply)") from None
     except ValueError as error:

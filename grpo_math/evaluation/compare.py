@@ -41,6 +41,15 @@ OPTIONAL = {
     "verdict": (str, type(None)),
 }
 
+OF_FILE = {
+    "template": (str,),
+    "samples": (int,),
+    "temperature": (int, float),
+    "max_new_tokens": (int,),
+    "versions": (dict,),
+    **dict.fromkeys(("model", "adapter"), (str,)),
+}
+
 
 class ResultsError(UserError, ValueError):
     """Results files that cannot be read, or that cannot be compared with each other."""
@@ -65,12 +74,16 @@ def read_results(path: str | Path) -> Results:
     try:
         results = read_json(path)
     except Unreadable as error:
-        raise ResultsError(f"{path}: {error}: give a whole results file of `evaluate`") from None
+        damaged, other = "it is half written or damaged, evaluate again", "give a results file of `evaluate`"
+        raise ResultsError(f"{path}: {error}: {damaged if path.is_file() else other}") from None
     if not isinstance(results, dict) or results.get("schema") != 1:
         raise ResultsError(f"{path}: is not a results file of schema 1: evaluate again with this version")
     rows = results.get("rows")
     if not isinstance(rows, list) or not rows:
         raise ResultsError(f"{path}: rows is empty: there is nothing to report, evaluate again")
+    for name, kinds in OF_FILE.items():
+        if not isinstance(results.get(name), (*kinds, type(None))):
+            raise ResultsError(f"{path}: {name} is no such thing: it is damaged, evaluate again")
     seen = set()
     for number, row in enumerate(rows, start=1):
         for name, kind in (("id", (str, int)), ("completion", str), ("category", str)):

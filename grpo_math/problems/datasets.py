@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CUT = re.compile(r"(-?\d+%?)?:(-?\d+%?)?\]")
+CUT = re.compile(r"(-?\d{1,15}%?)?:(-?\d{1,15}%?)?\]")
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 NAMES = (*SOURCES, "generated")
 ACCEPTED = (*NAMES, "owner/name", "path/to/file.jsonl")

@@ -54,11 +54,8 @@ class Endings:
         ended = lengths[~cut].float() if not cut.all() else torch.zeros(1)
         logged = trainer._metrics["train" if trainer.model.training else "eval"]
         logged[metrics.TRUNCATED][-1] = cut.float().mean().item()
-        for name, value in zip(
-            (metrics.ENDED_MEAN, metrics.ENDED_MIN, metrics.ENDED_MAX),
-            (ended.mean(), ended.min(), ended.max()),
-            strict=True,
-        ):
+        figures = {metrics.ENDED_MEAN: ended.mean(), metrics.ENDED_MIN: ended.min(), metrics.ENDED_MAX: ended.max()}
+        for name, value in figures.items():
             logged[name][-1] = value.item()
 
     def mask(self, rows: Rows, accelerator: Any) -> Rows:
@@ -66,9 +63,8 @@ class Endings:
         if not self.masks:
             return rows
         mask = rows["completion_mask"]
-        kept = [
-            not self.cut(row[: int(n)].tolist()) for row, n in zip(rows["completion_ids"], mask.sum(1), strict=True)
-        ]
+        lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
+        kept = [not self.cut(ids[:length]) for ids, length in lengths]
         keep = torch.tensor(kept, device=mask.device)[:, None].to(mask.dtype)
         left = {**rows, **{name: rows[name] * keep for name in ("completion_mask", "tool_mask") if name in rows}}
         left["num_items_in_batch"] = accelerator.gather(scored(left).sum()).sum()
