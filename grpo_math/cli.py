@@ -215,9 +215,11 @@ def _add_on_machines(commands: Commands) -> None:
 
 
 def _demo(args: argparse.Namespace, rest: list[str]) -> int:
+    if not args.output_dir:
+        raise ConfigError("output_dir", "", "is missing", "name the folder that the run writes to")
     run_dir = Path(args.output_dir)
     arguments = ["--config", DEMO, "--output_dir", str(run_dir), *rest]
-    if (run_dir / "after.json").exists():
+    if os.path.exists(run_dir / "after.json"):
         number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
@@ -363,7 +365,7 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
         return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
-    for name in ("gpus", "gpu_memory", "cpu_memory"):
+    for name in ("gpus", "gpu_memory", "cpu_memory", "prompt_tokens"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
             remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"

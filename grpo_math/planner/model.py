@@ -190,6 +190,8 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
         path = path / "config.json"
         if not path.exists():
             raise _refusal(name, "has no config.json", "give the folder of a model")
+    elif os.path.lexists(path):
+        raise _refusal(name, "is not a folder", "give the folder of a model")
     else:
         shapes, known = shipped(), EMBEDDED_ON_HUB if name == EMBEDDED else name
         # A model and its post-trained form have one shape.

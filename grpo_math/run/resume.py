@@ -75,7 +75,8 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     >>> changed(config, {"seed": 2, "top_p": 0.9}, {"seed", "top_p"}, {"seed": 42, "top_p": 1.0, "beta": 0.0})
     ['seed: 1 -> 2', 'top_p: 1.0 -> 0.9']
     """
-    before, now = config.get("stated", {}), stated(settings, given)
+    before = {str(name): value for name, value in config.get("stated", {}).items()}
+    now = stated(settings, given)
     lines = []
     for name in sorted((before.keys() | now.keys()) - APART):
         default = json.loads(json.dumps(defaults.get(name), default=str))

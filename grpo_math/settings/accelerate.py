@@ -36,6 +36,8 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
         _check_zero(name, "{...}", value)
     if value is None or isinstance(value, dict):
         return value
+    if not isinstance(value, str):
+        raise ConfigError(name, value, "is no path", "give the path of a DeepSpeed JSON file")
     try:
         read = read_json(find(value))
     except Unreadable as error:
