@@ -135,11 +135,11 @@ class _Loader(yaml.SafeLoader):
         return tag
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         self.depth += 1
         if self.depth > YAML_DEPTH:
             raise _wrong(event.start_mark, f"more than {YAML_DEPTH} lists and mappings in each other")
-        node: Any = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node: Any = super().compose_node(parent, index)
         self.depth -= 1
         if isinstance(event, yaml.AliasEvent) and id(node) not in self.sizes:
             raise _wrong(event.start_mark, "a value that holds itself")

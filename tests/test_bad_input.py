@@ -191,7 +191,7 @@ def test_a_full_device_is_one_line(here):
     with open("/dev/full", "w") as full:
         done = run("grade", "good.jsonl", "--json", stdout=full)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: stdout: cannot be written (No space left on device)")
+    assert done.stderr.startswith("error: stdout, or a file, cannot be written (No space left on device)")
     assert done.stderr.count("\n") == 1
 
 

@@ -39,8 +39,8 @@ def ready() -> None:
 
 @contextlib.contextmanager
 def written() -> Iterator[None]:
-    """What the block prints has left this process at its end. Raises a `UserError` where stdout cannot be written, and
-    `Closed` where its reader has gone."""
+    """What the block prints has left this process at its end. Raises a `UserError` where stdout cannot be written, or
+    a file on a full disk, and `Closed` where stdout's reader has gone."""
     try:
         try:
             yield
@@ -52,7 +52,9 @@ def written() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
         if error.errno == errno.EPIPE:
             raise Closed from None
-        raise UserError(f"stdout: cannot be written ({error.strerror}): send it elsewhere, or make room") from None
+        raise UserError(
+            f"stdout, or a file, cannot be written ({error.strerror}): make room, or send it elsewhere"
+        ) from None
 
 
 def json_text(value: Any) -> str:
