@@ -67,9 +67,8 @@ def _run(argv: list[str]) -> int:
     except OSError as error:  # a file that the command names, or one beside it
         if error.filename is None or args.command == "demo":
             raise
-        raise UserError(
-            f"{os.fsdecode(error.filename)}: {error.strerror}: see that it can be read and written"
-        ) from None
+        named = os.fsdecode(error.filename)
+        raise UserError(f"{named}: {error.strerror}: see that it can be read and written") from None
 
 
 def spelt(argv: list[str]) -> list[str]:
