@@ -33,7 +33,7 @@ SAME = {
     "max_new_tokens": "evaluate both with the same limit to compare them",
 }
 
-OPTIONAL = {
+OPTIONAL: dict[str, tuple[type, ...]] = {
     "sample": (int, type(None)),
     "tokens": (int, type(None)),
     "problem": (str, list, type(None)),
@@ -41,7 +41,7 @@ OPTIONAL = {
     "verdict": (str, type(None)),
 }
 
-OF_FILE = {
+OF_FILE: dict[str, tuple[type, ...]] = {
     "template": (str,),
     "samples": (int,),
     "temperature": (int, float),
