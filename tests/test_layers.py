@@ -24,6 +24,7 @@ ROOMS = [
     {"trainer", "evaluation"},
     {"generation", "problems", "rewards"},
     {"grading", "run"},
+    {"reading"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
@@ -39,7 +40,14 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("report.trackers", "report.verdict", "run.log", "run.peers"),
     *("settings.conflicts", "settings.generation", "settings.parser"),
     *("train.heldout", "train.program", "train.resuming", "train.selection"),
-    *("trainer.advantages", "trainer.attention", "trainer.budget", "trainer.build", "trainer.config"),
+    *(
+        "trainer.advantages",
+        "trainer.attention",
+        "trainer.budget",
+        "trainer.build",
+        "trainer.config",
+        "trainer.endings",
+    ),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
     *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
     *("trainer.table", "trainer.tiles", "trainer.trainer"),

@@ -128,7 +128,7 @@ def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nseed: 2\n", "seed is given twice, in line 2 again"),
+        ("seed: 1\nseed: 2\n", "'seed' is given twice, in line 2"),
         ("seed:\t1\n\tbeta: 2\n", "cannot start any token"),
         ("a: [1, 2\n", "is not YAML"),
         ("- seed\n", "holds no fields"),

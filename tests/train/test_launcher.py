@@ -319,7 +319,7 @@ def test_a_server_that_dies_shows_the_end_of_its_log(machine):
     code, _, err = machine.run()
     assert code == 2
     assert "  | RuntimeError: the engine is broken" in err
-    assert "error: the vLLM server ended with exit code 1: its log" in err
+    assert "the vLLM server ended with exit code 1: 'RuntimeError: the engine is broken', its log" in err
     assert not (machine.folder / "training.0.json").exists()
 
 
