@@ -160,8 +160,7 @@ def _inputs_saved(
 
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """In how many tiles of tokens trainer/tiles.py computes an MLP."""
-    adapted = any(linear.name in MLP for linear in targets(shape, settings))
-    whole = adapted and (settings["lora_dropout"] > 0 or settings["use_dora"])
+    whole = settings["use_dora"] and any(linear.name in MLP for linear in targets(shape, settings))
     if whole or settings["load_in_8bit"] or shape.family == "gemma2":
         return 1
     return max(1, min(MOST_TILES, tokens // TILE))

@@ -11,12 +11,14 @@ asked for (rollouts, scoring), tiles are computed one after the other.
 
 Parameters get their gradient through autograd itself, summed over tiles before a hook of DDP or DeepSpeed hears of it.
 
-Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, a dropout in the MLP,
-or parameters that are split among processes: `serves` says where it works, and the others compute as they did.
+A dropout in the MLP draws for each tile, and the same again when the tile is recomputed.
+
+Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, or parameters that are
+split among processes: `serves` says where it works, and the others compute as they did.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -61,10 +63,9 @@ def serves(layer: Any) -> bool:
 
 
 def _by_token(linear: Any) -> bool:
-    """Whether a linear map, with its LoRA if it has one, treats every token by itself and draws no random number."""
+    """Whether a linear map, with its LoRA if it has one, treats every token by itself."""
     base = getattr(linear, "base_layer", linear)
-    drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in linear.modules())
-    return type(base).__name__ in MAPS and not drops and not getattr(linear, "lora_variant", None)
+    return type(base).__name__ in MAPS and not getattr(linear, "lora_variant", None)
 
 
 class Tiled:
@@ -158,6 +159,8 @@ class _Later:
     def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str) -> None:
         self.forward, self.kept, self.number, self.count = forward, kept, number, 0
         self.there: dict[int, Tensor] = {}
+        self.generators = [place for place in (torch, getattr(torch, kind, None)) if hasattr(place, "get_rng_state")]
+        self.drawn: list[Tensor] = [place.get_rng_state() for place in self.generators]
         self.autocast: dict[str, Any] = {
             "device_type": kind,
             "enabled": torch.is_autocast_enabled(kind),
@@ -188,6 +191,18 @@ class _Later:
 
         states = self.kept.tile(self.number).detach().requires_grad_()
         again = torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack)
-        with suppress(_Done), torch.enable_grad(), again[0], again[1]:
+        with suppress(_Done), torch.enable_grad(), again[0], again[1], self._as_drawn():
             self.forward(states)
         self.there = there
+
+    @contextmanager
+    def _as_drawn(self) -> Iterator[None]:
+        """A dropout draws what it drew at first, and what is drawn elsewhere does not change for it."""
+        now = [place.get_rng_state() for place in self.generators]
+        try:
+            for place, state in zip(self.generators, self.drawn, strict=True):
+                place.set_rng_state(state)
+            yield
+        finally:
+            for place, state in zip(self.generators, now, strict=True):
+                place.set_rng_state(state)
