@@ -171,12 +171,18 @@ def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
 # The phases
 
 
-def work_of(shape: Shape, settings: Settings, run: Run) -> Work:
+def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> Work:
     """The largest micro-batch that trainer/trainer.py can make: completions of full length, filled to the token budget.
 
     The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
     that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
     """
+    work = _micro_batch(shape, settings, run)
+    tiled = settings["gradient_checkpointing"] and zero_stage < 3
+    return work._replace(tiles=activations.tiles(shape, settings, work.tokens)) if tiled else work
+
+
+def _micro_batch(shape: Shape, settings: Settings, run: Run) -> Work:
     t = settings["max_completion_length"]
     if settings["max_seq_length_train"]:
         t = max(1, min(t, settings["max_seq_length_train"] - run.prompt))
@@ -236,9 +242,7 @@ def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
-    work = work_of(shape, settings, run)
-    if settings["gradient_checkpointing"] and zero.stage < 3:
-        work = work._replace(tiles=activations.tiles(shape, settings, work.tokens))
+    work = work_of(shape, settings, run, zero.stage)
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
     if settings["activation_offloading"]:
         main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream

@@ -35,12 +35,28 @@ MAPS = ("Linear", "Linear4bit")
 NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
-def set_up_as_asked(models: list[Any], args: Any, accelerator: Any, fsdp: bool) -> None:
-    """`set_up` as the training arguments allow: not where parameters are split or compiled."""
+def set_up_as_asked(models: list[Any], args: Any, accelerator: Any, fsdp: bool) -> int:
+    """`set_up` as the training arguments allow: not where parameters are split or compiled. How many layers' MLPs are
+    in tiles in an update."""
     zero = accelerator.state.deepspeed_plugin
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    if not fsdp and (zero is None or zero.zero_stage < 3) and not args.torch_compile:
-        set_up(models, learns=bool(args.gradient_checkpointing and not reentrant))
+    learns = bool(args.gradient_checkpointing and not reentrant)
+    if fsdp or (zero is not None and zero.zero_stage == 3) or args.torch_compile:
+        return 0
+    return learns * set_up(models, learns)
+
+
+def about(layers: int, tokens: int) -> str | None:
+    """What is said at the start of a run whose passes have some ``tokens``; None where no MLP comes to be in tiles.
+
+    >>> about(28, 4096)
+    'MLPs of 28 layers in up to 4 tiles of at least 1024 tokens'
+    >>> about(28, 2047), about(0, 4096)
+    (None, None)
+    """
+    if not layers or tokens < 2 * LEAST:
+        return None
+    return f"MLPs of {layers} layers in up to {MOST} tiles of at least {LEAST} tokens"
 
 
 def set_up(models: list[Any], learns: bool) -> int:
