@@ -261,7 +261,7 @@ def phases(
             training |= engine
     if not settings["use_cpu"]:
         for terms in (training, generation):
-            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms)
+            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms, work)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
@@ -298,7 +298,9 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     return max(moments, key=lambda terms: sum(terms.values()))
 
 
-def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int]) -> int:
+def _slack(
+    shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int], work: Work
+) -> int:
     """What the allocator reserves beyond these terms: what is left over where weights, gradients and moments lie, and
     holes in what passes. DeepSpeed lays gradients and moments into a few large tensors of its own, before all else."""
     own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
@@ -310,12 +312,30 @@ def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero:
     share, fresh = slack.HOLES, "gradients" in terms and run.generation == "transformers"
     if "gradients" not in terms:
         share = slack.HOLES_PREFILL
+    elif own and not fresh and "lm_head_workspace" in terms:
+        share = slack.HOLES_HEAD
     elif "allocator" not in terms:
         share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if fresh else share
     holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
     if fresh or not settings["gradient_checkpointing"]:
         holes += slack.HOLES_KEPT * terms.get("activations", 0)
+    if "gradients" in terms and settings["load_in_4bit"]:
+        passing = sum(terms.get(term, 0) for term in (*TEMPORARY, "activations"))
+        holes = max(holes, _second_tile(shape, settings, precise, work) - passing)
     return left + int(holes)
+
+
+def _second_tile(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
+    """What an update reserves, besides what is stored, where the LM head's tile of logits needs a second segment.
+
+    The head's backward pass first makes a float32 gradient of the hidden states. A 4-bit base leaves no free block of
+    that width but the tile's own of the forward pass: no LoRA there reads a float32 copy. It is cut, and what layers
+    leave is too narrow for a tile.
+    """
+    kept = activations.kept(shape, settings, precise, work) + activations.ends_kept(shape, False, precise, work)
+    head = activations.lm_head_workspace(shape, False, work.scored, precise)
+    tile = activations.lm_head_workspace(shape, False, min(work.scored, activations.HEAD_TOKENS), precise)
+    return kept + head + tile + activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
 
 
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
@@ -337,7 +357,8 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     prefill = {"kv_cache": prompts * run.prompt * token}
     tiled = activations.tiles(shape, settings, prompts * run.prompt)
     prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt, tiled)
-    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
+    grown = 0 if settings["use_cpu"] else int(slack.HOLES_GROWN * cache)
+    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20, "allocator": grown}
     return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 

@@ -217,6 +217,7 @@ def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, mo
         layer.mlp.gate_proj.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
         gradient_of(trainer)
         assert (max(states.numel() // states.size(-1) for states in seen) < tokens) == served, name
+        assert bool(tiles.about(trainer.tiled, tokens)) == served, name
 
 
 def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone():
