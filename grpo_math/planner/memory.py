@@ -334,7 +334,7 @@ def _second_tile(shape: Shape, settings: Settings, precise: Precision, work: Wor
     """
     kept = activations.kept(shape, settings, precise, work) + activations.ends_kept(shape, False, precise, work)
     head = activations.lm_head_workspace(shape, False, work.scored, precise)
-    tile = activations.lm_head_workspace(shape, False, min(work.scored, activations.HEAD_TOKENS), precise)
+    tile = min(work.scored, activations.HEAD_TOKENS) * activations.HEAD_VOCAB * precise.half
     return kept + head + tile + activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
 
 

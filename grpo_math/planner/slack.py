@@ -16,13 +16,13 @@ from grpo_math.planner.simulation.allocator import Allocator
 # Of what comes and goes at the fullest moment: bounds of what simulated runs show, those of all shipped recipes
 # (docs/planning.md has the table) and of some models of few layers.
 HOLES = 0.32  # 11 to 31% in an update
-HOLES_FRESH = 0.5  # 24 to 45%: after generation the cache is empty, and a step's parts come in any order
+HOLES_FRESH = 0.62  # 24 to 61%: after generation the cache is empty, and a step's parts come in any order
 HOLES_PINNED = (
     0.58  # 35 to 57%: the state that the first optimizer step makes lies in holes, and keeps them from closing
 )
 HOLES_HEAD = 1.0  # 65 to 100%: gradients of weights come to lie where the trained head's own tensors lay, as wide as it
 HOLES_PREFILL = 0.25  # 12 to 24% in generation
-HOLES_GROWN = 0.15  # of keys and values at the end of generation: 10 to 15%, since a buffer that grows moves
+HOLES_GROWN = 0.15  # of keys and values at the end of generation: a buffer that grows moves
 HOLES_KEPT = 0.15  # of what layers keep, without checkpointing or after generation
 
 
