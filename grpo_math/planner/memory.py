@@ -312,10 +312,10 @@ def _slack(
     share, fresh = slack.HOLES, "gradients" in terms and run.generation == "transformers"
     if "gradients" not in terms:
         share = slack.HOLES_PREFILL
-    elif own and not fresh and "lm_head_workspace" in terms:
-        share = slack.HOLES_HEAD
     elif "allocator" not in terms:
-        share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if fresh else share
+        head = own and "lm_head_workspace" in terms
+        share = slack.HOLES_FRESH if fresh else slack.HOLES_HEAD if head else share
+        share = slack.HOLES_PINNED if moments else share
     holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
     if fresh or not settings["gradient_checkpointing"]:
         holes += slack.HOLES_KEPT * terms.get("activations", 0)

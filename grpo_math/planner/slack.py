@@ -20,7 +20,7 @@ HOLES_FRESH = 0.62  # 24 to 61%: after generation the cache is empty, and a step
 HOLES_PINNED = (
     0.58  # 35 to 57%: the state that the first optimizer step makes lies in holes, and keeps them from closing
 )
-HOLES_HEAD = 1.0  # 65 to 100%: gradients of weights come to lie where the trained head's own tensors lay, as wide as it
+HOLES_HEAD = 1.0  # 99% where the moments lie elsewhere: gradients lie where the trained head's own tensors would fit
 HOLES_PREFILL = 0.25  # 12 to 24% in generation
 HOLES_GROWN = 0.15  # of keys and values at the end of generation: a buffer that grows moves
 HOLES_KEPT = 0.15  # of what layers keep, without checkpointing or after generation
