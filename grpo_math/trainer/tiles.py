@@ -175,7 +175,9 @@ class _Later:
     def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str) -> None:
         self.forward, self.kept, self.number, self.count = forward, kept, number, 0
         self.there: dict[int, Tensor] = {}
-        self.generators = [place for place in (torch, getattr(torch, kind, None)) if hasattr(place, "get_rng_state")]
+        self.generators: list[Any] = [
+            place for place in (torch, getattr(torch, kind, None)) if hasattr(place, "get_rng_state")
+        ]
         self.drawn: list[Tensor] = [place.get_rng_state() for place in self.generators]
         self.autocast: dict[str, Any] = {
             "device_type": kind,
