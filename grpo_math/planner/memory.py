@@ -357,9 +357,9 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     prefill = {"kv_cache": prompts * run.prompt * token}
     tiled = activations.tiles(shape, settings, prompts * run.prompt)
     prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt, tiled)
-    grown = 0 if settings["use_cpu"] else int(slack.HOLES_GROWN * cache)
+    grown = 0 if settings["use_cpu"] else min(cache // 8, 2 * shape.layers * slack.ROUNDED)
     end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20, "allocator": grown}
-    return max(prefill, end, key=lambda terms: sum(terms.values()))
+    return max(prefill, end, key=lambda terms: sum(terms.values()) + slack.HOLES_PREFILL * terms["sampling"])
 
 
 def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:

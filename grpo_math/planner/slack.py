@@ -22,7 +22,7 @@ HOLES_PINNED = (
 )
 HOLES_HEAD = 1.0  # 99% where the moments lie elsewhere: gradients lie where the trained head's own tensors would fit
 HOLES_PREFILL = 0.25  # 12 to 24% in generation
-HOLES_GROWN = 0.15  # of keys and values at the end of generation: a buffer that grows moves
+ROUNDED = 2 << 20  # a buffer of keys or values that has grown lies in a segment of its own, of whole 2 MB
 HOLES_KEPT = 0.15  # of what layers keep, without checkpointing or after generation
 
 
