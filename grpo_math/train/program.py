@@ -48,6 +48,7 @@ from grpo_math.settings.shipped import find
 from grpo_math.train.heldout import HeldOut
 from grpo_math.train.resuming import go_on
 from grpo_math.train.selection import batch_of, by_difficulty, way_of_measuring
+from grpo_math.trainer import tiles
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -201,8 +202,10 @@ class Run:
         if self.is_main:
             kind = config.device.type
             print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
-            if about := self.setup.about_eval:
-                print(about, flush=True)
+            tokens = config.update_token_budget or config.per_device_train_batch_size * config.max_completion_length
+            for about in (tiles.about(trainer.tiled, tokens), self.setup.about_eval):
+                if about:
+                    print(about, flush=True)
             run_dir.mkdir(parents=True, exist_ok=True)
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be of a longer run
             state = trainer.accelerator.state

@@ -131,7 +131,7 @@ class MathGRPOTrainer(GRPOTrainer):
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         batching = self.use_transformers_continuous_batching
         packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching, self.args.torch_compile)
-        tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
+        self.tiled = tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)

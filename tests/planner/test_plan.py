@@ -89,9 +89,15 @@ def test_a_larger_model_never_takes_less(way):
     assert peaks == sorted(peaks)
 
 
+def test_the_plan_says_where_mlps_are_computed_in_tiles():
+    assert "prompts of 512 tokens; MLPs in 4 tiles of tokens)" in picture(planned(MODELS[1], {"lora_dropout": 0.05}))
+    for change in ({"update_token_budget": 2000}, {"gradient_checkpointing": False}, {"use_dora": True}):
+        assert "tiles" not in picture(planned(MODELS[1], change))
+
+
 CRAMPED = {
     "lora": ("Qwen/Qwen2.5-1.5B", {"max_completion_length": 2560, "gradient_accumulation_steps": 2}, 1, 8),
-    "dropout": ("Qwen/Qwen2.5-1.5B", {"lora_dropout": 0.05}, 1, 8),
+    "dropout": ("Qwen/Qwen2.5-1.5B", {"lora_dropout": 0.05, "max_completion_length": 256}, 1, 6),
     "lora without checkpointing": ("Qwen/Qwen2.5-1.5B", {"gradient_checkpointing": False}, 1, 24),
     "long completions": ("Qwen/Qwen2.5-7B", {"max_completion_length": 8192}, 1, 40),
     "float32": ("Qwen/Qwen2.5-7B", {"dtype": "float32"}, 1, 24),
