@@ -86,11 +86,12 @@ def test_every_gpu_has_one_role_and_what_is_idle_has_a_reason(model, kind, gpus)
 
 
 def test_a_server_elsewhere_needs_no_gpu_here():
-    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-1.5B", "vllm_server_base_url": "http://a:1"}
-    answer = plan(recipe, gpus=4, gpu_gb=24, cpu_gb=64)
-    assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3]]
-    assert set(answer["phases"]) == {"training", "generation"}
-    assert "the server is at http://a:1" in answer["why"]
+    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-1.5B"}
+    for address, name in (("http://a:1", "vllm_server_base_url"), ("node7", "vllm_server_host")):
+        answer = plan({**recipe, name: address}, gpus=4, gpu_gb=24, cpu_gb=64)
+        assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3]]
+        assert set(answer["phases"]) == {"training", "generation"}
+        assert f"the server is at {address}" in answer["why"]
 
 
 def test_a_stated_tensor_parallel_size_is_kept_and_one_that_cannot_be_is_refused():
