@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.packing import GroupLayout, layout, pack
+from grpo_math.trainer.packing import GroupLayout, layout, pack, unpack
 from grpo_math.trainer.rows import join, limited, scored, shortest
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -158,3 +158,4 @@ def test_two_prompts_of_one_length_are_two():
     row = pack(ids, torch.ones_like(ids), 1)
     assert row.input_ids.tolist() == [[5, 6, 6, 5, 9]]
     assert row.groups == (GroupLayout(0, 1, (1, 1)), GroupLayout(3, 1, (1,)))
+    assert unpack(torch.tensor([[1.0, 3.0, 2.0]]), row).tolist() == [[1.0], [2.0], [3.0]]
