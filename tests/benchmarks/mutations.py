@@ -8,7 +8,7 @@ is known, and what was caught is not run again; an entry whose texts or tests ar
 whose file, promise, or tests contain a TEXT. ``--unbroken`` runs their tests on the code as it is, where they have to
 pass: a test that fails anyway notices nothing. Ends with 1 where anything was let through, or failed unbroken.
 
-Torch is loaded once: each entry runs in a fork of a process that has it.
+Torch is loaded once, and only if a test needs it: each entry runs in a fork of a process that has it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fast import light
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".yaml")
@@ -78,9 +82,11 @@ def copied(folder: Path) -> Path:
     return copy
 
 
-def loaded() -> None:
-    """What most tests import, for all that are forked from here."""
+def loaded(tests: Iterable[str]) -> None:
+    """What most of these tests import, for all that are forked from here; no torch where none needs it."""
     os.environ.update(SETTINGS)
+    if all(light(ROOT / test.partition("::")[0]) for test in tests):
+        return
     import datasets  # noqa: F401
     import peft  # noqa: F401
     import pytest  # noqa: F401
@@ -137,7 +143,7 @@ def run(chosen: list[Mutation], results: Path) -> Iterator[tuple[Mutation, str]]
     todo = [one for one in chosen if one.key not in known]
     if not todo:
         return
-    loaded()
+    loaded(test for one in todo for test in one.tests)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
@@ -158,7 +164,7 @@ def run(chosen: list[Mutation], results: Path) -> Iterator[tuple[Mutation, str]]
 
 def unbroken(tests: list[str]) -> int:
     """How many of them fail on the code as it is."""
-    loaded()
+    loaded(tests)
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy, log = copied(Path(folder)), Path(folder) / "log"
