@@ -103,6 +103,8 @@ def verdict(mutation: Mutation, copy: Path, log: Path) -> str:
         code = _code_of(mutation.tests, copy, log)
     finally:
         path.write_text(text, encoding="utf-8")
+    if code < 0:  # by a signal: of whoever ran out of patience, or of a machine out of memory
+        return "killed"
     return {0: "let through", 4: "no such test", 5: "no such test"}.get(code, "caught")
 
 
