@@ -61,7 +61,7 @@ def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
 
 @pytest.mark.parametrize(
     "spoil",
-    [lambda said: [math.nan, *said[1:]], lambda said: [None, *said[1:]], lambda said: [x - 0.5 for x in said]],
+    [lambda said: [math.nan, *said[1:]], lambda said: [None] * len(said), lambda said: [x - 0.5 for x in said]],
     ids=["nan", "none", "half a nat"],
 )
 def test_a_sampler_with_other_log_probs_ends_the_run(spoil, policy):
