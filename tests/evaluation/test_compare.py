@@ -8,12 +8,13 @@ import re
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.evaluation.compare import SAME, Change, ResultsError, changed, compare, comparison, read_results
+from grpo_math.evaluation.compare import Change, ResultsError, changed, compare, comparison, read_results
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report.terminal import terminal_changes, terminal_table, text_of
 from grpo_math.run.metrics import CATEGORIES
 
 GRADER = "0f0f"
+ALIKE = ("template", "prompt_hash", "grader_hash", "samples", "temperature", "max_new_tokens")
 
 
 def results(*right: list[bool], **changes) -> dict:
@@ -43,7 +44,7 @@ def write(path, content: dict):
     return str(path)
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", ALIKE)
 def test_each_difference_that_is_no_training_is_refused_by_name(name, tmp_path, capsys):
     other = 7 if name in ("samples", "temperature", "max_new_tokens") else "another"
     before, after = one(0, 1), one(1, 1) | {name: other}
@@ -89,6 +90,11 @@ def test_another_math_verify_is_named_with_how_to_grade_anew():
 def test_other_problems_are_refused():
     with pytest.raises(ResultsError, match=r"the problems differ \(before 2, after 3, in one only 1, such as 'p2'\)"):
         compare(one(0, 1), one(0, 1, 1))
+    for name in ("problem", "gold"):
+        after = one(0, 1)
+        after["rows"][1][name] = "another"
+        with pytest.raises(ResultsError, match=f"{name} of 'p1' differs: evaluate both on the same data"):
+            compare(one(0, 1), after)
 
 
 @pytest.mark.parametrize(

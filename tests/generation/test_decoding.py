@@ -365,3 +365,12 @@ def test_an_evaluation_computes_equal_prompts_once_whatever_the_attention(implem
         plain = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
     assert shapes[0][0] == len(prompts)
     assert [completion.text for completion in ours] == [completion.text for completion in plain]
+
+
+def test_a_completion_ends_with_its_first_end_token_or_is_cut():
+    class Numbers:
+        def decode(self, ids, skip_special_tokens):
+            return " ".join(map(str, ids))
+
+    assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == ("5 2", 2, False)
+    assert completions.read_off(Numbers(), [5, 6], [2, 3]) == ("5 6", 2, True)

@@ -233,6 +233,47 @@ def test_zero_partitions_what_its_stages_say():
     assert "gathered_weights" in three
 
 
+def test_several_processes_have_nccls_buffers_and_buckets_of_gradients():
+    total = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]).total
+    assert "communication" not in phases({})[0]["training"]
+    ddp = phases({"dtype": "bfloat16"}, processes=2)[0]["training"]["communication"]
+    assert ddp == memory.COMMUNICATION + 2 * total  # and the gradients a second time
+    for overlaps, buckets in ((False, 1), (True, 2)):
+        said = phases({}, zero_config(2, overlap_comm=overlaps), processes=2)[0]["training"]["communication"]
+        assert said == memory.COMMUNICATION + buckets * 1000 * 2
+
+
+def test_generation_under_zero_3_gathers_all_weights():
+    total = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]).total
+    terms, _ = phases({}, zero_config(3), processes=4)
+    assert terms["generation"]["gathered_weights"] == 2 * total
+
+
+def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_copies_of_the_logits():
+    shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
+    recipe = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0, "max_completion_length": 975}  # 15 x 65
+    terms = phases(recipe)[0]["generation"]
+    of_layer = 32 * (100 + 975) * shape.kv_bytes_per_token(2) // shape.layers
+    assert terms["kv_cache"] == (shape.layers + 1) * of_layer
+    assert terms["sampling"] == 32 * shape.vocab * 5 * 4
+
+
+def test_autocast_keeps_copies_of_trained_weights_through_the_forward_pass():
+    shape, mixed = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]), Precision(4, 2, 4, True)
+    work = Work(1, 8, 64, 64, True)
+    copies = 2 * shape.layers * sum(linear.weights for linear in shape.linears())
+    assert memory.update(shape, resolve({}), mixed, work)["allocator"] == copies
+    assert "allocator" not in memory.update(shape, resolve({"use_peft": True}), mixed, work)
+
+
+def test_vllm_has_what_its_weights_and_its_overhead_leave_for_keys_and_values():
+    shape, share = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]), 8 * machine.GB
+    terms = memory.vllm(shape, resolve({"vllm_max_model_length": 1024}), share, 100)
+    assert terms["vllm_overhead"] == machine.GB
+    assert terms["vllm_weights"] == 2 * shape.total
+    assert sum(terms.values()) == share
+
+
 def test_deepspeed_without_zero_is_refused():
     with pytest.raises(ConfigError, match="stage=0"):
         Zero({"bf16": {"enabled": True}}, 64)

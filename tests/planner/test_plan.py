@@ -196,6 +196,13 @@ def test_a_context_longer_than_the_models_is_a_problem():
     assert "4608 tokens" in answer["problems"][0]
 
 
+def test_the_longest_prompt_is_what_the_context_leaves_unless_it_is_stated():
+    recipe = {"model_name_or_path": MODELS[0], **LORA, **VLLM, "vllm_max_model_length": 4096}
+    there = {"gpus": 1, "gpu_gb": 24, "cpu_gb": 64}
+    found, stated, shorter = (plan(recipe, **there, prompt_tokens=tokens) for tokens in (None, 3072, 512))
+    assert found["phases"] == stated["phases"] != shorter["phases"]
+
+
 def test_deepspeed_of_an_accelerate_config_is_read():
     recipe = {"model_name_or_path": MODELS[1], **LORA, "use_peft": False}
     own = {"zero_stage": 2, "offload_optimizer_device": "cpu"}

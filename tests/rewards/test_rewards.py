@@ -11,7 +11,8 @@ from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS, made_up
 from grpo_math.rewards import REWARDS, columns, load_reward
 from grpo_math.rewards.columns import text_of
-from grpo_math.rewards.guard import checked
+from grpo_math.rewards.guard import Mishaps, checked
+from grpo_math.rewards.judge import make_llm_judge
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
@@ -63,6 +64,19 @@ def test_grades_at_hand_are_used_and_nothing_is_graded_again(monkeypatch):
     assert call("accuracy", ["x", "y"], grade=[Grade(Verdict.CORRECT, "1"), Grade(Verdict.WRONG, "2")]) == [1.0, 0.0]
 
 
+def test_without_grades_at_hand_the_runs_time_limit_holds(monkeypatch):
+    limits = []
+
+    def graded(golds, texts, timeout, **settings):
+        limits.append(timeout)
+        return grade_batch(golds, texts, timeout=timeout, **settings)
+
+    monkeypatch.setattr(columns, "grade_batch", graded)
+    for settings in ({"grade_timeout": [0.5]}, {}):
+        assert call("accuracy", ["#### 7"], answer=["7"], **settings) == [1.0]
+    assert limits == [0.5, 5.0]
+
+
 def test_trls_own_columns_do_no_harm():
     columns = {"completion_ids": [[1, 2]], "trainer_state": object(), "log_extra": print, "log_metric": print}
     assert call("accuracy", ["#### 7"], solution=["7"], **columns) == [1.0]
@@ -79,10 +93,12 @@ def test_r1_zero_counts_an_answer_only_within_the_format():
     assert call("r1_zero", completions, answer=["7"] * 5) == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_r1_zero_grades_again_where_the_grades_at_hand_are_of_another_format():
-    completion = r"\boxed{8} </think> <answer>7</answer>"
-    other = grade_batch(["7"], [completion], answer_format="boxed")
-    assert call("r1_zero", [completion], answer=["7"], answer_format=["boxed"], grade=other) == [1.0]
+def test_an_answer_is_graded_again_where_a_grade_at_hand_is_of_another_format():
+    completion, formats = "<answer>8</answer>\n#### 7", ["xml", "gsm8k"]
+    other = grade_batch(["7"] * 2, [completion] * 2, answer_format=formats)
+    assert [grade.verdict for grade in other] == [Verdict.WRONG, Verdict.CORRECT]
+    columns = {"answer": ["7"] * 2, "answer_format": formats, "grade": other}
+    assert call("gsm8k", [completion] * 2, **columns) == [1.0, 1.0]
 
 
 def test_a_broken_format_is_zero_even_where_the_answer_cannot_be_graded_but_a_bad_gold_is_none():
@@ -234,6 +250,7 @@ def test_a_users_function_is_found_in_the_current_folder(tmp_path, monkeypatch):
         ([1.0], "returned 1 rewards for 2 completions"),
         ([1.0, math.nan], "returned nan for row 1"),
         ([math.inf, 0.0], "returned inf for row 0"),
+        ([-1e30, 0.0], "returned -1e\\+30 for row 0"),
         ([1.0, "0"], "returned a str for row 1"),
         (None, "returned NoneType"),
         (0.5, "returned float"),
@@ -256,6 +273,34 @@ def test_a_reward_that_raises_is_one_clear_line_with_its_cause():
         checked(mine)(["p"], ["a"])
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_in_training_a_reward_that_raises_is_called_once_more_with_the_same_arguments():
+    seen, logged = [], []
+
+    def mine(prompts, completions, log_metric, fails, **columns):
+        seen.append(list(completions))
+        log_metric("calls", len(seen))
+        completions.append("a trace")
+        if len(seen) <= fails:
+            raise OSError("away")
+        return [1.0]
+
+    def rewards(fails):
+        seen.clear()
+        mishaps = Mishaps()
+        got = checked(mine, mishaps)(["p"], ["a"], log_metric=lambda *said: logged.append(said), fails=fails)
+        return got, mishaps, len(seen)
+
+    got, mishaps, calls = rewards(fails=1)
+    assert (got, mishaps.retries, mishaps.error, calls) == ([1.0], 1, None, 2)
+    assert seen == [["a"], ["a"]]
+    assert logged == [("calls", 2)]
+    _, mishaps, calls = rewards(fails=9)
+    assert (mishaps.retries, calls) == (1, 2)
+    assert "reward function mine raised OSError" in str(mishaps.error)
+    assert "twice in a row" in str(mishaps.error)
+    assert len(logged) == 1
 
 
 def test_checked_keeps_the_name_and_passes_numbers_and_none():

@@ -522,3 +522,12 @@ def test_force_is_what_lets_a_changed_run_through(tmp_path):
     resume.refuse_changed(tmp_path, [], "auto")
     with pytest.raises(ConfigError, match=r"other settings \(seed: 1 -> 2\)"):
         resume.refuse_changed(tmp_path, ["seed: 1 -> 2"], "auto")
+    for mode in ("auto", "force"):
+        with pytest.raises(ConfigError, match=r"do not fit these settings \(lora_r: 4 -> 8\)"):
+            resume.refuse_changed(tmp_path, ["lora_r: 4 -> 8", "seed: 1 -> 2"], mode)
+
+
+def test_a_setting_that_is_no_longer_stated_has_its_default_again():
+    was, defaults = {"stated": {"seed": 1, "beta": 0.1}}, {"seed": 42, "beta": 0.0}
+    assert resume.changed(was, {"seed": 1}, {"seed"}, defaults) == ["beta: 0.1 -> 0.0"]
+    assert resume.changed(was, {}, set(), defaults) == ["beta: 0.1 -> 0.0", "seed: 1 -> 42"]
