@@ -67,8 +67,9 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     if not args.use_vllm:
         yield
         return
-    module: Any = grpo_trainer
-    trls, client = module.VLLMGeneration, vllm_generation.VLLMClient
+    trainers: Any = grpo_trainer
+    generations: Any = vllm_generation
+    trls, client = trainers.VLLMGeneration, generations.VLLMClient
 
     def generation(**kwargs: Any) -> VLLMGeneration:
         if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
@@ -78,11 +79,11 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
             raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
         return trls(**kwargs)
 
-    module.VLLMGeneration, vllm_generation.VLLMClient = generation, KeyedClient
+    trainers.VLLMGeneration, generations.VLLMClient = generation, KeyedClient
     try:
         yield
     finally:
-        module.VLLMGeneration, vllm_generation.VLLMClient = trls, client
+        trainers.VLLMGeneration, generations.VLLMClient = trls, client
 
 
 def _forget(folder: Path) -> None:

@@ -180,7 +180,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         if not name or "=" in str(name) or NOT_UTF8.search(text) or isinstance(value, list | dict | None):
             raise refused(f"env: {name} is not a variable with a value: write NAME: VALUE")
         if str(name) not in MAY_SET:
-            remedy = "set it in the shell that starts the run, or use one of those in docs/training.md"
+            remedy = "set it in the shell that starts the run"
             raise refused(f"env: {str(name)[:200]!r} is not a variable that a recipe may set: {remedy}")
     return {str(name): value for name, value in recipe.items()}
 

@@ -202,7 +202,8 @@ class Run:
         if self.is_main:
             kind = config.device.type
             print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
-            tokens = config.update_token_budget or config.per_device_train_batch_size * config.max_completion_length
+            longest = config.max_completion_length or 0  # None: to the end of the model's window
+            tokens = config.update_token_budget or config.per_device_train_batch_size * longest
             for about in (tiles.about(trainer.tiled, tokens), self.setup.about_eval):
                 if about:
                     print(about, flush=True)

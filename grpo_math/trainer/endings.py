@@ -66,6 +66,9 @@ class Endings:
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
         kept = [not self.cut(ids[:length]) for ids, length in lengths]
         keep = torch.tensor(kept, device=mask.device)[:, None].to(mask.dtype)
-        left = {**rows, **{name: rows[name] * keep for name in ("completion_mask", "tool_mask") if name in rows}}
+        left = dict(rows)
+        for name in ("completion_mask", "tool_mask"):
+            if name in rows:
+                left[name] = rows[name] * keep
         left["num_items_in_batch"] = accelerator.gather(scored(left).sum()).sum()
         return left

@@ -12,7 +12,6 @@ from grpo_math.grading.formats import FORMATS, made_up
 from grpo_math.rewards import REWARDS, columns, load_reward
 from grpo_math.rewards.columns import text_of
 from grpo_math.rewards.guard import Mishaps, checked
-from grpo_math.rewards.judge import make_llm_judge
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
