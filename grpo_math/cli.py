@@ -7,7 +7,6 @@ Does not import torch, transformers or trl before a command needs them: ``--help
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import sys
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_math import __version__, companions
-from grpo_math.errors import ConfigError, PushError, UserError
+from grpo_math.errors import ConfigError, PushError, UserError, one_line
+from grpo_math.run import streams
 from grpo_math.run.signals import Stop
 from grpo_math.settings.shipped import find
 
@@ -36,22 +36,39 @@ SHOWN = (  # of an evaluation's results
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     argv = spelt(sys.argv[1:] if argv is None else argv)
+    streams.ready()
     try:
-        if not argv:
-            _parser().print_help()
-            return 0
-        if argv[:1] in (["train"], ["serve"]):  # their settings are the training program's own
-            return _launch(*argv)
-        args, rest = _parser().parse_known_args(argv)
-        if rest and args.command not in ("demo", "doctor", "plan"):
-            raise _unknown(args, rest[0])
-        return args.act(args, rest)
+        with streams.written():
+            return _run(argv)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
+    except streams.Closed as closed:
+        return closed.code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def _run(argv: list[str]) -> int:
+    if not argv:
+        _parser().print_help()
+        return 0
+    if argv[:1] in (["train"], ["serve"]):  # their settings are the training program's own
+        return _launch(*argv)
+    args, rest = _parser().parse_known_args(argv)
+    if rest and args.command not in ("demo", "doctor", "plan"):
+        raise _unknown(args, rest[0])
+    from grpo_math.settings.accelerate import whole_numbers
+
+    whole_numbers()
+    try:
+        return args.act(args, rest)
+    except OSError as error:  # a file that the command names, or one beside it
+        if error.filename is None or args.command == "demo":
+            raise
+        named = os.fsdecode(error.filename)
+        raise UserError(f"{named}: {error.strerror}: see that it can be read and written") from None
 
 
 def spelt(argv: list[str]) -> list[str]:
@@ -197,9 +214,11 @@ def _add_on_machines(commands: Commands) -> None:
 
 
 def _demo(args: argparse.Namespace, rest: list[str]) -> int:
+    if not args.output_dir:
+        raise ConfigError("output_dir", "", "is missing", "name the folder that the run writes to")
     run_dir = Path(args.output_dir)
     arguments = ["--config", DEMO, "--output_dir", str(run_dir), *rest]
-    if (run_dir / "after.json").exists():
+    if os.path.exists(run_dir / "after.json"):
         number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
@@ -345,7 +364,7 @@ def _plan(args: argparse.Namespace, rest: list[str]) -> int:
     if args.table:
         rows = {model: {cell.column: cell.text for cell in planner.cells(model)} for model in planner.MODELS}
         return _answer(args, {"recipe": planner.RECIPE, "layouts": rows}, planner.table())
-    for name in ("gpus", "gpu_memory", "cpu_memory"):
+    for name in ("gpus", "gpu_memory", "cpu_memory", "prompt_tokens"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e6:
             remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
@@ -410,7 +429,7 @@ def _of(args: argparse.Namespace, names: str) -> dict[str, Any]:
 
 
 def _answer(args: argparse.Namespace, answer: dict[str, Any], text: str, yes: bool = True) -> int:
-    print(json.dumps(answer, ensure_ascii=False) if args.json else text)
+    print(streams.json_text(answer) if args.json else text)
     return 0 if yes else 1
 
 

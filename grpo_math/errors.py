@@ -7,7 +7,27 @@ Does not hold internal errors: a bug in this package shows its traceback.
 """
 
 import copyreg
+import reprlib
 from typing import Any
+
+SHOWN = 200  # characters of a value
+LONGEST = 2000  # of a line
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxother, _REPR.maxlong, _REPR.maxstring = 4, SHOWN, SHOWN, SHOWN
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozenset = 40
+
+
+def cut(value: object) -> str:
+    """The repr of a value, which is cut before it is made: at most 200 characters, whatever the value's size.
+
+    >>> cut(-1), len(cut("x" * 10**7)), cut([[["deep", [[]]]]])
+    ('-1', 200, "[[['deep', [...]]]]")
+    """
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 class UserError(Exception):
@@ -31,7 +51,7 @@ class ConfigError(UserError, ValueError):
 
     def __init__(self, field: str, value: object, reason: str, remedy: str) -> None:
         self.field, self.value, self.reason, self.remedy = field, value, reason, remedy
-        super().__init__(f"{field}={value!r} {reason}: {remedy}")
+        super().__init__(f"{field}={cut(value)} {reason}: {remedy}")
 
 
 class DataError(UserError, ValueError):
@@ -76,7 +96,7 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
     import difflib
 
     near = [choice for choice in choices if choice.startswith(f"{value}_")]
-    near = near or difflib.get_close_matches(str(value), choices, n=1)
+    near = near or difflib.get_close_matches(str(value)[:100], choices, n=1)
     hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)
 
@@ -88,3 +108,14 @@ def first_line(error: BaseException) -> str:
     ('no such file', 'KeyError')
     """
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def one_line(error: BaseException) -> str:
+    r"""What an error says, as it is printed: one line of 2,000 characters at most, with nothing that moves a cursor.
+
+    >>> print(one_line(UserError("a\nb\x1b[31m is not a file")))
+    a\nb\x1b[31m is not a file
+    """
+    text = str(error)
+    text = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-190:]}"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -15,6 +15,7 @@ from grpo_math.checks import table
 from grpo_math.companions import COMMANDS
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
+from grpo_math.settings.recipe import MAY_SET
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,15 @@ def test_the_readme_is_read_to_the_end():
 
 def test_the_page_of_settings_is_what_its_program_writes():
     assert PAGES["docs/settings.md"] == settings.page(), "run python docs/make_settings.py"
+
+
+def test_the_variables_that_a_recipe_may_set_are_documented():
+    (listed,) = re.findall(
+        r"variables of the environment under `env:`, and these alone(.*?)\. Any$",
+        PAGES["docs/training.md"],
+        re.DOTALL | re.MULTILINE,
+    )
+    assert tuple(re.findall(r"`([A-Z0-9_]+)`", listed)) == MAY_SET
 
 
 def anchors(text: str) -> set[str]:

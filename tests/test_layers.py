@@ -24,6 +24,7 @@ ROOMS = [
     {"trainer", "evaluation"},
     {"generation", "problems", "rewards"},
     {"grading", "run"},
+    {"reading"},
     {"errors"},
 ]
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
@@ -46,6 +47,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.build",
         "trainer.cascade",
         "trainer.config",
+        "trainer.endings",
     ),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
     *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),

@@ -120,7 +120,7 @@ def server():
     http.server_close()
 
 
-YES = (200, {}, json.dumps({"choices": [{"message": {"content": "yes"}}]}))
+YES = (200, {}, json.dumps({"choices": [{"message": {"content": '{"equivalent": true}'}}]}))
 
 
 def ask_judge(address, **columns):

@@ -8,19 +8,21 @@ import subprocess
 import time
 from pathlib import Path
 
-from grpo_math.generation.server import Server, command, environment
+from grpo_math.generation.server import BESIDE, Server, command, environment, make_key
 from grpo_math.run.ports import free_port
 
 VLLM = os.environ.get("GRPO_MATH_VLLM")
 
 
 class Process:
-    """A vLLM server of SmolLM2 in a session of its own, which is killed whole."""
+    """A vLLM server of SmolLM2 in a session of its own, which is killed whole. It has a key, in VLLM_API_KEY, as a
+    run's server has."""
 
     extra: tuple[str, ...] = ("--enforce-eager", "--max-num-seqs", "16")
 
     def __init__(self, model: str, folder: Path) -> None:
         self.model, self.folder, self.port = model, folder, free_port()
+        make_key()
         self.server = Server(f"http://127.0.0.1:{self.port}")
         self.start()
         self.server.wait(300, alive=self.alive)
@@ -29,8 +31,7 @@ class Process:
         options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": self.extra}
         line = command(self.model, port=self.port, executable=str(VLLM), **options)
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-        variables = {**os.environ, **environment(), **cpu}
-        variables.pop("PYTHONPATH", None)
+        variables = {**os.environ, **environment(), **cpu, "PYTHONPATH": str(BESIDE)}
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(
                 line, env=variables, stdout=log, stderr=log, start_new_session=True, cwd=self.folder
@@ -49,6 +50,7 @@ class Process:
                 self.process.poll()
                 time.sleep(0.2)
         assert not of_session(self.process.pid)
+        os.environ.pop("VLLM_API_KEY", None)
 
 
 def of_session(session: int) -> list[int]:

@@ -21,6 +21,7 @@ from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
+from grpo_math.reading import home
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.files import existing, read_only
 from grpo_math.run.machine import GB
@@ -199,7 +200,7 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     if not name:
         raise refused("is missing", "name the folder that the run writes to")
     folder = Path(name)
-    if folder.resolve() == Path("/"):
+    if os.path.realpath(folder) == "/":
         raise refused("is the root of the file system", "name a folder of the run's own")
     there = existing(folder)
     if not there.is_dir():
@@ -208,7 +209,7 @@ def output_dir(setup: Setup) -> Iterator[Said]:
         raise refused(f"cannot be written: {there} is read-only", "name another folder")
     if folder.is_symlink() and not folder.exists():
         raise refused("is a link to a folder that is not there", "make that folder, or name another one")
-    if model and folder.resolve() == Path(model).expanduser().resolve():
+    if model and os.path.realpath(folder) == os.path.realpath(home(model)):
         raise refused("is the folder of the model", "name a folder of the run's own")
     named, held_in = resume.source(folder, asked)
     if asked == "" or (named and not named.is_dir()):
@@ -219,9 +220,10 @@ def output_dir(setup: Setup) -> Iterator[Said]:
         if not any(next(named.glob(pattern), None) for pattern in WEIGHTS):
             raise ConfigError("resume_from_checkpoint", asked, "holds no weights", "give a checkpoint's folder")
     held = resume.config_of(held_in)
-    if held is None or ("stated" not in held and named):  # of another program: it is taken as it is
+    known = isinstance((held or {}).get("stated"), dict)
+    if held is None or (not known and named):  # of another program: it is taken as it is
         return
-    if "stated" not in held:
+    if not known:
         reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
         raise refused(reason, "name a new folder")
     defaults = {field.name: field.default for field in fields.fields().values()}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from grpo_math.checks import Finding, machine, prompts, rewards, services
 from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, without_effect
 from grpo_math.checks.setup import Said, Setup
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, cut
 from grpo_math.run.main_process import on_main
 from grpo_math.settings.recipe import Recipe
 
@@ -111,7 +111,7 @@ def finding_of(error: UserError, check: str) -> Finding:
     'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
     """
     if isinstance(error, ConfigError):
-        return Finding("error", check, f"{error.field}={error.value!r} {error.reason}", error.remedy, {})
+        return Finding("error", check, f"{error.field}={cut(error.value)} {error.reason}", error.remedy, {})
     message, _, remedy = " ".join(str(error).split()).rpartition(": ")
     return Finding("error", check, message or remedy, remedy if message else "correct it", {})
 

@@ -4,7 +4,6 @@ Does not load the tokenizer, which is given, and reads no weights.
 """
 
 import inspect
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from jinja2 import TemplateError
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError
 from grpo_math.problems.datasets import Row
+from grpo_math.reading import Unreadable, read_json
 
 PROMPTS = 256  # that are tokenized
 ANSWER = "ANSWER"  # what the assistant says in the rendered turn
@@ -87,9 +87,8 @@ def _configured_eos(setup: Setup) -> set[int]:
     """eos_token_id of generation_config.json, or without one of config.json; empty where neither can be had."""
     for file in ("generation_config.json", "config.json"):
         try:
-            text = (Path(str(setup.tokenizer.name_or_path)) / file).read_text(encoding="utf-8")
-            found = json.loads(text).get("eos_token_id")
-        except (OSError, ValueError):
+            found = read_json(Path(str(setup.tokenizer.name_or_path)) / file).get("eos_token_id")
+        except Unreadable:
             continue
         return set(found) if isinstance(found, list) else {found} - {None}
     return set()

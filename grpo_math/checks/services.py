@@ -21,6 +21,7 @@ from grpo_math.checks.machine import supported
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner.model import is_folder, read_config
+from grpo_math.reading import Unreadable, home, read_json
 from grpo_math.run.ports import is_free
 from grpo_math.run.redact import is_address
 
@@ -63,7 +64,7 @@ def _check_folder(name: str) -> None:
     def refused(reason: str, remedy: str = "get the model's files again") -> ConfigError:
         return ConfigError("model_name_or_path", name, reason, remedy)
 
-    path = Path(name).expanduser()
+    path = home(name)
     if not path.is_dir():
         raise refused("is not a folder", GIVE_A_MODEL)
     config = read_config(name)
@@ -90,8 +91,8 @@ def _check_folder(name: str) -> None:
 def _object(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None for anything else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(path)
+    except Unreadable:
         return None
     return found if isinstance(found, dict) else None
 

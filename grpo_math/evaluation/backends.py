@@ -7,7 +7,6 @@ top_k. vLLM rounds in another way than transformers, so that near ties may fall 
 Does not batch or grade, and does not start a server.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation.completions import Completion, Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import fast_dtype, model_path
 from grpo_math.generation.server import Server, served_rank
+from grpo_math.reading import read_object, real
 
 BACKENDS = ("hf", "vllm-server", "vllm")
 AT_ONCE = 64  # requests to a server
@@ -110,7 +110,7 @@ def opened(
     if adapter is not None and Path(adapter).is_dir():
         name = f"evaluated-{weights_hash(adapter)}"  # for these weights alone: vLLM's prefix cache goes by the name
         client.unload_adapter(name)
-        client.load_adapter(name, str(Path(adapter).resolve()))
+        client.load_adapter(name, str(real(adapter)))
     return with_server(client, name, tokenizer, stops, sampling)
 
 
@@ -150,7 +150,7 @@ def with_vllm(path: str, adapter: str | None, tokenizer: Any, stops: list[int], 
 
     lora: dict[str, Any] = {}
     if adapter is not None:
-        config = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))
+        config = read_object(Path(adapter) / "adapter_config.json")
         lora = {"enable_lora": True, "max_lora_rank": served_rank(config["r"])}
     llm = _once((path, adapter), lambda: LLM(model=path, **lora))
     request = None if adapter is None else LoRARequest("adapter", 1, adapter)

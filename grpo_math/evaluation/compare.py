@@ -7,7 +7,6 @@ sampling settings (`SAME`) are refused, since their difference would say nothing
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from grpo_math.errors import UserError
 from grpo_math.evaluation.figures import as_now
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
 from grpo_math.grading import version
+from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
@@ -31,6 +31,23 @@ SAME = {
     "samples": "evaluate both with as many samples to compare them",
     "temperature": "evaluate both at the same temperature to compare them",
     "max_new_tokens": "evaluate both with the same limit to compare them",
+}
+
+OPTIONAL: dict[str, tuple[type, ...]] = {
+    "sample": (int, type(None)),
+    "tokens": (int, type(None)),
+    "problem": (str, list, type(None)),
+    **dict.fromkeys(("gold", "answer"), (str, int, float, type(None))),
+    "verdict": (str, type(None)),
+}
+
+OF_FILE: dict[str, tuple[type, ...]] = {
+    "template": (str,),
+    "samples": (int,),
+    "temperature": (int, float),
+    "max_new_tokens": (int,),
+    "versions": (dict,),
+    **dict.fromkeys(("model", "adapter"), (str,)),
 }
 
 
@@ -55,21 +72,26 @@ def read_results(path: str | Path) -> Results:
     """
     path = Path(path)
     try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror}): give a results file of `evaluate`") from None
-    except ValueError:
-        raise ResultsError(f"{path}: is not JSON: it is half written or damaged, evaluate again") from None
+        results = read_json(path)
+    except Unreadable as error:
+        damaged, other = "it is half written or damaged, evaluate again", "give a results file of `evaluate`"
+        raise ResultsError(f"{path}: {error}: {damaged if path.is_file() else other}") from None
     if not isinstance(results, dict) or results.get("schema") != 1:
         raise ResultsError(f"{path}: is not a results file of schema 1: evaluate again with this version")
     rows = results.get("rows")
     if not isinstance(rows, list) or not rows:
         raise ResultsError(f"{path}: rows is empty: there is nothing to report, evaluate again")
+    for name, kinds in OF_FILE.items():
+        if not isinstance(results.get(name), (*kinds, type(None))):
+            raise ResultsError(f"{path}: {name} is no such thing: it is damaged, evaluate again")
     seen = set()
     for number, row in enumerate(rows, start=1):
         for name, kind in (("id", (str, int)), ("completion", str), ("category", str)):
             if not isinstance(row, dict) or not isinstance(row.get(name), kind):
                 raise ResultsError(f"{path}: row {number} has no {name}: it is damaged, evaluate again")
+        for name, kinds in OPTIONAL.items():
+            if not isinstance(row.get(name), kinds):
+                raise ResultsError(f"{path}: row {number} has a {name} that is none: it is damaged, evaluate again")
         key = (str(row["id"]), row.get("sample", 0))
         if key in seen:
             raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")

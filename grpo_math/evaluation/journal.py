@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading.version import KEY, as_now
+from grpo_math.reading import from_json, read_bytes
 
 Line = dict[str, Any]
 
@@ -27,8 +28,8 @@ def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     if not path.exists():
         return []
     try:
-        *whole, rest = path.read_bytes().split(b"\n")  # bytes: the last letter may be half there
-        lines = [json.loads(line.decode()) for line in whole] or [json.loads(_first_line(about))]
+        *whole, rest = read_bytes(path).split(b"\n")  # bytes: the last letter may be half there
+        lines = [from_json(line) for line in whole] or [json.loads(_first_line(about))]
         if not whole and not _first_line(about).encode().startswith(rest):
             raise ValueError("not the beginning of a first line")
         measured = as_now(dict(lines[0]["measured"]))

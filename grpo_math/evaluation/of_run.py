@@ -44,7 +44,8 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     kind, weights = found
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     folder = run / "evaluation" if output is None else Path(output)
-    longest = int(config.get("max_completion_length") or 512)
+    longest = config.get("max_completion_length")
+    longest = longest if isinstance(longest, int) and longest > 0 else 512
     return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder)
 
 

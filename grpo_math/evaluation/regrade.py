@@ -103,7 +103,7 @@ def _check(path: str | Path, records: list[Record], samples: int) -> None:
         if not isinstance(record.get("gold"), str | int | float):
             raise ResultsError(f"{path}: row {number} has no gold: it is damaged, evaluate again")
     ids = [str(record["id"]) for record in records]
-    if ids != [key for key in dict.fromkeys(ids) for _ in range(samples)]:
+    if not 0 < samples <= len(ids) or ids != [key for key in dict.fromkeys(ids) for _ in range(samples)]:
         raise ResultsError(f"{path}: rows are not {samples} for each problem in turn: it is damaged, evaluate again")
 
 

@@ -1,8 +1,8 @@
 """Generation without an engine of its own: what `generate` samples, without computing what nobody reads.
 
 TRL gives ``generate`` every prompt of the batch G times, and ``generate`` computes every row until the last one ends.
-Here each prompt is prefilled once and its cache repeated for the group, rows that have ended leave the batch, and the
-cache grows in place.
+Here each prompt is prefilled once and its cache repeated for the group, what all prompts begin with (a template's
+instructions and examples) once for all of them, rows that have ended leave the batch, and the cache grows in place.
 
 Does not sample differently: the logits processors, the softmax and the random numbers are those of transformers, row
 by row, so that a seed gives the same tokens (to the rounding of the logits: a smaller matrix product may round the
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.generation import GenerationMode, logits_process
 
+SAVED = 256  # tokens of a batch: for fewer its common beginning is not computed apart
 ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
 # What `generate` hands to its loop besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -145,14 +146,47 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     _, prompt = torch.unique(torch.cat([input_ids, *shaped], dim=1), dim=0, return_inverse=True)
     one_row = torch.zeros_like(prompt).scatter_(0, prompt, torch.arange(batch, device=prompt.device))
     one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
-    inputs = model.prepare_inputs_for_generation(
-        input_ids[one_row], is_first_iteration=True, **_select(model_kwargs, one_row, batch)
-    )
+    prompts, selected = input_ids[one_row], _select(model_kwargs, one_row, batch)
+    if shared := _fill_beginning(model, prompts, selected):
+        selected["next_sequence_length"] = prompts.size(1) - shared
+    inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
     cache = model_kwargs["past_key_values"]
     cache.layers = [GrowingLayer(layer.keys[prompt], layer.values[prompt]) for layer in cache.layers]
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     return outputs.logits[:, -1].float()[prompt], model_kwargs
+
+
+def _fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
+    """Compute what left-padded prompts (P, S) begin with once, into the cache of all of them: so many columns of S.
+
+    A row with k tokens of padding has its first token in column k. So the beginning, L tokens, fills the columns from
+    k to L - 1, as far as it goes; what remains of it is computed with the rest of the row.
+    """
+    mask = model_kwargs.get("attention_mask")
+    mask = torch.ones_like(prompts) if mask is None else mask
+    padding = mask.argmax(dim=1, keepdim=True)
+    columns = torch.arange(prompts.size(1), device=prompts.device)
+    places = (columns + padding).clamp(max=columns.numel() - 1)
+    same = mask.gather(1, places) == 1
+    for values in (prompts, *(v for v in model_kwargs.values() if isinstance(v, Tensor) and v.shape == prompts.shape)):
+        same &= (aligned := values.gather(1, places)) == aligned[:1]
+    length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
+    if (prompts.size(0) - 1) * length < SAVED:
+        return 0
+    first = slice(int(padding[0]), int(padding[0]) + length)
+    one = {
+        name: value[:1, first] if isinstance(value, Tensor) and value.shape == prompts.shape else value
+        for name, value in model_kwargs.items()
+    }
+    model(**model.prepare_inputs_for_generation(prompts[:1, first], is_first_iteration=True, **one), return_dict=True)
+    source = (columns[:length] - padding).clamp(min=0)  # (P, L): which token of the beginning stands in a column
+    cache = model_kwargs["past_key_values"]
+    cache.layers = [
+        GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
+        for layer in cache.layers
+    ]
+    return length
 
 
 def _leave(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:

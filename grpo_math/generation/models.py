@@ -8,7 +8,6 @@ Does not run remote code: ``trust_remote_code`` is always False.
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.reading import home, read_json
 
 EMBEDDED = "embedded"
 EMBEDDED_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -116,11 +116,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 def base_of_adapter(folder: str | Path) -> str | None:
     """The base that an adapter's configuration names; None for a folder that holds no adapter."""
     try:
-        said = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-        return str(said["base_model_name_or_path"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
+        file = Path(folder) / "adapter_config.json"
+        return str(read_json(file)["base_model_name_or_path"]) if os.path.lexists(file) else None
+    except (ValueError, TypeError, KeyError):
         reason = "has an adapter_config.json that names no base"
         raise ConfigError("adapter", str(folder), reason, "get the adapter's files again") from None
 
@@ -159,7 +157,7 @@ def check_weights(path: str) -> None:
     import transformers
     from transformers.quantizers import AutoHfQuantizer
 
-    folder = Path(path).expanduser()
+    folder = home(path)
 
     def refuse(reason: str, remedy: str = "get the model's files again") -> ConfigError:
         return ConfigError("model_name_or_path", path, reason, remedy)
@@ -236,15 +234,16 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
-def fast_dtype() -> str:
+def fast_dtype(use_cpu: bool = False) -> str:
     """``bfloat16`` on an accelerator that has it and on CPUs with bfloat16 instructions, else ``float32``.
 
-    On a CPU without them bfloat16 is slower than float32; on one with AVX512-BF16 or AMX it is about 3 times as fast.
+    On a CPU without them bfloat16 is slower than float32; one with AVX512-BF16 or AMX is faster in it.
     """
-    import torch
+    if not use_cpu:
+        import torch
 
-    if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        if torch.cuda.is_available():
+            return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

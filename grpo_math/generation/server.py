@@ -3,24 +3,30 @@
 >>> command("Qwen/Qwen2.5-1.5B", lora_rank=20)[:5]
 ['vllm', 'serve', 'Qwen/Qwen2.5-1.5B', '--host', '127.0.0.1']
 
-The server keeps to this machine unless it is told otherwise, and then asks for a key. The key travels in the
+The server keeps to this machine unless it is told otherwise, and then has to have a key. The key travels in the
 environment variable VLLM_API_KEY, on either side, and never on a command line, which every user of a machine can read.
-vLLM guards the paths under /v1 with it, and nothing else: its development paths (VLLM_SERVER_DEV_MODE), which the sync
-needs too, answer anyone who reaches the port. Only serve to a network that is closed.
+vLLM guards the paths under /v1 with it; beside_vllm/grpo_math_key.py guards the others, above all the development
+paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 
 Does not start or stop a process, and does not import vLLM, torch or TRL.
 """
 
+import contextlib
 import json
 import math
 import os
 import re
+import secrets
+import socket
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPException
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import AbstractHTTPHandler, HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
+from weakref import WeakSet
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run.redact import NoRedirects, is_address
@@ -29,6 +35,9 @@ SUPPORTED = ((0, 22), (0, 31))  # the first and the last minor version that TRL 
 SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 LOCAL = ("127.0.0.1", "localhost", "::1")
+GUARD = "grpo_math_key.Guard"  # in the folder BESIDE, which is on the server's path
+BESIDE = Path(__file__).with_name("beside_vllm")
+AT_ONCE = 10.0  # seconds for a server to say that it is healthy
 BUSY = (502, 503, 504)  # the server is there, and asks for patience
 # Said in every request: what is left out vLLM takes from the model's generation_config.
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -60,7 +69,6 @@ def command(
     data_parallel: int = 1,
     gpu_memory_utilization: float | None = None,
     lora_rank: int = 0,
-    needs_key: bool = True,
     seed: int = 0,
     extra: Sequence[str] = (),
     executable: str = "vllm",
@@ -76,10 +84,10 @@ def command(
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
      --max-logprobs -1 --tensor-parallel-size 2 --enable-lora --max-loras 1 --max-lora-rank 32'
 
-    Raises `ConfigError` for a host that others can reach while VLLM_API_KEY is not set, unless ``needs_key`` is False,
-    and for a rank that vLLM does not take.
+    Raises `ConfigError` for a host that others can reach while VLLM_API_KEY is not set, and for a rank that vLLM does
+    not take.
     """
-    if needs_key and host not in LOCAL and not _key():
+    if host not in LOCAL and not key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
     line = [executable, "serve", model, "--host", host, "--port", str(port), "--dtype", dtype, "--seed", str(seed)]
@@ -96,6 +104,8 @@ def command(
         line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(served_rank(lora_rank))]
     else:
         line += ["--weight-transfer-config", '{"backend": "nccl"}']
+    if key():
+        line += ["--middleware", GUARD]
     return [*line, *extra]
 
 
@@ -122,23 +132,53 @@ def minor_of(version: str) -> tuple[int, int] | None:
 
 
 def environment() -> dict[str, str]:
-    """What the server's environment holds beside the caller's own: runtime adapters, the development paths, the key.
+    """What the server's environment holds beside the caller's own: runtime adapters, the development paths, the key and
+    the folder of its guard.
 
     >>> environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]
     'True'
     """
-    key = _key()
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
-    return {**variables, "VLLM_API_KEY": key} if key else variables
+    if said := key():
+        path = os.pathsep.join(filter(None, (str(BESIDE), os.environ.get("PYTHONPATH"))))
+        variables |= {"VLLM_API_KEY": said, "PYTHONPATH": path}
+    return variables
 
 
-def _key() -> str | None:
+def make_key() -> None:
+    """A key of this run's own, for the server and the training that this process starts, unless one is set."""
+    os.environ["VLLM_API_KEY"] = key() or secrets.token_hex(16)
+
+
+def key() -> str | None:
     """Without the line end that a key read from a file may have. `ConfigError` for one that no header can carry, which
     Python's own error would show."""
-    key = os.environ.get("VLLM_API_KEY", "").strip()
-    if not (key.isascii() and key.isprintable()):
+    said = os.environ.get("VLLM_API_KEY", "").strip()
+    if not (said.isascii() and said.isprintable()):
         raise ConfigError("VLLM_API_KEY", "***", "holds more than printable ASCII", "set it again")
-    return key or None
+    return said or None
+
+
+class _Remembering(AbstractHTTPHandler):
+    """Puts each connection that it opens into ``connections``."""
+
+    connections: WeakSet[HTTPConnection]
+
+    def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
+        def made(host: str, **settings: Any) -> HTTPConnection:
+            connection = http_class(host, **settings)
+            self.connections.add(connection)
+            return connection
+
+        return super().do_open(made, req, **http_conn_args)
+
+
+class _Http(_Remembering, HTTPHandler):
+    pass
+
+
+class _Https(_Remembering, HTTPSHandler):
+    pass
 
 
 class Server:
@@ -156,8 +196,12 @@ class Server:
             raise ConfigError("vllm_server_base_url", shown, reason, "give one such as http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self.timeout, self.patience = timeout, patience
-        self._api_key = api_key or _key()
-        self._open = build_opener(ProxyHandler({}), NoRedirects).open
+        self._api_key = api_key or key()
+        self._connections: WeakSet[HTTPConnection] = WeakSet()
+        handlers = [_Http(), _Https()]
+        for handler in handlers:
+            handler.connections = self._connections
+        self._open = build_opener(ProxyHandler({}), NoRedirects, *handlers).open
 
     # What it is
 
@@ -175,9 +219,9 @@ class Server:
         raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}")
 
     def healthy(self) -> bool:
-        """Whether it answers and its engine lives; at once, never raises."""
+        """Whether it answers and its engine lives; within `AT_ONCE`, never raises."""
         try:
-            self._send("/health", timeout=min(self.timeout, 10.0))
+            self._send("/health", timeout=min(self.timeout, AT_ONCE))
         except ServerError:
             return False
         return True
@@ -204,6 +248,28 @@ class Server:
             if progress is not None:
                 progress(waited)
             time.sleep(min(1.0, max(0.05, seconds - waited)))
+
+    @contextlib.contextmanager
+    def heard(self, seconds: float, pause: float = 10.0) -> Iterator[None]:
+        """In here requests that wait for an answer are ended with a `ServerError` once it has not been healthy for
+        ``seconds``: it may have accepted them and never answer, or its machine may be gone."""
+        done = threading.Event()
+
+        def listen() -> None:
+            last = time.monotonic()
+            while not done.wait(min(pause, seconds)):
+                if self.healthy():
+                    last = time.monotonic()
+                elif time.monotonic() - last > seconds and not done.is_set():
+                    for connection in list(self._connections):
+                        with contextlib.suppress(OSError, AttributeError):  # it has ended meanwhile
+                            connection.sock.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=listen, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def models(self) -> list[str]:
         """The names that it serves: the base model first, then the adapters."""

@@ -12,10 +12,11 @@ A canary (canary.py) proves that vLLM samples what is trained.
 
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
 /dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
-path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one.
+path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one, which the
+next run that puts its own there removes.
 
-`adapter_sync` puts the class in the place of TRL's name for the time of its constructor. Does not send full weights
-(TRL's own path does), and takes no images.
+`adapter_sync` puts the class in the place of TRL's name for the time of its constructor, and TRL's own client, which
+knows no key, under one that sends VLLM_API_KEY. Does not send full weights (TRL's own path does), and takes no images.
 """
 
 import logging
@@ -36,6 +37,7 @@ from urllib.parse import urlsplit
 import torch
 from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
@@ -43,11 +45,13 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.canary import TOKENS, Answer, Canary
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, served_rank
+from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, key, served_rank
+from grpo_math.run import lock
 from grpo_math.run.main_process import on_main
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "grpo_math-adapters-"
 RESTARTS = 3  # so often one request outlives its server
 AT_ONCE = 256  # requests to one server
 
@@ -58,26 +62,43 @@ class ServerAway(UserError):
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
-    """In here TRL's trainer makes an `AdapterGeneration` where it trains a PEFT adapter and ``vllm_sync`` says so."""
-    if not args.use_vllm or vllm_sync != "adapter":
+    """In here TRL's trainer makes an `AdapterGeneration` where it trains a PEFT adapter and ``vllm_sync`` says so, and
+    its own with a `KeyedClient` elsewhere."""
+    if not args.use_vllm:
         yield
         return
-    module: Any = grpo_trainer
-    trls = module.VLLMGeneration
+    trainers: Any = grpo_trainer
+    generations: Any = vllm_generation
+    trls, client = trainers.VLLMGeneration, generations.VLLMClient
 
     def generation(**kwargs: Any) -> VLLMGeneration:
-        if is_peft_model(kwargs["model"]):
+        if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
             return AdapterGeneration(args, **kwargs)
         if "," in (kwargs.get("server_base_url") or ""):
             reason = "names several servers, and full weights go to one"
             raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
         return trls(**kwargs)
 
-    module.VLLMGeneration = generation
+    trainers.VLLMGeneration, generations.VLLMClient = generation, KeyedClient
     try:
         yield
     finally:
-        module.VLLMGeneration = trls
+        trainers.VLLMGeneration, generations.VLLMClient = trls, client
+
+
+def _forget(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release(folder)
+
+
+class KeyedClient(VLLMClient):
+    """TRL's client with the key of VLLM_API_KEY in every request of its session; `check_server` is the first thing
+    that its constructor calls once it has one."""
+
+    def check_server(self, *arguments: Any, **kwargs: Any) -> None:
+        if said := key():
+            self.session.headers["Authorization"] = f"Bearer {said}"
+        super().check_server(*arguments, **kwargs)
 
 
 class AdapterGeneration(VLLMGeneration):
@@ -114,7 +135,7 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("vllm_mode", self.mode, "is not known", "use colocate or server")
         if self._samples:
             self.root = self._folder_for_adapters()
-            weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
+            weakref.finalize(self, _forget, self.root)
         self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self._room)
         self.accelerator.wait_for_everyone()
 
@@ -216,7 +237,8 @@ class AdapterGeneration(VLLMGeneration):
         """What ``call`` returns; where the server was lost, again once it is back and has the adapter."""
         for _ in range(RESTARTS):
             try:
-                return call()
+                with server.heard(self.server_timeout):
+                    return call()
             except ServerError as error:
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
@@ -271,7 +293,12 @@ class AdapterGeneration(VLLMGeneration):
         near = all(urlsplit(server.url).hostname in LOCAL for server in self.servers)
         base = Path(own) if own else shared if near and os.access(shared, os.W_OK) else self.output_dir
         base.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix="grpo_math-adapters-", dir=base.resolve()))
+        for left in base.glob(f"{PREFIX}*"):  # by runs that were killed
+            if left.lstat().st_uid == os.geteuid() and lock.abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base.resolve()))
+        lock.hold(folder)
+        return folder
 
     # Colocated
 

@@ -3,15 +3,17 @@
 Does not print.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import DataError, one_of
+from grpo_math.errors import ConfigError, DataError, cut, one_of
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.house import HOUSE, House
+from grpo_math.reading import Unreadable, from_json, read_bytes
+
+LONGEST = 86_400  # seconds for an answer
 
 
 def grade_file(
@@ -26,6 +28,8 @@ def grade_file(
 
     A row holds ``gold`` and ``prediction``, and may name its own ``format``. A bad row is a `DataError`.
     """
+    if not 0 < timeout <= LONGEST:
+        raise ConfigError("timeout", timeout, "is out of range", f"give seconds above 0, and {LONGEST} at most")
     if answer_format is not None:
         one_of("format", answer_format, tuple(FORMATS))
     golds, predictions, formats = [], [], []
@@ -33,8 +37,10 @@ def grade_file(
         golds.append(_text(path, line, row, "gold"))
         predictions.append(_text(path, line, row, "prediction"))
         name = row.get("format", answer_format)
-        if name is not None and name not in FORMATS:
-            raise DataError(path, line, "format", f"is {name!r}", f"use one of {', '.join(FORMATS)}, or leave it out")
+        if name is not None and (not isinstance(name, str) or name not in FORMATS):
+            raise DataError(
+                path, line, "format", f"is {cut(name)}", f"use one of {', '.join(FORMATS)}, or leave it out"
+            )
         formats.append(name)
     grades = grade_batch(golds, predictions, answer_format=formats, timeout=timeout, progress=progress, house=house)
     verdicts = {str(verdict): sum(g.verdict is verdict for g in grades) for verdict in Verdict}
@@ -45,18 +51,16 @@ def grade_file(
 def _rows(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
     rows = []
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(path, 0, "file", f"cannot be read ({error.strerror})", "give a JSONL file") from None
-    except UnicodeDecodeError:
-        raise DataError(path, 0, "file", "is not UTF-8", "save it as UTF-8") from None
-    for line, content in enumerate(text.split("\n"), start=1):
+        lines = read_bytes(path).split(b"\n")
+    except Unreadable as error:
+        raise DataError(path, 0, "file", str(error), "give a JSONL file") from None
+    for line, content in enumerate(lines, start=1):
         if not content.strip():
             continue
         try:
-            row = json.loads(content)
-        except ValueError:
-            raise DataError(path, line, "row", "is not JSON", "put one JSON object on each line") from None
+            row = from_json(content)
+        except Unreadable as error:
+            raise DataError(path, line, "row", str(error), "put one JSON object on each line, in UTF-8") from None
         if not isinstance(row, dict):
             raise DataError(path, line, "row", f"is a {type(row).__name__}", "put one JSON object on each line")
         rows.append((line, row))

@@ -29,6 +29,7 @@ from grpo_math.grading.starter import started
 from grpo_math.grading.verdict import Verdict
 
 MEMORY_BYTES = 1_000_000_000  # address space of one worker, unless GRPO_MATH_GRADE_MEMORY names another
+PAUSES = (0.5, 2.0, 8.0)  # seconds, after each of which a process that the system refused is asked for again
 START_SECONDS = 120.0  # a worker that has not said "ready" by then cannot start
 
 Job = tuple[Any, ...]  # gold, answer, and the rules of the house where they are not the usual ones
@@ -51,9 +52,17 @@ class _Worker:
         path = [root, *(entry for entry in sys.path if entry and entry != root)]
         env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         env.update(PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", PYTHONHASHSEED="0")
-        self.process = started(
-            [sys.executable, "-m", "grpo_math.grading.worker", str(os.getpid()), str(memory)], env=env, cwd=root
-        )
+        command = [sys.executable, "-m", "grpo_math.grading.worker", str(os.getpid()), str(memory)]
+        for pause in (*PAUSES, None):
+            try:
+                self.process = started(command, env=env, cwd=root)
+                break
+            except (OSError, RuntimeError) as error:  # the system gives no process, no thread, or no open file
+                if pause is None:
+                    why = getattr(error, "strerror", None) or error
+                    remedy = "raise the limit that it names (ulimit -a), or end other programs"
+                    raise WorkerError(f"the grading worker cannot start: {why}: {remedy}") from None
+                time.sleep(pause)
         assert self.process.stdin is not None and self.process.stdout is not None  # noqa: PT018
         self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.buffer = bytearray()

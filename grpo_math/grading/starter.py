@@ -49,8 +49,9 @@ def _asked() -> Asked:
     global _queue
     with _lock:
         if _queue is None:
-            _queue = queue.SimpleQueue()
-            threading.Thread(target=_start, args=(_queue,), name="grading workers", daemon=True).start()
+            asked: Asked = queue.SimpleQueue()
+            threading.Thread(target=_start, args=(asked,), name="grading workers", daemon=True).start()
+            _queue = asked  # not before: the system may refuse the thread
         return _queue
 
 

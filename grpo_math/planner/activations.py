@@ -16,6 +16,7 @@ from grpo_math.planner.settings import Settings
 OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
+BATCH_FILL = 0.7  # of trainer/attention.py: segments of such lengths are attended to as one batch
 TILE, MOST_TILES = 1024, 4  # the least tokens of a tile of trainer/tiles.py, and the most tiles
 
 
@@ -160,8 +161,7 @@ def _inputs_saved(
 
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """In how many tiles of tokens trainer/tiles.py computes an MLP."""
-    adapted = any(linear.name in MLP for linear in targets(shape, settings))
-    whole = adapted and (settings["lora_dropout"] > 0 or settings["use_dora"])
+    whole = settings["use_dora"] and any(linear.name in MLP for linear in targets(shape, settings))
     if whole or settings["load_in_8bit"] or shape.family == "gemma2":
         return 1
     return max(1, min(MOST_TILES, tokens // TILE))

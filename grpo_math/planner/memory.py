@@ -171,12 +171,18 @@ def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
 # The phases
 
 
-def work_of(shape: Shape, settings: Settings, run: Run) -> Work:
+def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> Work:
     """The largest micro-batch that trainer/trainer.py can make: completions of full length, filled to the token budget.
 
     The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
     that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
     """
+    work = _micro_batch(shape, settings, run)
+    tiled = settings["gradient_checkpointing"] and zero_stage < 3
+    return work._replace(tiles=activations.tiles(shape, settings, work.tokens)) if tiled else work
+
+
+def _micro_batch(shape: Shape, settings: Settings, run: Run) -> Work:
     t = settings["max_completion_length"]
     if settings["max_seq_length_train"]:
         t = max(1, min(t, settings["max_seq_length_train"] - run.prompt))
@@ -236,9 +242,7 @@ def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
     """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
-    work = work_of(shape, settings, run)
-    if settings["gradient_checkpointing"] and zero.stage < 3:
-        work = work._replace(tiles=activations.tiles(shape, settings, work.tokens))
+    work = work_of(shape, settings, run, zero.stage)
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
     if settings["activation_offloading"]:
         main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
@@ -257,7 +261,7 @@ def phases(
             training |= engine
     if not settings["use_cpu"]:
         for terms in (training, generation):
-            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms)
+            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms, work)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
@@ -294,7 +298,9 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     return max(moments, key=lambda terms: sum(terms.values()))
 
 
-def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int]) -> int:
+def _slack(
+    shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int], work: Work
+) -> int:
     """What the allocator reserves beyond these terms: what is left over where weights, gradients and moments lie, and
     holes in what passes. DeepSpeed lays gradients and moments into a few large tensors of its own, before all else."""
     own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
@@ -307,11 +313,29 @@ def _slack(shape: Shape, settings: Settings, precise: Precision, run: Run, zero:
     if "gradients" not in terms:
         share = slack.HOLES_PREFILL
     elif "allocator" not in terms:
-        share = slack.HOLES_PINNED if moments else slack.HOLES_FRESH if fresh else share
+        head = own and "lm_head_workspace" in terms
+        share = slack.HOLES_FRESH if fresh else slack.HOLES_HEAD if head else share
+        share = slack.HOLES_PINNED if moments else share
     holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
     if fresh or not settings["gradient_checkpointing"]:
         holes += slack.HOLES_KEPT * terms.get("activations", 0)
+    if "gradients" in terms and settings["load_in_4bit"]:
+        passing = sum(terms.get(term, 0) for term in (*TEMPORARY, "activations"))
+        holes = max(holes, _second_tile(shape, settings, precise, work) - passing)
     return left + int(holes)
+
+
+def _second_tile(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
+    """What an update reserves, besides what is stored, where the LM head's tile of logits needs a second segment.
+
+    The head's backward pass first makes a float32 gradient of the hidden states. A 4-bit base leaves no free block of
+    that width but the tile's own of the forward pass: no LoRA there reads a float32 copy. It is cut, and what layers
+    leave is too narrow for a tile.
+    """
+    kept = activations.kept(shape, settings, precise, work) + activations.ends_kept(shape, False, precise, work)
+    head = activations.lm_head_workspace(shape, False, work.scored, precise)
+    tile = min(work.scored, activations.HEAD_TOKENS) * activations.HEAD_VOCAB * precise.half
+    return kept + head + tile + activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
 
 
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
@@ -333,8 +357,9 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     prefill = {"kv_cache": prompts * run.prompt * token}
     tiled = activations.tiles(shape, settings, prompts * run.prompt)
     prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt, tiled)
-    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
-    return max(prefill, end, key=lambda terms: sum(terms.values()))
+    grown = 0 if settings["use_cpu"] else min(cache // 8, 2 * shape.layers * slack.ROUNDED)
+    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20, "allocator": grown}
+    return max(prefill, end, key=lambda terms: sum(terms.values()) + slack.HOLES_PREFILL * terms["sampling"])
 
 
 def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:

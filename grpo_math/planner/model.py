@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.models import EMBEDDED, EMBEDDED_ON_HUB
 from grpo_math.planner.settings import NotPlanned
+from grpo_math.reading import Unreadable, home, read_json
 
 # What a config.json may leave out, as transformers fills it in. None: the key is needed, or is derived below.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -189,6 +190,8 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
         path = path / "config.json"
         if not path.exists():
             raise _refusal(name, "has no config.json", "give the folder of a model")
+    elif os.path.lexists(path):
+        raise _refusal(name, "is not a folder", "give the folder of a model")
     else:
         shapes, known = shipped(), EMBEDDED_ON_HUB if name == EMBEDDED else name
         # A model and its post-trained form have one shape.
@@ -197,9 +200,9 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
                 return shapes[same]
         path = _download(name, revision, offline)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _refusal(name, f"has no readable config.json ({error})") from None
+        config = read_json(path)
+    except Unreadable as error:
+        raise _refusal(name, f"has a config.json that {error}") from None
     if not isinstance(config, dict):
         raise _refusal(name, "has a config.json that is not an object")
     return config
@@ -215,7 +218,7 @@ def is_folder(name: str) -> bool:
     >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
     (False, True, True)
     """
-    return Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return os.path.exists(home(name)) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _download(name: str, revision: str, offline: bool) -> Path:

@@ -19,7 +19,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "recommended": None,
-    ...           "assumed": {"prompt_tokens": 512}}
+    ...           "assumed": {"prompt_tokens": 512, "mlp_tiles": 1}}
     >>> print("\\n".join(picture(answer).splitlines()[:2]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
     training       3.0 GB █████████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓            |
@@ -38,7 +38,9 @@ def picture(answer: Mapping[str, Any]) -> str:
     if answer["main_memory"]:
         lines.append("main memory: " + ", ".join(f"{_name(k)} {_gb(v)}" for k, v in answer["main_memory"].items()))
     lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
-    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['assumed']['prompt_tokens']} tokens)")
+    assumed = answer["assumed"]
+    tiles = f"; MLPs in {assumed['mlp_tiles']} tiles of tokens" if assumed["mlp_tiles"] > 1 else ""
+    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {assumed['prompt_tokens']} tokens{tiles})")
     lines += [f"problem: {problem}" for problem in answer["problems"]]
     for number, change in enumerate(answer["suggestions"], 1):
         end = "; then it fits" if change["fits"] else ""

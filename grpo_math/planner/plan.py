@@ -256,7 +256,7 @@ class Counted:
         terms, layout = self.phases[phase], self.layout.roles()
         if cpu:
             layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
-        work = memory.work_of(shape, self.settings, self.run)
+        work = memory.work_of(shape, self.settings, self.run, self.zero.stage)
         return {
             "fits": self.fits,
             "problems": self.problems,
@@ -275,6 +275,7 @@ class Counted:
                 "prompt_tokens": self.machine.prompt,
                 "tokens_of_a_micro_batch": work.tokens,
                 "packed": work.packed,
+                "mlp_tiles": work.tiles,
             },
         }
 

@@ -20,7 +20,9 @@ HOLES_FRESH = 0.5  # 24 to 45%: after generation the cache is empty, and a step'
 HOLES_PINNED = (
     0.58  # 35 to 57%: the state that the first optimizer step makes lies in holes, and keeps them from closing
 )
+HOLES_HEAD = 1.0  # 99% where the moments lie elsewhere: gradients lie where the trained head's own tensors would fit
 HOLES_PREFILL = 0.25  # 12 to 24% in generation
+ROUNDED = 2 << 20  # a buffer of keys or values that has grown lies in a segment of its own, of whole 2 MB
 HOLES_KEPT = 0.15  # of what layers keep, without checkpointing or after generation
 
 

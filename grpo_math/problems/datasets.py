@@ -42,13 +42,14 @@ from grpo_math.problems.columns import Columns
 from grpo_math.problems.prompts import TEMPLATES, build_prompt
 from grpo_math.problems.rows import EMPTY_IN_SOURCE, REMEDY, BadRow, Row, checked
 from grpo_math.problems.sources import HUB_ID, SOURCES, Place, place_of, source_of
+from grpo_math.reading import Unreadable, home, read_bytes
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
-CUT = re.compile(r"(-?\d+%?)?:(-?\d+%?)?\]")
+CUT = re.compile(r"(-?\d{1,15}%?)?:(-?\d{1,15}%?)?\]")
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 NAMES = (*SOURCES, "generated")
 ACCEPTED = (*NAMES, "owner/name", "path/to/file.jsonl")
@@ -150,10 +151,10 @@ def _open(
     or a copy of it: bytes from a file, a mapping from the Hub or a folder."""
     if name is None:
         place = place_of(dataset)
-        path = Path(place.path).expanduser()
+        path = home(place.path)
         if place.path.endswith((".jsonl", ".json")) or (path.exists() and not path.is_dir()):
             remedy = "give a .jsonl file that can be read, or a set by its name, such as gsm8k"
-            return path.stem, dataset, _lines(Path(dataset).expanduser(), "dataset", remedy), True
+            return path.stem, dataset, _lines(home(dataset), "dataset", remedy), True
         if not path.is_dir() and not HUB_ID.fullmatch(place.path):
             if "/" in dataset or "\\" in dataset:
                 raise ConfigError("dataset", dataset, "is no file, no folder and no id on the Hub", "check the path")
@@ -166,7 +167,7 @@ def _open(
     label, own = f"{name}/{base}", SOURCES[name].files.get(base)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if folder and own and not place_of(dataset).config:
-        path = Path(folder).expanduser() / own
+        path = home(folder) / own
         if path.is_file() or data_dir:
             rows = list(_lines(path, "data_dir", f"give the folder that holds {own}"))
             return label, str(path), iter(rows[_part(split, len(rows))]), True
@@ -182,7 +183,7 @@ def _published(
     at = f"a folder that holds {source.files.get(split, name + '/')}"
     remedy = f"set {DATA_DIR_VARIABLE} to {at}, or pass --dataset generated"
     theirs = source.splits[split] + cut
-    copy = Path(folder).expanduser() / name if folder else None
+    copy = home(folder) / name if folder else None
     if copy and copy.is_dir() and not said.revision and not source.files:
         return str(copy), hub.rows(Place(str(copy), config, None), theirs, wanted, name, remedy, known=True)
     found = hub.rows(Place(source.hub, config, said.revision), theirs, wanted, dataset, remedy, known=True)
@@ -224,12 +225,10 @@ def _part(split: str, rows: int) -> slice:
 
 
 def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:
-    if path.is_fifo():
-        raise ConfigError(field, str(path), "is a pipe, which can be read only once", remedy)
     try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise ConfigError(field, str(path), f"cannot be read ({error.strerror})", remedy) from None
+        lines = read_bytes(path).split(b"\n")
+    except Unreadable as error:
+        raise ConfigError(field, str(path), str(error), remedy) from None
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 

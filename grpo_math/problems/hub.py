@@ -12,6 +12,7 @@ from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.problems import columns
 from grpo_math.problems.columns import Columns
 from grpo_math.problems.sources import Place
+from grpo_math.reading import home
 
 SAME = {"test": "heldout", "heldout": "test"}
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
@@ -25,7 +26,7 @@ def rows(place: Place, split: str, wanted: Columns, name: str, remedy: str, know
     """
     import datasets
 
-    folder = Path(place.path).expanduser()
+    folder = home(place.path)
     local = folder.is_dir()
     path = str(folder) if local else place.path
     if local and place.revision:

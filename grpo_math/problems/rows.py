@@ -11,7 +11,6 @@ grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass
 Does not read files, and builds no prompt.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from grpo_math.grading.formats import FORMATS
 from grpo_math.problems import columns
 from grpo_math.problems.columns import Columns
 from grpo_math.problems.sources import SOURCES, Source
+from grpo_math.reading import Unreadable, from_json
 
 Row = dict[str, Any]
 
@@ -86,12 +86,9 @@ def checked(
 def parsed(line: bytes) -> Row:
     """The object on a line of JSON."""
     try:
-        fields = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise BadRow("row", f"is not UTF-8 (byte {error.start})", REMEDY) from None
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise BadRow("row", f"is not JSON ({reason})", f"write one object a line, {REMEDY}") from None
+        fields = from_json(line)
+    except Unreadable as error:
+        raise BadRow("row", str(error), f"write one object a line, {REMEDY}") from None
     _check(isinstance(fields, dict), "row", _kind(fields, "an object"))
     return fields
 

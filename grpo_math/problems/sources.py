@@ -13,9 +13,10 @@ Does not read data: datasets.py and hub.py do.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+from grpo_math.reading import home
 
 NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -106,7 +107,7 @@ def place_of(dataset: str) -> Place:
     (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
     """
     found = NAME.fullmatch(dataset)
-    if found is None or Path(dataset).expanduser().exists():
+    if found is None or home(dataset).exists():
         return Place(dataset, None, None)
     return Place(**found.groupdict())
 
@@ -126,7 +127,7 @@ def hub_id(dataset: str) -> str | None:
     path = place_of(dataset).path
     if name := source_of(dataset):
         return SOURCES[name].hub
-    is_file = path.endswith((".jsonl", ".json")) or Path(path).expanduser().exists()
+    is_file = path.endswith((".jsonl", ".json")) or home(path).exists()
     return path if HUB_ID.fullmatch(path) and not is_file else None
 
 

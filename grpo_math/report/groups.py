@@ -93,7 +93,7 @@ def why(row: Row, text: str, template: str = "") -> str:
             return "; ".join(filter(None, (f"right, but outside {form}", paid)))
         return "right and in the format, and the rewards gave 0" if is_number(reward) and reward == 0 else ""
     answer = row.get("extracted", row.get("answer"))
-    there = gold is not None and re.search(rf"(?<![\d.]){re.escape(str(gold))}(?![\d])", text)
+    there = gold is not None and re.search(rf"(?<![\d.]){re.escape(str(gold)[:200])}(?![\d])", text)
     if row.get("truncated"):
         return "cut at the length limit before it was done" + (f"; the text holds {gold}" if there else "")
     if there:

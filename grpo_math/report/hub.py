@@ -28,6 +28,7 @@ from grpo_math.checks.services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
 from grpo_math.generation.models import EMBEDDED
 from grpo_math.planner.model import is_folder
+from grpo_math.reading import home, read_object, real
 from grpo_math.report import report
 from grpo_math.report.card import RESULTS, Base, base_of, model_card
 from grpo_math.report.merged import merge
@@ -82,7 +83,7 @@ def push(
         check_repo_id("base_model", base_model)
     if offline():
         raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
-    wanted = repo_id or run.directory.resolve().name
+    wanted = repo_id or real(run.directory).name
     check_repo_id("repo_id", wanted)
     with _patient():
         import huggingface_hub
@@ -126,7 +127,7 @@ def prepared(
     run, kind, folder = _finished(Path(run_dir), merge)
     if base_model:
         check_repo_id("base_model", base_model)
-    repo_id = repo_id or run.directory.resolve().name
+    repo_id = repo_id or real(run.directory).name
     check_repo_id("repo_id", repo_id)
     base = base_of(run.config, base_model)
     base = base._replace(licence=_licence(None, run, base))
@@ -150,7 +151,7 @@ def push_finished(
     try:
         return push(run_dir, repo_id, private=private, revision=revision)
     except (UserError, KeyboardInterrupt) as error:
-        again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or run_dir.resolve().name}"
+        again = f"grpo-math push {shlex.quote(str(run_dir))} --repo_id {repo_id or real(run_dir).name}"
         again += " --private" * bool(private) + (f" --revision {revision}" if revision else "")
         said = f"the run is whole in {run_dir}, and is not on the Hub ({str(error) or 'interrupted'}): {again}"
         raise PushError(said) from None
@@ -188,7 +189,7 @@ def _files(run: Run, folder: Path, base: Base, kind: str) -> dict[str, Content]:
     if kind == "merged":
         files = {name: content for name, content in files.items() if not name.startswith("adapter_")}
     elif kind == "adapter":
-        said = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        said = read_object(folder / "adapter_config.json")
         said["base_model_name_or_path"] = base.hub or base.folder  # not a folder of this machine
         files["adapter_config.json"] = (json.dumps(said, indent=2, sort_keys=True) + "\n").encode("utf-8")
     files |= {name: run.directory / name for name in RESULTS if (run.directory / name).exists()}
@@ -221,7 +222,7 @@ def _licence(api: Any, run: Run, base: Base) -> dict[str, Any]:
     name = str(run.config.get("model_name_or_path"))
     if name == EMBEDDED:
         return {"license": "apache-2.0"}
-    card, said = Path(name).expanduser() / "README.md", {}
+    card, said = home(name) / "README.md", {}
     try:
         if is_folder(name) and card.exists():
             said = metadata_load(card) or {}

@@ -16,6 +16,7 @@ from grpo_math.checks.diagnosis import CHECKS, diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.evaluation import compare
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, wilson
+from grpo_math.reading import real
 from grpo_math.report.html import escaped, flat, hash_of, part, percent, points, section, write
 from grpo_math.report.memory import memory_html
 from grpo_math.report.plots import DETAILS, TRAINING, Panel, captions, condensed, inline_svg, render, shows
@@ -49,11 +50,11 @@ def report(run_dir: str | Path, reload: int = 0) -> ReportFiles:
     With ``reload``, the page loads itself anew after so many seconds: for a run that is going.
     """
     run = read_run(run_dir)
-    plots = []
-    for name, panels in (("training", TRAINING), ("details", [panel for panel in DETAILS if shows(run, panel)])):
+    plots, drawn = [], condensed(run)
+    for name, panels in (("training", TRAINING), ("details", [panel for panel in DETAILS if shows(drawn, panel)])):
         if run.history and panels:
             path = run.directory / "plots" / f"{name}.png"
-            write(path, render(condensed(run), panels, "png"))
+            write(path, render(drawn, panels, "png"))
             plots.append(path)
     paired = paired_of(run)
     findings = diagnosis(run, paired)
@@ -92,12 +93,13 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
     """The page as one text."""
     template, style, maths, own = map(part, ("page.html", "page.css", "math.js", "page.js"))
     script = f'"use strict";\n{maths}\n{own}'
+    data = safe_json(viewer(run, paired is not None))  # first: it may add a note
     notes = "".join(f"<li>{escaped(note)}</li>" for note in run.notes)
     parts = {
         "style": style,
         "script": script,
         "script_hash": hash_of(script),
-        "name": escaped(run.directory.resolve().name),
+        "name": escaped(real(run.directory).name),
         "reload": f'<meta http-equiv="refresh" content="{reload}">' if reload else "",
         "progress": _progress(run),
         "headline": _headline(run, paired),
@@ -110,7 +112,7 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
         "memory": section("Memory", memory) if (memory := memory_html(run)) else "",
         "changes": _changes(run.before, run.after) if run.before and run.after and paired else "",
         "settings": _settings(run),
-        "data": safe_json(viewer(run, paired is not None)),
+        "data": data,
     }
     # One pass, so that nothing in a completion is taken for a placeholder.
     return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)
@@ -216,8 +218,8 @@ def _category_table(run: Run, paired: PairedDifference | None) -> str:
 
 
 def _figures(run: Run) -> str:
-    groups = [[panel for panel in panels if shows(run, panel)] for panels in (TRAINING, DETAILS)]
     drawn = condensed(run)
+    groups = [[panel for panel in panels if shows(drawn, panel)] for panels in (TRAINING, DETAILS)]
     figures = ("".join(_figure(drawn, panel) for panel in panels) for panels in groups)
     first, more = (f"<div class=plots>{figure}</div>" for figure in figures)
     if groups[1]:

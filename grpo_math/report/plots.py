@@ -50,7 +50,7 @@ def _has(row: dict[str, float], *keys: str) -> bool:
 
 
 def _series(history: History, key: str) -> tuple[list[float], list[float]]:
-    rows = [row for row in history if _has(row, key)]
+    rows = [row for row in history if math.isfinite(row.get(key, math.nan))]
     return [row[metrics.STEP] for row in rows], [row[key] for row in rows]
 
 
@@ -65,9 +65,12 @@ def condensed(run: Run) -> Run:
     extreme = {metrics.REWARD_MIN: min, metrics.REWARD_MAX: max, metrics.LENGTH_MAX: max, metrics.STEP: max}
     rows = []
     for start in range(0, len(run.history), size):
-        block = run.history[start : start + size]
-        values = {key: _series(block, key)[1] for key in dict.fromkeys(key for row in block for key in row)}
-        rows.append({key: extreme.get(key, fmean)(found) for key, found in values.items() if found})
+        values: dict[str, list[float]] = {}
+        for row in run.history[start : start + size]:
+            for key, value in row.items():
+                if math.isfinite(value):
+                    values.setdefault(key, []).append(value)
+        rows.append({key: extreme.get(key, fmean)(found) for key, found in values.items()})
     return replace(run, history=rows)
 
 

@@ -8,17 +8,18 @@ note and not an error.
 Does not interpret what it reads.
 """
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo_math import reading
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, read_results
 from grpo_math.report import trl_dir
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
-from grpo_math.run.history import as_now, numbers, put, settled
+from grpo_math.run.history import Lines, as_now, number, numbers, settled
+from grpo_math.settings.fields import fields
 
 History = list[dict[str, float]]
 
@@ -44,6 +45,7 @@ class Run:
 
 
 FILES = ("history.jsonl", "before.json", "after.json", "config.yaml")
+MOST_LINES = 20  # of a history, that are each named in a note
 MOST_COMPLETION_FILES = 250
 MOST_COMPLETION_CHARACTERS = 20_000_000
 
@@ -70,50 +72,75 @@ def read_run(run_dir: str | Path) -> Run:
 
 
 def _read_config(run: Run) -> None:
-    import yaml
-
     path = run.directory / "config.yaml"
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        run.notes.append("config.yaml is missing: the settings and versions of this run are not known")
-    except (OSError, yaml.YAMLError) as error:
-        run.notes.append(f"config.yaml cannot be read ({type(error).__name__}): the settings are not shown")
+        config = reading.read_yaml(path)
+    except reading.Unreadable as error:
+        if path.exists():
+            run.notes.append(f"config.yaml {error}: the settings are not shown")
+        else:
+            run.notes.append("config.yaml is missing: the settings and versions of this run are not known")
     else:
         if isinstance(config, dict):
-            run.config = config
+            run.config = {name: value for name, value in config.items() if _fits(name, value)}
+            if other := [str(name)[:40] for name in config if name not in run.config]:
+                said = ", ".join(other[:MOST_LINES])
+                run.notes.append(f"config.yaml holds values that no run writes, which are not shown: {said}")
         else:
             run.notes.append("config.yaml holds no settings: it has to be a table of names and values")
+
+
+def _fits(name: object, value: Any) -> bool:
+    """Whether a setting is of a kind that its field has; of what is no field, whether it is what a run writes."""
+    if not isinstance(name, str):
+        return False
+    if name == "num_processes":
+        return isinstance(value, int) and value > 0
+    field = fields().get(name)
+    if value is None or field is None:
+        return True
+    if isinstance(value, bool):
+        return bool(field.kinds & {"bool", "str"})
+    if isinstance(value, int | float):
+        return number(value) is not None and bool(field.kinds & {"int", "float"})
+    if isinstance(value, list | dict):
+        return ("list" if isinstance(value, list) else "dict") in field.kinds
+    return not field.kinds <= {"int", "float", "bool", "None"}
 
 
 def _read_history(run: Run) -> None:
     """One row a step. A resumed run repeats steps: the newest attempt counts, and what it threw away is dropped."""
     path = run.directory / "history.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        run.miss("history.jsonl is missing: there are no training curves")
+        lines = reading.read_bytes(path).decode("utf-8", errors="replace").split("\n")
+    except reading.Unreadable as error:
+        if path.exists():
+            run.notes.append(f"history.jsonl {error}: there are no training curves")
+        else:
+            run.miss("history.jsonl is missing: there are no training curves")
         return
-    by_step: dict[int, dict[str, float]] = {}
-    for number, text in enumerate(lines, start=1):
+    kept, said = Lines(), list[str]()
+    for place, text in enumerate(lines, start=1):
         if not text.strip():
             continue
         try:
-            line = numbers(json.loads(text))
+            line = numbers(reading.from_json(text))
             line = line and as_now(line)
-        except (ValueError, AttributeError, RecursionError):
+        except (ValueError, AttributeError):
             line = None
         if line is None:
             # Only the last line has no line break after it, while the run writes it or after the run was killed.
-            last = number == len(lines)
+            last = place == len(lines)
             if last and run.going:
                 continue
             what = "half written" if last else "not a JSON object with a step"
-            run.notes.append(f"history.jsonl line {number} is {what}: it was skipped")
-        elif put(by_step, line):
+            said.append(f"history.jsonl line {place} is {what}: it was skipped")
+        elif kept.put(line):
             what = f"the run was resumed and repeats step {line[metrics.STEP]}, which counts anew"
-            run.notes.append(f"history.jsonl line {number}: {what}")
-    run.history = [by_step[step] for step in sorted(by_step)]
+            said.append(f"history.jsonl line {place}: {what}")
+    more = len(said) - MOST_LINES
+    run.notes += said if more <= 0 else [*said[:MOST_LINES], f"history.jsonl: so with {more:,} more lines"]
+    run.history = kept.in_order()
     if not run.history:
         run.miss("history.jsonl has no step yet: there are no training curves")
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import compare
 from grpo_math.evaluation.stats import PairedDifference, wilson
+from grpo_math.reading import real
 from grpo_math.report import plots
 from grpo_math.report.html import escaped, flat, part, percent, points, section, write
 from grpo_math.report.page import paired_of
@@ -44,12 +45,12 @@ class Compared(NamedTuple):
 
 def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> Compared:
     """Write one page on several runs: ``output``, or comparison.html in the folder that holds them all."""
-    if len({Path(name).resolve() for name in run_dirs}) < len(run_dirs):
+    if len({real(name) for name in run_dirs}) < len(run_dirs):
         raise ConfigError("run_dir", " ".join(map(str, run_dirs)), "names a run twice", "give each run once")
     if len(run_dirs) > len(ascii_uppercase):
         raise ConfigError("run_dir", len(run_dirs), "are too many runs for a page", "give 26 at most")
     runs = [read_run(name) for name in run_dirs]
-    together = os.path.commonpath([Path(name).resolve().parent for name in run_dirs])
+    together = os.path.commonpath([real(name).parent for name in run_dirs])
     page = Path(output) if output else Path(together) / "comparison.html"
     rows = [_row(run, runs[0]) for run in runs]
     settings = differing(runs)
@@ -113,7 +114,7 @@ def _page(
     if notes:
         items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
         body.append(section("Missing or skipped", f"<ul>{items}</ul>", "notes"))
-    names = ", ".join(run.directory.resolve().name for run in runs)
+    names = ", ".join(real(run.directory).name for run in runs)
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -135,7 +136,7 @@ def _results(rows: Sequence[dict[str, Any]]) -> str:
         formats = [percent(row[name][metrics.ACCURACY_IN_FORMAT]) if row[name] else "–" for name in ("before", "after")]
         cells = [steps, *sides, _points(row["difference"]), " → ".join(formats), _points(row["against_first"])]
         cells.append(duration(row["seconds"]) if row["seconds"] else "–")
-        name = f"{escaped(Path(row['run_dir']).resolve().name)}<br><small>{escaped(row['model'] or '')}</small>"
+        name = f"{escaped(real(row['run_dir']).name)}<br><small>{escaped(row['model'] or '')}</small>"
         mark = f'<strong style="color:var(--{plots.CSS_COLOURS[colour]})">{letter}</strong>'
         body += f"<tr><th scope=row>{mark}</th><th scope=row>{name}</th>"
         body += "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

@@ -5,10 +5,10 @@ transformers keeps the log of a training in trainer_state.json, beside the weigh
 Does not open training_args.bin, which is a pickle, and guesses no setting.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
+from grpo_math.reading import Unreadable, from_yaml, read_json, read_object, read_text
 from grpo_math.run import metrics
 from grpo_math.run.history import number
 
@@ -27,7 +27,7 @@ def log_of(path: Path) -> list[dict[str, Any]]:
 
     Raises `ValueError` where the file is none of that kind.
     """
-    state = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    state = read_json(path)
     lines = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
         raise ValueError("no log_history")
@@ -38,7 +38,7 @@ def log_of(path: Path) -> list[dict[str, Any]]:
 def settings_of(folder: Path, history: list[dict[str, float]]) -> dict[str, Any]:
     """The settings that can be known: of the trainer's state, the adapter's configuration, and the log."""
     settings: dict[str, Any] = {}
-    state = _json(state_file(folder))
+    state = read_object(state_file(folder) or "")
     settings |= {
         name: value for name in ("logging_steps", "save_steps", "max_steps") if (value := number(state.get(name)))
     }
@@ -51,7 +51,7 @@ def settings_of(folder: Path, history: list[dict[str, float]]) -> dict[str, Any]
     if isinstance(name := _card(folder / "README.md").get("base_model"), str):  # TRL writes one
         settings["model_name_or_path"] = name
     for place in (folder, *_checkpoints(folder)):
-        if adapter := _json(place / "adapter_config.json"):
+        if adapter := read_object(place / "adapter_config.json"):
             settings |= {"use_peft": True, "model_name_or_path": adapter.get("base_model_name_or_path")}
             return settings | {ours: adapter[name] for name, ours in LORA.items() if name in adapter}
     return settings
@@ -59,11 +59,9 @@ def settings_of(folder: Path, history: list[dict[str, float]]) -> dict[str, Any]
 
 def _card(path: Path) -> dict[str, Any]:
     """The metadata at the head of a model card."""
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace").split("---")[1])
-    except (OSError, IndexError, yaml.YAMLError):
+        found = from_yaml(read_text(path).split("---")[1])
+    except (Unreadable, IndexError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -72,11 +70,3 @@ def _checkpoints(folder: Path) -> list[Path]:
     """The newest first."""
     numbered = [(number(path.name.rpartition("-")[2]), path) for path in folder.glob("checkpoint-*") if path.is_dir()]
     return [path for _, path in sorted(((n, path) for n, path in numbered if n is not None), reverse=True)]
-
-
-def _json(path: Path | None) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path else {}
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -30,6 +30,20 @@ UNSEEN = re.compile(
 )
 
 
+MOST_TEXT = 100_000  # characters of one text on the page: a browser lays out a longer line for minutes
+MOST_TEXTS = 20_000_000  # of all of a source's
+
+
+def shown(text: str) -> str:
+    """The text as the page has it: what cannot be seen by its name, and of a very long one the beginning.
+
+    >>> shown("x" * 100_001)[-38:]
+    'x\\n(1 characters more are in the file)'
+    """
+    more = len(text) - MOST_TEXT
+    return visible(text[:MOST_TEXT])[:MOST_TEXT] + (f"\n({more:,} characters more are in the file)" if more > 0 else "")
+
+
 def visible(text: str) -> str:
     """The text with each unseen character as a picture or as its number; a line ends in ``\\n`` alone."""
     return UNSEEN.sub(_named, text.replace("\r\n", "\n"))
@@ -44,14 +58,27 @@ class Prompts(dict[tuple[str, str], int]):
     """(the question, the whole prompt) -> its number; equal prompts are held once."""
 
     def number(self, question: str, whole: str = "") -> int:
-        return self.setdefault((visible(question), visible(whole)), len(self))
+        return self.setdefault((shown(question), shown(whole)), len(self))
 
 
 def viewer(run: Run, comparable: bool) -> dict[str, Any]:
     """``{"prompts", "sources"}``; ``comparable``: a problem's completions before and after stand side by side."""
     prompts = Prompts()
     sources = [_heldout_source(run, comparable, prompts), _training_source(run, prompts)]
+    for source in sources:
+        _bound(source, run)
     return {"prompts": list(prompts), "sources": [source for source in sources if source["rows"]]}
+
+
+def _bound(source: dict[str, Any], run: Run) -> None:
+    """Leave the rows out that would make the page too large for a browser, and note it."""
+    size, rows = 0, source["rows"]
+    for place, row in enumerate(rows):
+        size += sum(len(side["text"]) for side in row["sides"])
+        if size > MOST_TEXTS and place:
+            source["rows"] = rows[:place]
+            run.notes.append(f"{source['name']}: the first {place:,} of {len(rows):,} are shown; all are in the files")
+            return
 
 
 def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, Any]:
@@ -71,19 +98,22 @@ def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, A
             for name, row in sides.items()
         ]
         keys = {f"tokens {name}": row.get("tokens") for name, row in sides.items()}
-        number, title = prompts.number(text_of(any_row.get("problem"))), visible(f"{key}, gold {any_row.get('gold')}")
+        number, title = (
+            prompts.number(text_of(any_row.get("problem"))),
+            visible(f"{key[:80]}, gold {_short(any_row.get('gold'))}"),
+        )
         rows.append({"title": title, "prompt": number, "fields": fields, "keys": keys, "sides": shown})
     return _source("Held-out problems", rows, ("change", "before", "after"), CATEGORIES)
 
 
 def _side(label: str, badge: str, facts: str, text: str, note: str) -> dict[str, str]:
-    side = {"label": label, "badge": badge, "facts": visible(facts), "text": visible(text)}
+    side = {"label": label, "badge": badge, "facts": visible(facts), "text": shown(text)}
     return side | ({"note": visible(note)} if note else {})
 
 
 def _heldout_side(name: str, row: dict[str, Any], template: str) -> dict[str, str]:
     text = text_of(row["completion"])
-    facts = "no answer" if row.get("answer") is None else f"answer {row['answer']}"
+    facts = "no answer" if row.get("answer") is None else f"answer {_short(row['answer'])}"
     facts += f", {row['tokens']} tokens" if row.get("tokens") is not None else ""
     return _side(name, str(row["category"]), facts, text, why(row, text, template))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.files import flush, replace_text
 
 WRITING = ".writing"
@@ -87,12 +88,10 @@ def damage(folder: Path) -> str | None:
     'state_0.pt is not what was written'
     """
     try:
-        sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        sums = read_json(folder / SUMS)
         names = list(sums)
-    except FileNotFoundError:
-        return f"{SUMS} is missing"
-    except (OSError, ValueError):
-        return f"{SUMS} cannot be read"
+    except (Unreadable, TypeError):
+        return f"{SUMS} cannot be read" if (folder / SUMS).exists() else f"{SUMS} is missing"
     if missing := [name for name in names if not (folder / name).is_file()]:
         return f"{missing[0]} is missing"
     with ThreadPoolExecutor() as pool:
@@ -150,8 +149,8 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
 def step_of(folder: Path) -> int:
     """The step after which a checkpoint of whatever name was written. `ConfigError` where it is none."""
     try:
-        return int(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(read_json(folder / "trainer_state.json")["global_step"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         reason = "holds no trainer_state.json that says its step"
         raise ConfigError("resume_from_checkpoint", str(folder), reason, "give a checkpoint's folder") from None
 

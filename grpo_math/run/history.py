@@ -6,17 +6,18 @@
 Does not read files, and does not judge what a line says.
 """
 
-import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grpo_math.run import metrics
 
 Line = dict[str, Any]
+LARGEST = 1e100  # what is beyond is no measurement, and its square is no number
 
 
 def number(value: Any) -> float | None:
-    """A finite number, also out of the text that transformers makes of some; None for anything else.
+    """A number of at most `LARGEST`, also out of the text that transformers makes of some; None for anything else.
 
     >>> number("1e-3"), number(64), number(float("nan")), number("grpo"), number(True)
     (0.001, 64, None, None, None)
@@ -27,7 +28,7 @@ def number(value: Any) -> float | None:
         found = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    if not math.isfinite(found):
+    if not -LARGEST <= found <= LARGEST:
         return None
     return value if isinstance(value, int) else found
 
@@ -54,18 +55,34 @@ def as_now(line: Line) -> Line:
     return rest | {metrics.HELDOUT_IN_FORMAT: line[metrics.HELDOUT_ACCURACY]}
 
 
-def put(lines: dict[int, Line], line: Line) -> bool:
-    """Add a line to those of its step. Whether it goes back: it then starts its step and all later ones anew.
+class Lines:
+    """Lines by their steps, as they come: each is put in time that does not go with the number of lines."""
 
-    A line that adds to an earlier step what this lacks, such as its held-out accuracy, does not go back.
-    """
-    step = line[metrics.STEP]
-    back = bool(lines) and step < max(lines) and bool(lines.get(step, {}).keys() & line.keys() - {metrics.STEP})
-    if back:
-        for later in [known for known in lines if known >= step]:
-            del lines[later]
-    lines.setdefault(step, {}).update(line)
-    return back
+    def __init__(self) -> None:
+        self._by_step: dict[int, Line] = {}
+        self._steps: list[int] = []  # in order
+
+    def put(self, line: Line) -> bool:
+        """Add a line to those of its step. Whether it goes back: it then starts its step and all later ones anew.
+
+        A line that adds to an earlier step what this lacks, such as its held-out accuracy, does not go back.
+        """
+        step = line[metrics.STEP]
+        known = self._by_step.get(step, {})
+        back = bool(known.keys() & line.keys() - {metrics.STEP}) and step < self._steps[-1]
+        if back:
+            first = bisect_left(self._steps, step)
+            for later in self._steps[first:]:
+                del self._by_step[later]
+            del self._steps[first:]
+        if step not in self._by_step:
+            self._by_step[step] = {}
+            insort(self._steps, step)
+        self._by_step[step].update(line)
+        return back
+
+    def in_order(self) -> list[Line]:
+        return [self._by_step[step] for step in self._steps]
 
 
 def settled(history: Iterable[Mapping[str, Any]]) -> list[Line]:
@@ -74,8 +91,8 @@ def settled(history: Iterable[Mapping[str, Any]]) -> list[Line]:
     >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "heldout/accuracy": 0.25}, {"step": 2, "reward": None}])
     [{'step': 1, 'reward': 0.5, 'heldout/accuracy': 0.25}, {'step': 2}]
     """
-    lines: dict[int, Line] = {}
+    lines = Lines()
     for row in history:
         if (line := numbers(row)) is not None:
-            put(lines, line)
-    return [lines[step] for step in sorted(lines)]
+            lines.put(line)
+    return lines.in_order()

@@ -26,6 +26,8 @@ from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
 from grpo_math.run.watchdog import Watchdog
 
+KEPT = 1000  # lines of a trainer's log_history
+
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
     """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
@@ -127,6 +129,14 @@ class Progress(TrainerCallback):
     def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+class Shortened(TrainerCallback):
+    """transformers keeps every logged line until the end, in memory and in each checkpoint. history.jsonl has them all:
+    here the last `KEPT` stay."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        del state.log_history[:-KEPT]
 
 
 class Beat(TrainerCallback):

@@ -5,7 +5,8 @@ handler of Python's runs. So a thread of each rank watches the processes of the 
 killed, the first of those left says so in one line, and all end with exit code 69. One that has ended by itself has
 said why, and has left its exit code in a note (memfd_create(2)), with which the others end too.
 
-Does not watch ranks on other machines, nor where Linux is not: a lost rank shows there as what the collective raises.
+Does not watch ranks on other machines, nor where Linux is not: a lost rank shows there as what the collective raises
+(`unanswered`), after ``ddp_timeout`` where its machine or the network has gone without a word.
 """
 
 import contextlib
@@ -16,11 +17,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from torch.distributed import DistError, distributed_c10d
 
+from grpo_math.run.redact import one_line
 from grpo_math.run.signals import GONE
 
 TOKEN = 16  # bytes of a note that say whose it is; the exit code follows
@@ -50,12 +54,14 @@ class Peers:
         self.peers: list[Peer] = []
         self._left = threading.Event()
 
-    def watch(self, advice: Callable[[], str]) -> None:
+    def watch(self, advice: Callable[[], str], ddp_timeout: float = 1800.0) -> None:
         """Watch the others; all ranks call it together, and it raises what that collective does.
 
         ``advice``: how the run goes on, for the end of the line about a rank that was killed.
         """
         state = PartialState()
+        if state.num_processes > 1 and state.backend == "gloo":  # transformers passes it on for GPUs alone
+            distributed_c10d._set_pg_timeout(timedelta(seconds=ddp_timeout))
         if state.num_processes == 1 or sys.platform != "linux":
             return
         self.rank, self.advice = state.process_index, advice
@@ -98,6 +104,15 @@ class Peers:
                     os._exit(GONE)
                 if not self._left.wait(PATIENCE):
                     os._exit(code)
+
+
+def unanswered(error: BaseException | None) -> str | None:
+    """What a collective says that another rank did not answer, in one line; None for any other error."""
+    while error is not None:
+        if isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            return one_line(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _found(rank: int, pid: int, note: int, token: bytes) -> Peer | None:

@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler
 
+from grpo_math.reading import from_json
+
 ENDINGS = ("token", "key", "secret", "password", "passwd", "credentials")
 # Settings of a tokenizer, and of transformers, that only sound like it.
 NO_SECRETS = ("eos_token", "pad_token", "bos_token", "unk_token", "image_token", "video_token")
@@ -71,7 +73,7 @@ def hidden(word: str) -> str:
     ('{"dtype": "auto"}', '0.1')
     """
     try:
-        found = json.loads(word)
+        found = from_json(word)
     except ValueError:
         return word
     if not isinstance(found, dict) or (clean := without_secrets(found)) == found:

@@ -9,9 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpo_math.errors import ConfigError
+from grpo_math.reading import Unreadable, read_yaml
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
 from grpo_math.run.redact import without_secrets
@@ -62,8 +61,8 @@ def config_of(run_dir: Path) -> dict[str, Any] | None:
     if not there and not checkpoints(run_dir):
         return None
     try:
-        config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        config = read_yaml(run_dir / "config.yaml")
+    except Unreadable:
         config = None
     return config if isinstance(config, dict) else {}
 
@@ -76,7 +75,8 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     >>> changed(config, {"seed": 2, "top_p": 0.9}, {"seed", "top_p"}, {"seed": 42, "top_p": 1.0, "beta": 0.0})
     ['seed: 1 -> 2', 'top_p: 1.0 -> 0.9']
     """
-    before, now = config.get("stated", {}), stated(settings, given)
+    before = {str(name): value for name, value in config.get("stated", {}).items()}
+    now = stated(settings, given)
     lines = []
     for name in sorted((before.keys() | now.keys()) - APART):
         default = json.loads(json.dumps(defaults.get(name), default=str))

@@ -11,13 +11,14 @@ Does not import accelerate: what it knows is read out of its source.
 import ast
 import functools
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, cut, one_of
+from grpo_math.reading import Unreadable, read_json
+from grpo_math.run.history import number
 from grpo_math.settings.fields import classes_of
 from grpo_math.settings.shipped import find
 
@@ -31,24 +32,52 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
             off = {f"offload_{x}": {"device": own.get(f"offload_{x}_device", "none")} for x in ("optimizer", "param")}
             return {"zero_optimization": {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto", **off}}
         name = "deepspeed_config_file"
+    if isinstance(value, dict):
+        _check_zero(name, "{...}", value)
     if value is None or isinstance(value, dict):
         return value
+    if not isinstance(value, str):
+        raise ConfigError(name, value, "is no path", "give the path of a DeepSpeed JSON file")
     try:
-        read = json.loads(find(value).read_text(encoding="utf-8"))
-        if not isinstance(read, dict):
-            raise ValueError("a list, or a single value")
-        return read
-    except (OSError, ValueError) as error:
-        said = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else "is not a JSON object"
-        raise ConfigError(name, value, said, "give the path of a DeepSpeed JSON file") from None
+        read = read_json(find(value))
+    except Unreadable as error:
+        raise ConfigError(name, value, str(error), "give the path of a DeepSpeed JSON file") from None
+    if not isinstance(read, dict):
+        raise ConfigError(name, value, "is not a JSON object", "give the path of a DeepSpeed JSON file")
+    _check_zero(name, value, read)
+    return read
 
 
+def _check_zero(name: str, value: object, config: Mapping[str, Any]) -> None:
+    """What the plan reads of DeepSpeed's settings is of the kind that it should be."""
+    zero = config.get("zero_optimization")
+    parts = zero if isinstance(zero, dict) else {}
+    stage, bucket = parts.get("stage", 0), parts.get("reduce_bucket_size", "auto")
+    for part, said, good, remedy in (
+        ("zero_optimization", zero, zero is None or isinstance(zero, dict), "write its fields in {}"),
+        ("stage", stage, type(stage) is int and 0 <= stage <= 3, "give 1, 2 or 3"),
+        ("reduce_bucket_size", bucket, bucket == "auto" or number(bucket), "give a number, or auto"),
+        *((x, parts.get(x), isinstance(parts.get(x), dict | None), 'write {"device": "cpu"}') for x in OFFLOAD),
+    ):
+        if not good:
+            raise ConfigError(part, said, f"in {name}={cut(value)} cannot be", remedy)
+
+
+OFFLOAD = ("offload_optimizer", "offload_param")
 NUMBERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "GRPO_MATH_GRADE_MEMORY")
 TRUTH = ("1", "0", "true", "false", "yes", "no", "on", "off", "y", "n", "t", "f", "")
 SWITCHES = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP")
 PRECISIONS = ("no", "fp16", "bf16")
 LAUNCH = "unset it, or start with accelerate launch"
 DEVICE = re.compile(r"-?\d+|(GPU|MIG)-[\w/-]+")
+
+
+def whole_numbers() -> None:
+    """Raise `ConfigError` for a variable of `NUMBERS` that is none."""
+    for name in NUMBERS:
+        wanted = r"-1|[0-9]{1,18}" if name.endswith("RANK") else "[0-9]{1,18}"  # transformers takes -1 for no launcher
+        if not re.fullmatch(wanted, said := os.environ.get(name, "0")):
+            raise ConfigError(name, said, "is not a whole number", "unset it, or give a number")
 
 
 @functools.cache
@@ -90,10 +119,7 @@ def accelerate_config(name: str, says: Mapping[str, Any]) -> None:
 def environment() -> None:
     """Raise `ConfigError` for a variable that cannot be, before torch or accelerate trips over it."""
     said = os.environ
-    for name in NUMBERS:
-        number = r"-1|\d+" if name.endswith("RANK") else r"\d+"  # transformers takes -1 for no launcher
-        if not re.fullmatch(number, said.get(name, "0")):
-            raise ConfigError(name, said[name], "is not a whole number", "unset it, or give a number")
+    whole_numbers()
     processes = int(said.get("WORLD_SIZE", "1"))
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         if processes > 1 and name not in said:

@@ -14,13 +14,14 @@ Does not check what two settings mean together: batch.py, conflicts.py and train
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Collection, Hashable, Sequence
+import errno
+import os
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from grpo_math import reading
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import OR_BOOL, Field, fields
@@ -29,7 +30,16 @@ from grpo_math.trainer.ranges import refuse_out_of_range
 
 NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
 PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
+NOT_UTF8 = re.compile("[\0\ud800-\udfff]")
 YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+# What ``env`` may set. Not where programs, libraries, models and keys come from: a recipe may be somebody else's.
+MAY_SET = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    *("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"),
+    *("NCCL_SOCKET_IFNAME", "TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_OFFLINE"),
+    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES"),
+    *("GRPO_MATH_GRADE_MEMORY", "GRPO_MATH_JUDGE_MODEL"),
+)
 EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
 
 
@@ -70,7 +80,7 @@ def hint(name: str, known: Collection[str]) -> str:
     ('did you mean --learning_rate?', 'did you mean --model?', '')
     """
     meant = MEANT.get(name, name)
-    near = [one for one in known if meant in (one, MEANT.get(one))] or difflib.get_close_matches(name, known, n=1)
+    near = [one for one in known if meant in (one, MEANT.get(one))] or difflib.get_close_matches(name[:100], known, n=1)
     return f"did you mean --{near[0]}?" if near else ""
 
 
@@ -151,22 +161,6 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return path, words
 
 
-class _Strict(yaml.SafeLoader):
-    """YAML in which a field that is given twice is an error: the first would be ignored."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                said = f"a name is a list or a mapping, in line {key.start_mark.line + 1}"
-                raise yaml.constructor.ConstructorError(None, None, said)
-            if key.value in seen:
-                said = f"{key.value} is given twice, in line {key.start_mark.line + 1} again"
-                raise yaml.constructor.ConstructorError(None, None, said)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
 
@@ -174,20 +168,20 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         return UserError(f"--config {path}: {said}")
 
     try:
-        with open(find(path), encoding="utf-8") as file:
-            recipe = yaml.load(file, _Strict)
-    except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "is not a text file"
-        raise refused(f"{said}: give the path of a recipe") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise refused(f"is not YAML ({' '.join(str(error).split())[:300]}): check it") from None
+        recipe = reading.read_yaml(find(path), strict=True)
+    except reading.Unreadable as error:
+        raise refused(f"{error}: give a recipe, a YAML file with a field on each line") from None
     if not isinstance(recipe, dict):
         raise refused("holds no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):
         raise refused("env is not a mapping: write NAME: VALUE under it")
     for name, value in recipe.get("env", {}).items():
-        if not name or set(str(name)) & {"=", "\0"} or "\0" in str(value) or isinstance(value, list | dict | None):
+        text = f"{name}{value}"
+        if not name or "=" in str(name) or NOT_UTF8.search(text) or isinstance(value, list | dict | None):
             raise refused(f"env: {name} is not a variable with a value: write NAME: VALUE")
+        if str(name) not in MAY_SET:
+            remedy = "set it in the shell that starts the run"
+            raise refused(f"env: {str(name)[:200]!r} is not a variable that a recipe may set: {remedy}")
     return {str(name): value for name, value in recipe.items()}
 
 
@@ -218,19 +212,32 @@ def check(name: str, value: Any) -> Any:
     if field.choices and isinstance(value, str):
         one_of(name, value, field.choices)
     if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str) and value.startswith("~"):
-        value = str(Path(value).expanduser())  # as transformers does, later
+        value = os.path.expanduser(value)  # as transformers does, later
     return value
 
 
 def _check_text(name: str, text: str) -> None:
-    if "\0" in text:
-        raise ConfigError(name, text, "holds a NUL byte", "take it out")
+    if found := NOT_UTF8.search(text):
+        reason = "holds a NUL byte" if found[0] == "\0" else "is not UTF-8, or holds half of a surrogate pair"
+        raise ConfigError(name, text, reason, "take it out")
     if name in PATHS:
+        if text.startswith("~") and os.path.expanduser(text) == text:
+            raise ConfigError(name, text, "is in the folder of a user that there is not", "write the whole path")
+        if _is_loop(text):
+            raise ConfigError(name, text, "goes through a link that leads to itself", "name another one")
         longest = max(len(part.encode()) for part in text.split("/"))
         if long := "a file's name" if longest > 255 else "a path" if len(text.encode()) > 3000 else "":
             raise ConfigError(name, f"{text[:40]}...", f"is longer than {long} can be", "name another one")
         if text and (not text.strip() or not text.isprintable()):
             raise ConfigError(name, text, "is blank, or holds a line break", "name another one")
+
+
+def _is_loop(path: str) -> bool:
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def _typed(field: Field, value: Any) -> Any:
@@ -279,7 +286,7 @@ def _typed(field: Field, value: Any) -> Any:
 
 def _mapping(name: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = reading.from_json(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -92,11 +92,11 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(pipe, False)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        child = subprocess.Popen(command, start_new_session=True).pid
+        started = subprocess.Popen(command, start_new_session=True)  # held: a Popen that is dropped reaps its child
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    codes: dict[int, int] = {}
+    child, codes = started.pid, dict[int, int]()
     with contextlib.suppress(_Terminated):
         ended = os.pidfd_open(child)
         while not select.select([pipe, ended], [], [])[0].count(ended):

@@ -23,6 +23,7 @@ from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.server import key, make_key
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
@@ -50,7 +51,7 @@ SERVE_HELP = """\
 grpo-math serve --config RECIPE.yaml [--FIELD VALUE ...] [-- OPTION OF vllm serve ...]
 
   --gpus N      use the first N GPUs (default: all; CUDA_VISIBLE_DEVICES is respected)
-  --host HOST   who may reach it (default: 127.0.0.1; for adapters, 0.0.0.0 needs VLLM_API_KEY)
+  --host HOST   who may reach it (default: 127.0.0.1; any other needs VLLM_API_KEY)
   --port PORT   default: vllm_server_port, 8000, or any that is free
   --check       start nothing: print what a run of the recipe sends to its server, adapter, weights or none
   --json        with --check: as one JSON object on stdout
@@ -87,6 +88,7 @@ def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], 
     with _ended_by_signals({**dict.fromkeys(STOPPING, AGAIN), signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = None
         if serves:
+            make_key()
             log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
             server = Supervised(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
             stack.callback(server.stop)
@@ -122,6 +124,8 @@ def serve(argv: Sequence[str]) -> int:
     for word in more:  # vLLM takes the last, and any beginning of a name
         if any(name.startswith(word.partition("=")[0]) for name in ("--host", "--port")) and len(word) > 3:
             raise UserError(f"{word} after -- would bypass the checks: write it before the --")
+        if len(word) > 3 and "--api-key".startswith(word.partition("=")[0].replace("_", "-")):
+            raise UserError("--api-key would show the key to every user of this machine: set VLLM_API_KEY instead")
     if options.port is not None and not 1 <= options.port <= 65535:
         raise ConfigError("port", options.port, "is out of range", "give a number from 1 to 65535")
     if options.host is not None and not is_address(f"http://{options.host}"):
@@ -131,6 +135,8 @@ def serve(argv: Sequence[str]) -> int:
     layout = _of_server(recipe, gpus)
     port = own_port("port", options.port) if options.port else port_of(recipe, PORT)
     start = start_of(recipe, layout, gpus[: layout.server], port, options.host or "127.0.0.1", more)
+    if not key():
+        say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with _ended_by_signals({signal.SIGTERM: 143, signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
         server = Supervised(start, None)
         stack.callback(server.stop)

@@ -24,7 +24,7 @@ from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError
+from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError, one_line
 from grpo_math.evaluation import pass_rates
 from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.regrade import renew
@@ -36,9 +36,9 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.disk import failed_write
 from grpo_math.run.files import write_json
-from grpo_math.run.log import Beat, History, Progress, StopOnSignal, trackers, write_config
+from grpo_math.run.log import Beat, History, Progress, Shortened, StopOnSignal, trackers, write_config
 from grpo_math.run.main_process import on_main
-from grpo_math.run.peers import Peers
+from grpo_math.run.peers import Peers, unanswered
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import accelerate, recipe
@@ -48,6 +48,7 @@ from grpo_math.settings.shipped import find
 from grpo_math.train.heldout import HeldOut
 from grpo_math.train.resuming import go_on
 from grpo_math.train.selection import batch_of, by_difficulty, way_of_measuring
+from grpo_math.trainer import tiles
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     try:
         accelerate.environment()  # before any other module reads these variables
     except UserError as wrong:
-        print(f"error: {wrong}", file=sys.stderr)
+        print(f"error: {one_line(wrong)}", file=sys.stderr)
         return 2
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
@@ -78,12 +79,12 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
                 _refuse_unlaunched(read)
                 settings = Parser().parse(read)
                 run_dir = Path(str(settings.config.output_dir))
-                peers.watch(lambda: checkpoints.goes_on(run_dir))
+                peers.watch(lambda: checkpoints.goes_on(run_dir), settings.config.ddp_timeout)
                 train(settings, stop)
                 code = stop.code
         except UserError as error:
             code = stop.code or (1 if isinstance(error, PushError) else 2)
-            _say(f"error: {error}", everywhere=isinstance(error, OutOfMemory | WriteError))
+            _say(f"error: {one_line(error)}", everywhere=isinstance(error, OutOfMemory | WriteError))
             if isinstance(error, RewardError):  # on every rank alike, and torch's agent ends the others with the first
                 PartialState().wait_for_everyone()
         except KeyboardInterrupt:  # before training, or a second one
@@ -92,9 +93,12 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         except Stopped:  # before training, or after it
             code = AGAIN
             _say("stopped: the same command starts again, and goes on from its last checkpoint")
-        except BaseException:
+        except BaseException as error:
             if peers.broken(seconds=1.0):
                 code = GONE  # what was raised is that another rank does not answer
+            elif said := unanswered(error):
+                code, advice = GONE, checkpoints.goes_on(run_dir)
+                _say(f"error: another rank does not answer ({said}): see its machine; {advice}", everywhere=True)
             elif stop.code:
                 traceback.print_exc()
                 code = stop.code
@@ -192,13 +196,17 @@ class Run:
         trainer.remove_callback(ProgressCallback)
         trainer.remove_callback(RunFiles)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
-        for callback in (history, self.progress, Beat(watchdog), Diagnosis(history, self.resolved, tell=tell)):
+        findings = Diagnosis(history, self.resolved, tell=tell)
+        for callback in (history, self.progress, Shortened(), Beat(watchdog), findings):
             trainer.add_callback(callback)
         if self.is_main:
             kind = config.device.type
             print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
-            if about := self.setup.about_eval:
-                print(about, flush=True)
+            longest = config.max_completion_length or 0  # None: to the end of the model's window
+            tokens = config.update_token_budget or config.per_device_train_batch_size * longest
+            for about in (tiles.about(trainer.tiled, tokens), self.setup.about_eval):
+                if about:
+                    print(about, flush=True)
             run_dir.mkdir(parents=True, exist_ok=True)
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be of a longer run
             state = trainer.accelerator.state

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, cut
 from grpo_math.generation import server
 from grpo_math.generation.models import model_path
 from grpo_math.planner import devices
@@ -79,10 +79,11 @@ class Supervised:
         say("server", f"vLLM {version} is ready", clear=True)
 
     def ended(self) -> str:
-        """One line about a server that has gone, after the last lines of its log."""
+        """One line about a server that has gone, with its last words, after the last lines of its log."""
         code = self.kept.wait()
         self._tail()
-        where = f"its log, {self.log}, ends as above" if self.log else "its output is above"
+        said = [cut(line.strip()) + ", " for line in self._last(1)]
+        where = f"{''.join(said)}its log, {self.log}, ends as above" if self.log else "its output is above"
         return f"the vLLM server ended with exit code {code}: {where}; put right what it names and start again"
 
     def _progress(self, seconds: float) -> None:
@@ -117,8 +118,6 @@ def start_of(
     """How a recipe's server is started on these GPUs, none on a CPU. ``more``: further options of ``vllm serve``."""
     settings = {**DEFAULTS, **recipe}
     adapter = devices.sends_adapter(settings)
-    if host not in server.LOCAL and not adapter:  # no key helps: TRL's sync sends none
-        say("warning:", f"--host {host} lets whoever reaches it change the weights: only serve to a closed network")
     executable = _executable()
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
@@ -137,7 +136,6 @@ def start_of(
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
         lora_rank=settings["lora_r"] if adapter else 0,
-        needs_key=adapter,
         seed=int(recipe.get("seed") or 0),
         extra=[*extra, *more],
         executable=executable,

@@ -26,7 +26,7 @@ def trainer_of(
     """The trainer of a recipe, with its weights loaded."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
-        model_args.dtype = fast_dtype()
+        model_args.dtype = fast_dtype(config.use_cpu)
     own: Any = config.model_init_kwargs or {}
     given = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     config.model_init_kwargs = {**given, "attn_implementation": model_args.attn_implementation, **own}

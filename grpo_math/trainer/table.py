@@ -3,13 +3,14 @@
 Does not write the table: TRL does, as ``completions/completions_STEP.parquet`` and to the trackers.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from grpo_math.grading import Grade
 from grpo_math.rewards.columns import gold_of
+from grpo_math.trainer.advantages import weighted
 
 
 def columns_of(
@@ -17,18 +18,18 @@ def columns_of(
     grades: Sequence[Grade] | None,
     rewards: Tensor,
     ids: Sequence[Sequence[int]],
-    ends: Collection[int | None],
+    is_cut: Callable[[Sequence[int]], bool],
 ) -> dict[str, list[Any]]:
     """Columns of one entry a completion: which problem, its gold, the verdict and answer, the reward, the length.
 
     ``rewards`` (B,) are weighted sums, NaN where no function gave a number; ``ids`` the completions' tokens, of which
-    one that ends on none of ``ends`` was cut. What the data or the grader do not say is None: columns are
+    ``is_cut`` says whether the limit ended them. What the data or the grader do not say is None: columns are
     equally long.
 
     >>> from grpo_math.grading import Verdict
     >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")]
     >>> row = {"id": "a", "answer": "7"}
-    >>> columns = columns_of([row, row], grades * 2, Tensor([0.0, 1.0]), [[5, 6, 2], [5, 6]], {2})
+    >>> columns = columns_of([row, row], grades * 2, Tensor([0.0, 1.0]), [[5, 6, 2], [5, 6]], lambda ids: ids[-1] != 2)
     >>> for name, values in columns.items(): print(name, values)
     problem_id ['a', 'a']
     gold ['7', '7']
@@ -48,5 +49,15 @@ def columns_of(
         "in_format": [grade and grade.in_format for grade in graded],
         "reward": [None if value != value else value for value in rewards.tolist()],
         "tokens": [len(tokens) for tokens in ids],
-        "truncated": [not tokens or tokens[-1] not in ends for tokens in ids],
+        "truncated": [is_cut(tokens) for tokens in ids],
     }
+
+
+def tell(trainer: Any, rows: list[dict[str, Any]], ids: list[list[int]]) -> None:
+    """What explains a completion goes beside it in TRL's table, but where a reward function has that column."""
+    first = trainer.accelerator.process_index * len(rows)
+    of_rank = trainer._rewards_per_func[first : first + len(rows)]
+    rewards = weighted(of_rank, trainer.reward_weights.to(of_rank.device))
+    columns = columns_of(rows, trainer._grades, rewards, ids, trainer.endings.cut)
+    for name in columns.keys() - {*trainer._pending_extra_logs, *trainer.reward_func_names}:
+        trainer._log_completion_extra(name, columns[name])

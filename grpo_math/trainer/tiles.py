@@ -11,12 +11,14 @@ asked for (rollouts, scoring), tiles are computed one after the other.
 
 Parameters get their gradient through autograd itself, summed over tiles before a hook of DDP or DeepSpeed hears of it.
 
-Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, a dropout in the MLP,
-or parameters that are split among processes: `serves` says where it works, and the others compute as they did.
+A dropout in the MLP draws for each tile, and the same again when the tile is recomputed.
+
+Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, or parameters that are
+split among processes: `serves` says where it works, and the others compute as they did.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -33,12 +35,28 @@ MAPS = ("Linear", "Linear4bit")
 NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
-def set_up_as_asked(models: list[Any], args: Any, accelerator: Any, fsdp: bool) -> None:
-    """`set_up` as the training arguments allow: not where parameters are split or compiled."""
+def set_up_as_asked(models: list[Any], args: Any, accelerator: Any, fsdp: bool) -> int:
+    """`set_up` as the training arguments allow: not where parameters are split or compiled. How many layers' MLPs are
+    in tiles in an update."""
     zero = accelerator.state.deepspeed_plugin
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    if not fsdp and (zero is None or zero.zero_stage < 3) and not args.torch_compile:
-        set_up(models, learns=bool(args.gradient_checkpointing and not reentrant))
+    learns = bool(args.gradient_checkpointing and not reentrant)
+    if fsdp or (zero is not None and zero.zero_stage == 3) or args.torch_compile:
+        return 0
+    return learns * set_up(models, learns)
+
+
+def about(layers: int, tokens: int) -> str | None:
+    """What is said at the start of a run whose passes have some ``tokens``; None where no MLP comes to be in tiles.
+
+    >>> about(28, 4096)
+    'MLPs of 28 layers in up to 4 tiles of at least 1024 tokens'
+    >>> about(28, 2047), about(0, 4096)
+    (None, None)
+    """
+    if not layers or tokens < 2 * LEAST:
+        return None
+    return f"MLPs of {layers} layers in up to {MOST} tiles of at least {LEAST} tokens"
 
 
 def set_up(models: list[Any], learns: bool) -> int:
@@ -61,10 +79,9 @@ def serves(layer: Any) -> bool:
 
 
 def _by_token(linear: Any) -> bool:
-    """Whether a linear map, with its LoRA if it has one, treats every token by itself and draws no random number."""
+    """Whether a linear map, with its LoRA if it has one, treats every token by itself."""
     base = getattr(linear, "base_layer", linear)
-    drops = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in linear.modules())
-    return type(base).__name__ in MAPS and not drops and not getattr(linear, "lora_variant", None)
+    return type(base).__name__ in MAPS and not getattr(linear, "lora_variant", None)
 
 
 class Tiled:
@@ -158,6 +175,10 @@ class _Later:
     def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str) -> None:
         self.forward, self.kept, self.number, self.count = forward, kept, number, 0
         self.there: dict[int, Tensor] = {}
+        self.generators: list[Any] = [
+            place for place in (torch, getattr(torch, kind, None)) if hasattr(place, "get_rng_state")
+        ]
+        self.drawn: list[Tensor] = [place.get_rng_state() for place in self.generators]
         self.autocast: dict[str, Any] = {
             "device_type": kind,
             "enabled": torch.is_autocast_enabled(kind),
@@ -188,6 +209,18 @@ class _Later:
 
         states = self.kept.tile(self.number).detach().requires_grad_()
         again = torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack)
-        with suppress(_Done), torch.enable_grad(), again[0], again[1]:
+        with suppress(_Done), torch.enable_grad(), again[0], again[1], self._as_drawn():
             self.forward(states)
         self.there = there
+
+    @contextmanager
+    def _as_drawn(self) -> Iterator[None]:
+        """A dropout draws what it drew at first, and what is drawn elsewhere does not change for it."""
+        now = [place.get_rng_state() for place in self.generators]
+        try:
+            for place, state in zip(self.generators, self.drawn, strict=True):
+                place.set_rng_state(state)
+            yield
+        finally:
+            for place, state in zip(self.generators, now, strict=True):
+                place.set_rng_state(state)

@@ -66,11 +66,12 @@ from grpo_math.rewards.columns import gold_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
-from grpo_math.trainer import longest, losses, scoring, state, tiles
+from grpo_math.trainer import longest, losses, scoring, state, table, tiles
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
+from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.golds import look_for_golds
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -79,7 +80,6 @@ from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
 from grpo_math.trainer.rows import Rows, limited, scored
 from grpo_math.trainer.run_files import RunFiles
-from grpo_math.trainer.table import columns_of
 
 logger = get_logger(__name__)
 
@@ -116,6 +116,7 @@ class MathGRPOTrainer(GRPOTrainer):
             super().__init__(model, _resolve(reward_funcs, self._mishaps), args, *rest, **kwargs)
         if said:
             logger.warning(said)
+        self.endings = Endings(self)
         self._set_up_updates()
         self._reference = follow(self, every) if (every := self.settings.reference_refresh_steps) else None
         rounds = self.settings.resample_groups
@@ -129,7 +130,7 @@ class MathGRPOTrainer(GRPOTrainer):
         settings, accelerator = self.settings, self.accelerator
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         packs = settings.pack_updates and scoring.set_up(self, models)
-        tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
+        self.tiled = tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
@@ -159,6 +160,11 @@ class MathGRPOTrainer(GRPOTrainer):
             except ServerAway as error:
                 raise UserError(state.saved_before(self, error)) from None
 
+    def _generate(self, prompts: list[Any]) -> Any:
+        found = super()._generate(prompts)
+        self.endings.count(self, found[1])
+        return found
+
     # Verdicts, rewards, advantages
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
@@ -170,17 +176,8 @@ class MathGRPOTrainer(GRPOTrainer):
                 inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
-            self._tell_table(inputs, completion_ids_list)
+            table.tell(self, inputs, completion_ids_list)
         return self._rewards_per_func
-
-    def _tell_table(self, rows: list[dict[str, Any]], ids: list[list[int]]) -> None:
-        """What explains a completion goes beside it in TRL's table, but where a reward function has that column."""
-        first = self.accelerator.process_index * len(rows)
-        of_rank = self._rewards_per_func[first : first + len(rows)]
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        columns = columns_of(rows, self._grades, weighted(of_rank, self.reward_weights.to(of_rank.device)), ids, ends)
-        for name in columns.keys() - {*self._pending_extra_logs, *self.reward_func_names}:
-            self._log_completion_extra(name, columns[name])
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
         """The grades of this rank's completions; None where no row of any rank has a gold answer."""
@@ -216,6 +213,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:
                     output = self._resampler(self, output, inputs, super()._generate_and_score_completions)
+                output = self.endings.mask(output, self.accelerator)
                 if self.settings.max_seq_length_train:
                     output = self._limit(output)
             self._set_advantages(output)

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # For the sbatch scripts to source, with the recipe and its settings: where a job's run lies, and how a job that was
 # preempted goes on. Sets `run` (the settings that name the run), `port` (its own, so that two jobs can share a node)
-# and `sent` (what goes to the vLLM server of the recipe: adapter or weights; none where it has no server).
+# and `sent` (what goes to the vLLM server of the recipe: adapter or weights; none where it has no server), and exports
+# the key of that server, which srun hands to every node in the environment.
 
 run_dir=runs/$SLURM_JOB_NAME-$SLURM_JOB_ID
 # shellcheck disable=SC2034
@@ -10,6 +11,7 @@ run=(--output_dir "$run_dir") # the same command goes on with what is there
 port=$((20000 + SLURM_JOB_ID % 10000))
 # shellcheck disable=SC2034
 sent=$(grpo-math serve --check --config "$@")
+export VLLM_API_KEY=${VLLM_API_KEY:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
 
 # SLURM sends USR1 ten minutes before the job's time is up (#SBATCH --signal), and TERM before it preempts the job. It
 # is passed on as USR1, since srun answers TERM by killing its tasks. Training finishes its step, saves, and ends with

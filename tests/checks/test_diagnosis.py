@@ -231,6 +231,16 @@ def waves(high, low, until=80):
     return lambda step: high if step <= until and step // 10 % 2 else low
 
 
+def trembling(rise):
+    """Waves of so much between lines that go up and down by 0.08."""
+    return lambda step: 0.4 + rise * (step // 10 % 2) + (0.08 if step % 2 else -0.08)
+
+
+def in_the_middle(middle, last):
+    """256 problems before the run, of which half are right, in its middle, and after it."""
+    return [*evaluated(0.5, last), *evaluation_line(40, {"accuracy": middle, "n": 256})]
+
+
 # Each threshold, from both sides: (finding, settings, what is just over it, what is just under it).
 EDGES = [
     ("flat_reward", {}, steady(reward=then(0.4, 0.47)), steady(reward=then(0.4, 0.53))),
@@ -238,6 +248,19 @@ EDGES = [
     ("flat_reward", {}, steady(steps=40), steady(steps=39)),
     ("flat_reward", {}, steady(reward=zigzag(0.4, 0.4, 0.07)), steady(reward=zigzag(0.4, 0.44, 0.07))),
     ("oscillating", {}, steady(reward=waves(0.65, 0.4)), steady(reward=waves(0.55, 0.4))),
+    ("oscillating", {}, steady(reward=trembling(0.45)), steady(reward=trembling(0.32))),
+    (  # four swings, and three
+        "oscillating",
+        {},
+        steady(reward=waves(0.9, 0.1, until=45)),
+        steady(reward=lambda s: 0.9 if 10 <= s < 20 or s >= 30 else 0.1),
+    ),
+    (  # one line of three holds a reward: that none of 13 more does is a chance of 4.4%, of 11 more of 5.7%
+        "collapse",
+        {},
+        steady(steps=16, reward_min=0.0, reward_max=lambda s: float(s == 3)),
+        steady(steps=14, reward_min=0.0, reward_max=lambda s: float(s == 3)),
+    ),
     ("collapse", {}, steady(reward=then(0.64, 0.4)), steady(reward=then(0.56, 0.4))),
     ("collapse", {}, steady(reward=zigzag(0.7, 0.4)), steady(reward=zigzag(0.63, 0.4))),
     ("format_without_accuracy", {}, steady(format=then(0.5, 0.75)), steady(format=then(0.5, 0.65))),
@@ -261,6 +284,9 @@ EDGES = [
     ("learning_rate_too_low", {}, steady(kl=8e-5), steady(kl=1.3e-4)),
     ("learning_rate_too_low", {}, steady(learning_rate=4e-6), steady(learning_rate=6e-6)),
     ("learning_rate_too_low", {"use_peft": False}, steady(learning_rate=8e-8), steady(learning_rate=1.3e-7)),
+    ("sampler_apart", {}, changed(sampler_difference=0.12), changed(sampler_difference=0.08)),
+    ("heldout_worse", {}, evaluated(0.5, 0.375), evaluated(0.5, 0.4)),
+    ("heldout_worse", {}, in_the_middle(0.5, 0.3), in_the_middle(0.3, 0.5)),
     ("loss_near_zero", {}, changed(loss=0.008), changed(loss=0.013)),
 ]
 
@@ -269,6 +295,15 @@ EDGES = [
 def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
     assert name in checks_of(over, settings)
     assert name not in checks_of(under, settings)
+
+
+def test_a_collapse_explains_groups_that_are_all_wrong():
+    def fallen(step):
+        return rising(step) if step < 55 else 0.1
+
+    hard = {"degenerate": 0.9, "all_wrong": 0.8, "all_right": 0.1}
+    assert "groups_too_hard" in checks_of(changed(reward=noisy(rising), **hard), {})
+    assert checks_of(changed(reward=noisy(fallen), **hard), {}) == {"collapse", "loss_near_zero"}
 
 
 def test_a_short_limit_alone_is_no_eos_mismatch():

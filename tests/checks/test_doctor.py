@@ -62,6 +62,7 @@ FILES = {
     "half_golds.jsonl": "".join(f'{{"problem": "p{i}", "answer": "\\\\frac{{{i}}}{{"}}\n' for i in range(20)),
     "rows.jsonl": "".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(20)),
     "list.json": "[]",
+    "stage.json": '{"zero_optimization": {"stage": "two"}}',
     "sharded_model/config.json": '{"model_type": "llama"}',
     "sharded_model/model.safetensors.index.json": '{"weight_map": {"x": "model-00001-of-00002.safetensors"}}',
     "bert_model/config.json": '{"model_type": "bert", "architectures": ["BertModel"]}',
@@ -103,6 +104,7 @@ def folder(tmp_path_factory, tiny) -> Path:
         shutil.copytree(tiny(), file.parent)
         file.write_text(says if isinstance(says, str) else json.dumps(json.loads(file.read_text()) | says))
     os.mkfifo(folder / "pipe.jsonl")
+    (folder / "loop").symlink_to("loop")
     return folder
 
 

@@ -31,6 +31,24 @@ def found(check: str, *words: str, **more) -> list[tuple[str, str]]:
     return [(finding.level, f"{finding.message}: {finding.remedy}") for finding in findings]
 
 
+# The recipe
+
+
+def test_a_setting_without_its_switch_is_refused_and_one_that_is_switched_off_is_said():
+    refused = "lora_r=8 would be ignored without use_peft: set use_peft: true, or leave it out"
+    assert found("without_effect", "--lora_r", "8") == [("error", refused)]
+    off = "lora_r: no effect with use_peft=False: set use_peft: true"
+    assert found("without_effect", "--lora_r", "8", "--use_peft", "false") == [("info", off)]
+    assert found("without_effect", "--lora_r", "8", "--use_peft") == []
+
+
+def test_dropout_under_a_kl_term_is_a_warning():
+    lora = ["--use_peft", "--lora_dropout", "0.1"]
+    said = "lora_dropout=0.1 with beta=0.1: the KL takes in the noise of the dropout: lora_dropout: 0.0"
+    assert found("adapter", *lora, "--beta", "0.1") == [("warning", said)]
+    assert found("adapter", *lora) == []
+
+
 # The machine
 
 

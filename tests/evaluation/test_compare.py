@@ -8,12 +8,13 @@ import re
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.evaluation.compare import SAME, Change, ResultsError, changed, compare, comparison, read_results
+from grpo_math.evaluation.compare import Change, ResultsError, changed, compare, comparison, read_results
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report.terminal import terminal_changes, terminal_table, text_of
 from grpo_math.run.metrics import CATEGORIES
 
 GRADER = "0f0f"
+ALIKE = ("template", "prompt_hash", "grader_hash", "samples", "temperature", "max_new_tokens")
 
 
 def results(*right: list[bool], **changes) -> dict:
@@ -43,11 +44,12 @@ def write(path, content: dict):
     return str(path)
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", ALIKE)
 def test_each_difference_that_is_no_training_is_refused_by_name(name, tmp_path, capsys):
-    before, after = one(0, 1), one(1, 1) | {name: "another"}
+    other = 7 if name in ("samples", "temperature", "max_new_tokens") else "another"
+    before, after = one(0, 1), one(1, 1) | {name: other}
     for function in (compare, changed, comparison, terminal_table):
-        with pytest.raises(ResultsError, match=f"^{name} differs \\(before .*, after 'another'\\): ") as refused:
+        with pytest.raises(ResultsError, match=f"^{name} differs \\(before .*, after {other!r}\\): ") as refused:
             function(before, after)
         assert "\n" not in str(refused.value)
     arguments = ["evaluate", "--compare", write(tmp_path / "b.json", before), write(tmp_path / "a.json", after)]
@@ -88,17 +90,22 @@ def test_another_math_verify_is_named_with_how_to_grade_anew():
 def test_other_problems_are_refused():
     with pytest.raises(ResultsError, match=r"the problems differ \(before 2, after 3, in one only 1, such as 'p2'\)"):
         compare(one(0, 1), one(0, 1, 1))
+    for name in ("problem", "gold"):
+        after = one(0, 1)
+        after["rows"][1][name] = "another"
+        with pytest.raises(ResultsError, match=f"{name} of 'p1' differs: evaluate both on the same data"):
+            compare(one(0, 1), after)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is not JSON: it is half written or damaged"),
-        ('{"schema": 1, "rows": [{"id', "is not JSON: it is half written or damaged"),
+        ("", "is not JSON ("),
+        ('{"schema": 1, "rows": [{"id', "is not JSON ("),
         ('{"schema": 1, "rows": []}', "rows is empty"),
         ("[1, 2]", "is not a results file of schema 1"),
         ('{"measured": {}}', "is not a results file of schema 1"),
-        (b"\xff\xfe", "is not JSON"),
+        (b"\xff\xfe", "is not UTF-8 (byte 0)"),
     ],
 )
 def test_a_file_that_holds_no_results_is_one_line(content, words, tmp_path, capsys):

@@ -33,6 +33,8 @@ def test_another_way_of_measuring_is_named(tmp_path):
         ConfigError, match=r"output='.*a' was measured with seed=0, not 1: name another file"
     ) as refused:
         journal.read(tmp_path / "a", {**ABOUT, "seed": 1}, "output")
+    with pytest.raises(ConfigError, match=r"was measured with template=None, not 'gsm8k'"):
+        journal.read(tmp_path / "a", {**ABOUT, "template": "gsm8k"}, "output")
     assert "\n" not in str(refused.value)
 
 

@@ -156,6 +156,13 @@ def test_ten_thousand_resamples_of_256_problems_take_under_a_third_of_a_second()
     assert time.perf_counter() - started < 5
 
 
+def test_both_ends_of_the_interval_leave_as_many_resamples_out():
+    rng = random.Random(0)
+    before, after = ([rng.random() for _ in range(40)] for _ in range(2))
+    up, down = paired_bootstrap(before, after, 1000), paired_bootstrap(after, before, 1000)  # the same draws, mirrored
+    assert (up.lo, up.hi) == (-down.hi, -down.lo)
+
+
 def test_the_same_seed_gives_the_same_interval_and_the_level_widens_it():
     before, after = [0] * 60 + [1] * 40, [1] * 30 + [0] * 30 + [1] * 30 + [0] * 10
     assert paired_bootstrap(before, after, seed=4) == paired_bootstrap(before, after, seed=4)
@@ -223,6 +230,7 @@ def test_the_paired_interval_holds_the_middle_95_of_all_resamples():
 def test_wilson_of_means_at_its_ends():
     assert wilson_of_means([[1, 1], [1, 1]]) == wilson(2, 2), "no spread: each problem counts once"
     assert wilson_of_means([[1, 0], [0, 1], [1, 0], [1, 0]]) == wilson(2, 4)
+    assert wilson_of_means([[1, 0], [1, 0], [0, 1], [1, 1]]) == wilson(5, 8), "no more than there are completions"
     assert wilson_of_means([[1, 0, 1, 1]]) == wilson(0.75, 1), "one problem: nothing is known of the error"
     assert wilson_of_means([[1, 1], [1, 0], [0, 0], [1, 0]]) == pytest.approx(wilson(3, 6))  # SE^2 = 1/24, p(1-p) = 1/4
 

@@ -73,8 +73,10 @@ def test_a_run_on_several_sets_compares_base_and_trained_on_each(data, tiny, tmp
 
 def test_a_number_within_the_authors_tolerance_is_right():
     from grpo_math.evaluation.scoring import as_published
-    from grpo_math.grading import grade_batch
+    from grpo_math.grading import Grade, Verdict, grade_batch
 
+    late = Grade(Verdict.TIMEOUT, "2.5")
+    assert as_published(late, "2.5", {"tolerance": 0.1}) == late
     rows = [{"answer": "2.5", "tolerance": 0.1}, {"answer": "2.5", "tolerance": 1e-8}, {"answer": "2.5"}]
     grades = grade_batch([row["answer"] for row in rows], [r"\boxed{2.45}"] * 3)
     assert [str(as_published(g, row["answer"], row).verdict) for g, row in zip(grades, rows, strict=True)] == [

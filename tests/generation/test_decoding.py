@@ -126,6 +126,34 @@ def test_small_batches(batch, sampling, model, tokenizer):
     assert_same(*both(model, grouped(tokenizer, *BATCHES[batch]), **sampling))
 
 
+BEGINNING = "Work it out, then give the number after ####. " * 10
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_all_prompts_begin_with_is_computed_once(family, tiny, tokenizer):
+    model, prompts = load(tiny(family)), [BEGINNING + prompt for prompt in PROMPTS]
+    inputs = grouped(tokenizer, prompts)
+    plain, ours = both(model, inputs, **SAMPLED)
+    assert_same(plain, ours)
+    shared = len(tokenizer(BEGINNING)["input_ids"])
+    (one, length), (rows, rest) = ours[2][:2]
+    assert (one, rows) == (1, len(prompts))
+    assert abs(length - shared) <= 1
+    assert length + rest == inputs.input_ids.size(1)
+
+
+@pytest.mark.parametrize("changed", ["a position", "a mask within"])
+def test_a_beginning_is_common_only_with_its_mask_and_positions(changed, model, tokenizer):
+    inputs = grouped(tokenizer, [BEGINNING + prompt for prompt in PROMPTS], group=1)
+    if changed == "a position":
+        inputs["position_ids"] = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp(min=0)
+        inputs["position_ids"][1] += 7
+    else:
+        inputs["attention_mask"][2, -30] = 0
+    plain, ours = both(model, inputs, do_sample=False)
+    assert_same(plain, ours)
+
+
 def test_no_mask_is_a_mask_of_ones(model):
     ids = torch.randint(5, 4000, (2, 6)).repeat_interleave(3, 0)
     assert_same(*both(model, {"input_ids": ids}, **SAMPLED))
@@ -337,3 +365,12 @@ def test_an_evaluation_computes_equal_prompts_once_whatever_the_attention(implem
         plain = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
     assert shapes[0][0] == len(prompts)
     assert [completion.text for completion in ours] == [completion.text for completion in plain]
+
+
+def test_a_completion_ends_with_its_first_end_token_or_is_cut():
+    class Numbers:
+        def decode(self, ids, skip_special_tokens):
+            return " ".join(map(str, ids))
+
+    assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == ("5 2", 2, False)
+    assert completions.read_off(Numbers(), [5, 6], [2, 3]) == ("5 6", 2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -10,7 +11,8 @@ import pytest
 from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.server import Server, ServerError, command, environment, served_rank
+from grpo_math.generation.beside_vllm.grpo_math_key import Guard
+from grpo_math.generation.server import BESIDE, GUARD, Server, ServerError, command, environment, served_rank
 
 
 @pytest.fixture
@@ -56,11 +58,59 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"host='0.0.0.0' .*VLLM_API_KEY"):
         command("m", host="0.0.0.0")
-    assert "VLLM_API_KEY" not in environment()
+    assert not {"VLLM_API_KEY", "PYTHONPATH"} & set(environment())
+    assert "--middleware" not in command("m")
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert "secret" not in " ".join(command("m", host="0.0.0.0"))
     assert environment()["VLLM_API_KEY"] == "secret"
     assert environment()["VLLM_SERVER_DEV_MODE"] == "1"
+    assert after(command("m"), "--middleware") == GUARD
+    assert environment()["PYTHONPATH"].split(":")[0] == str(BESIDE)
+    assert {path.name for path in BESIDE.glob("*.py")} == {"__init__.py", f"{GUARD.split('.')[0]}.py"}
+
+
+@pytest.mark.parametrize("said", [None, "Bearer sec", "Bearer secret2", "Basic secret", "secret", "Bearer "])
+@pytest.mark.parametrize("path", ["/v1/completions", "/collective_rpc", "/sleep", "/", "/health/", "/v1/realtime"])
+def test_no_path_is_open_without_the_key_but_health(said, path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret\n")
+    reached, sent = [], []
+
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def send(message):
+        sent.append(message)
+
+    def ask(path, said, kind="http"):
+        headers = [(b"authorization", said.encode())] if said is not None else []
+        asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
+
+    ask(path, said)
+    assert (reached, [message.get("status") for message in sent]) == ([], [401, None])
+    ask(path, said, "websocket")
+    assert (reached, sent[-1]) == ([], {"type": "websocket.close", "code": 1008})
+    for words in (
+        (path, "Bearer secret"),
+        ("/health", said),
+        ("/", said, "lifespan"),
+        (path, "Bearer secret", "websocket"),
+    ):
+        ask(*words)
+    assert reached == [path, "/health", "/", path]
+
+
+def test_trls_own_client_sends_the_key_too(small, monkeypatch):
+    from trl.generation import vllm_client
+
+    from grpo_math.generation.sync import KeyedClient
+
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
+    for key in ("secret", ""):
+        monkeypatch.setenv("VLLM_API_KEY", key)
+        small.headers.clear()
+        assert KeyedClient(base_url=small.url).model == "base"
+        assert small.asked[-1] == "/v1/models"
+        assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])

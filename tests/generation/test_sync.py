@@ -25,7 +25,8 @@ from vllm_process import VLLM, Process, of_session
 
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps, save_adapter, scaled
-from grpo_math.generation.sync import AdapterGeneration
+from grpo_math.generation.server import Server, ServerError
+from grpo_math.generation.sync import AdapterGeneration, KeyedClient
 
 PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
@@ -80,6 +81,32 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
         assert line["sync_share"] == pytest.approx(line["seconds/sync"] / line["step_time"])
         assert line["sampling/sampling_logp_difference/mean"] < 0.2
     print([(round(line["seconds/sync"], 3), round(line["step_time"], 2)) for line in history])
+
+
+OPEN_IN_VLLM = ["/collective_rpc", "/sleep?level=2", "/reset_prefix_cache", "/pause", "/invocations", "/tokenize"]
+
+
+def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, monkeypatch):
+    from trl.generation import vllm_client
+
+    url, secret = process.server.url, os.environ["VLLM_API_KEY"]
+    body = {"lora_name": "x", "lora_path": "/tmp", "method": "list_loras", "prompt": "a", "model": process.model}
+    posts = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", *OPEN_IN_VLLM]
+    for path, sent in [*((path, body) for path in posts), *((path, None) for path in ("/server_info", "/v1/models"))]:
+        for key in ("wrong", f"{secret}x"):
+            with pytest.raises(ServerError) as error:
+                Server(url, api_key=key)._send(path, sent)
+            assert error.value.status == 401, path
+    assert Server(url, api_key="wrong").healthy()
+    assert secret not in json.dumps(process.server._ask("/server_info?config_format=json"))
+    assert secret not in (process.folder / "server.log").read_text()
+    for pid in of_session(process.process.pid):
+        assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
+    process.server._send("/reset_prefix_cache", {})
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
+    assert KeyedClient(base_url=url).get_server_info()["lora_config"]["max_lora_rank"] == 16
+    with pytest.raises(Exception, match="401"):
+        vllm_client.VLLMClient(base_url=url)
 
 
 class SameFolder(AdapterGeneration):

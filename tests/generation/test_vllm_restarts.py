@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from small_vllm import SETTINGS, SmallVLLM
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import server
+from grpo_math.generation.sync import PREFIX
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -82,7 +86,7 @@ def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(smal
     assert trainer.vllm_generation.canary.agreed == 2
     assert [line["step"] for line in trainer.state.log_history if "loss" in line] == [1, 2, 3, 4]
     assert len(small.adapters) == 1  # that of the last sync: the older ones were unloaded
-    folders = list(trainer.vllm_generation.root.iterdir())
+    folders = list(trainer.vllm_generation.root.glob("[!.]*"))
     assert [folder.name for folder in folders] == list(small.adapters)
     for line in trainer.state.log_history:
         assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
@@ -108,6 +112,44 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(s
     again = trainer_of(small.url, tiny, tokenizer, tmp_path)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert again.state.global_step == 4
+
+
+def test_a_server_that_accepts_and_never_answers_ends_the_run_with_a_checkpoint(
+    small, tiny, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(server, "AT_ONCE", 0.5)
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
+    sync, released = trainer.vllm_generation.sync_weights, threading.Event()
+
+    def last_sync():
+        sync()
+        if trainer.state.global_step == 2:
+            small.before = lambda path: released.wait(300)
+
+    trainer.vllm_generation.sync_weights = last_sync
+    try:
+        with pytest.raises(UserError, match=r"no vLLM server answers .* after 1 seconds.*checkpoint-2 is saved"):
+            trainer.train()
+    finally:
+        released.set()
+
+
+def test_the_next_run_removes_the_adapter_of_one_that_was_killed_and_no_other(
+    small, tiny, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GRPO_MATH_ADAPTER_DIR", str(tmp_path / "adapters"))
+    live = trainer_of(small.url, tiny, tokenizer, tmp_path / "live").vllm_generation.root
+    start = "import os, sys; from pathlib import Path; from grpo_math.run import lock; lock.hold(Path(sys.argv[1])); "
+    killed, other = (tmp_path / "adapters" / f"{PREFIX}{name}" for name in ("killed", "other"))
+    subprocess.run([sys.executable, "-c", f"{start}os.kill(os.getpid(), 9)", killed])
+    (killed / "0-1").mkdir()
+    command = [sys.executable, "-c", f"{start}print(flush=True); sys.stdin.read()", other]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        trainer = trainer_of(small.url, tiny, tokenizer, tmp_path / "next")
+        root = trainer.vllm_generation.root
+        assert set(root.parent.iterdir()) == {live, other, root}
+        process.stdin.close()
 
 
 def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_adapter_again(

@@ -92,6 +92,9 @@ def test_a_difference_far_below_float_precision_is_seen(q, places):
 def test_a_percentage_is_its_hundredth_and_its_bare_number_and_nothing_else(n, other):
     assert compare(f"{n}%", str(n))[0] is Verdict.CORRECT
     assert compare(f"{n}%", f"{n}/100")[0] is Verdict.CORRECT
+    hundredth = f"{n // 100}.{n % 100:02}"
+    assert compare(f"{n}%", hundredth)[0] is compare(hundredth, f"{n}%")[0] is Verdict.CORRECT
+    assert n == 0 or compare(f"{n}%", f"{n}00")[0] is compare(f"{n}00", f"{n}%")[0] is Verdict.WRONG
     assume(n and Fraction(other, 7) not in (1, Fraction(1, 100)))
     assert compare(f"{n}%", f"{n * other}/7")[0] is Verdict.WRONG
 
@@ -142,6 +145,12 @@ def test_worked_values():
     assert rational(parse("-2^2")) == -4
     assert value(r"3\frac{1}{4}\text{ cups}") == Fraction(13, 4)
     assert value("1.5 million") == 1_500_000
+    assert (value("25%"), value("-25%"), value("-3.5")) == (Fraction(1, 4), Fraction(-1, 4), Fraction(-7, 2))
+
+
+def test_two_numbers_side_by_side_are_not_one():
+    for gold, answer in (("42", "4 2"), ("4 2", "42")):
+        assert compare(gold, answer)[0] is not Verdict.CORRECT
 
 
 def test_beyond_the_size_limit_there_is_no_exact_value():

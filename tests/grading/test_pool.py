@@ -427,3 +427,32 @@ def test_the_main_module_is_not_imported_again_by_a_worker(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, timeout=60)
     assert done.stdout.split() == ["imported", "correct"]
+
+
+LIMITED = """
+import os, resource, sys
+from grpo_math.grading import pool
+if not os.getuid():  # whom the limit does not bind
+    os.setresuid(65534, 65534, 0)
+limit = getattr(resource, f"RLIMIT_{sys.argv[1]}")
+soft, hard = resource.getrlimit(limit)
+resource.setrlimit(limit, (len(os.listdir("/proc/self/fd")) + 1 if sys.argv[1] == "NOFILE" else 0, hard))
+pauses = []
+def sleep(pause):
+    pauses.append(pause)
+    if len(pauses) == int(sys.argv[2]):
+        resource.setrlimit(limit, (soft, hard))
+        os.setresuid(*[os.getresuid()[2]] * 3)
+pool.time.sleep = sleep
+print(pool.Pool(1).run([("x^2-1", "(x-1)(x+1)")], timeout=20.0)[0].verdict, pauses)
+"""
+
+
+@pytest.mark.parametrize(("limit", "said"), [("NPROC", "can't start new thread"), ("NOFILE", "Too many open files")])
+def test_a_system_that_gives_no_process_is_asked_again_and_then_one_clear_error(limit, said):
+    command = [sys.executable, "-c", LIMITED, limit]
+    again = subprocess.run([*command, "2"], cwd=ROOT, capture_output=True, text=True)
+    assert again.stdout == "correct [0.5, 2.0]\n", again.stderr
+    done = subprocess.run([*command, "0"], cwd=ROOT, capture_output=True, text=True)
+    remedy = "raise the limit that it names (ulimit -a), or end other programs"
+    assert done.stderr.splitlines()[-1].endswith(f"WorkerError: the grading worker cannot start: {said}: {remedy}")

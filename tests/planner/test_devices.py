@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, plan, serve_layout
+from grpo_math.planner import devices, memory, plan, serve_layout
 from grpo_math.planner.devices import Gpu
-from grpo_math.planner.settings import NotPlanned
+from grpo_math.planner.model import shape_of, shipped
+from grpo_math.planner.settings import NotPlanned, resolve
+from grpo_math.run.machine import GB
 
 LORA = {"dtype": "bfloat16", "use_peft": True, "prompts_per_step": 16, "per_device_train_batch_size": 8}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
@@ -85,12 +87,21 @@ def test_every_gpu_has_one_role_and_what_is_idle_has_a_reason(model, kind, gpus)
         assert heads % len(roles["vLLM server"]) == 0
 
 
+def test_a_server_has_room_for_its_overhead():
+    """1 GB, beside its weights and a sequence, in 90% of a GPU."""
+    shape, settings = shape_of("q", shipped()["Qwen/Qwen2.5-7B"]), resolve({**SERVER, "vllm_max_model_length": 1024})
+    held = sum(memory.weights(shape, settings, 2).values()) + memory.sequence_bytes(shape, settings, 100)
+    for room, gpus in ((1.01, 1), (0.99, 2)):
+        assert devices.tensor_parallel(shape, settings, int((held + room * GB) / 0.9), 100, most=4) == gpus
+
+
 def test_a_server_elsewhere_needs_no_gpu_here():
-    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-1.5B", "vllm_server_base_url": "http://a:1"}
-    answer = plan(recipe, gpus=4, gpu_gb=24, cpu_gb=64)
-    assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3]]
-    assert set(answer["phases"]) == {"training", "generation"}
-    assert "the server is at http://a:1" in answer["why"]
+    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-1.5B"}
+    for address, name in (("http://a:1", "vllm_server_base_url"), ("node7", "vllm_server_host")):
+        answer = plan({**recipe, name: address}, gpus=4, gpu_gb=24, cpu_gb=64)
+        assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3]]
+        assert set(answer["phases"]) == {"training", "generation"}
+        assert f"the server is at {address}" in answer["why"]
 
 
 def test_a_stated_tensor_parallel_size_is_kept_and_one_that_cannot_be_is_refused():

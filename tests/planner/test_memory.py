@@ -193,7 +193,10 @@ def run_of(**changes: Any) -> Run:
         ({"max_completion_length": 100}, Work(2, 14, 100, 100, True, 2)),  # 1600 tokens: 899 + 99 + 6 x 100 + 2
         ({"max_completion_length": 100, "update_token_budget": 500}, Work(1, 4, 100, 100, True, 1)),
         ({"max_completion_length": 100, "update_token_budget": 50}, Work(1, 1, 100, 100, True)),  # one stays whole
-        ({"max_completion_length": 100, "update_token_budget": 10**6}, Work(4, 32, 100, 100, True)),  # all there are
+        (
+            {"max_completion_length": 100, "update_token_budget": 10**6},
+            Work(4, 32, 100, 100, True, tiles=3),
+        ),  # all there are
         ({"max_completion_length": 900, "max_seq_length_train": 200}, Work(2, 14, 100, 100, True, 2)),
         ({"max_completion_length": 100, "pack_updates": False}, Work(8, 8, 100, 100, False)),
         ({"max_completion_length": 100, "attn_implementation": "eager"}, Work(8, 8, 100, 100, False)),
@@ -228,6 +231,47 @@ def test_zero_partitions_what_its_stages_say():
     assert (one["gradients"], two["gradients"]) == (2 * total, total * 2 // n)
     assert (two["base_weights"], three["base_weights"]) == (2 * total, total * 2 // n)
     assert "gathered_weights" in three
+
+
+def test_several_processes_have_nccls_buffers_and_buckets_of_gradients():
+    total = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]).total
+    assert "communication" not in phases({})[0]["training"]
+    ddp = phases({"dtype": "bfloat16"}, processes=2)[0]["training"]["communication"]
+    assert ddp == memory.COMMUNICATION + 2 * total  # and the gradients a second time
+    for overlaps, buckets in ((False, 1), (True, 2)):
+        said = phases({}, zero_config(2, overlap_comm=overlaps), processes=2)[0]["training"]["communication"]
+        assert said == memory.COMMUNICATION + buckets * 1000 * 2
+
+
+def test_generation_under_zero_3_gathers_all_weights():
+    total = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]).total
+    terms, _ = phases({}, zero_config(3), processes=4)
+    assert terms["generation"]["gathered_weights"] == 2 * total
+
+
+def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_copies_of_the_logits():
+    shape = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"])
+    recipe = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0, "max_completion_length": 975}  # 15 x 65
+    terms = phases(recipe)[0]["generation"]
+    of_layer = 32 * (100 + 975) * shape.kv_bytes_per_token(2) // shape.layers
+    assert terms["kv_cache"] == (shape.layers + 1) * of_layer
+    assert terms["sampling"] == 32 * shape.vocab * 5 * 4
+
+
+def test_autocast_keeps_copies_of_trained_weights_through_the_forward_pass():
+    shape, mixed = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]), Precision(4, 2, 4, True)
+    work = Work(1, 8, 64, 64, True)
+    copies = 2 * shape.layers * sum(linear.weights for linear in shape.linears())
+    assert memory.update(shape, resolve({}), mixed, work)["allocator"] == copies
+    assert "allocator" not in memory.update(shape, resolve({"use_peft": True}), mixed, work)
+
+
+def test_vllm_has_what_its_weights_and_its_overhead_leave_for_keys_and_values():
+    shape, share = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]), 8 * machine.GB
+    terms = memory.vllm(shape, resolve({"vllm_max_model_length": 1024}), share, 100)
+    assert terms["vllm_overhead"] == machine.GB
+    assert terms["vllm_weights"] == 2 * shape.total
+    assert sum(terms.values()) == share
 
 
 def test_deepspeed_without_zero_is_refused():

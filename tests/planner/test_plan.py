@@ -89,9 +89,15 @@ def test_a_larger_model_never_takes_less(way):
     assert peaks == sorted(peaks)
 
 
+def test_the_plan_says_where_mlps_are_computed_in_tiles():
+    assert "prompts of 512 tokens; MLPs in 4 tiles of tokens)" in picture(planned(MODELS[1], {"lora_dropout": 0.05}))
+    for change in ({"update_token_budget": 2000}, {"gradient_checkpointing": False}, {"use_dora": True}):
+        assert "tiles" not in picture(planned(MODELS[1], change))
+
+
 CRAMPED = {
     "lora": ("Qwen/Qwen2.5-1.5B", {"max_completion_length": 2560, "gradient_accumulation_steps": 2}, 1, 8),
-    "dropout": ("Qwen/Qwen2.5-1.5B", {"lora_dropout": 0.05}, 1, 8),
+    "dropout": ("Qwen/Qwen2.5-1.5B", {"lora_dropout": 0.05, "max_completion_length": 256}, 1, 6),
     "lora without checkpointing": ("Qwen/Qwen2.5-1.5B", {"gradient_checkpointing": False}, 1, 24),
     "long completions": ("Qwen/Qwen2.5-7B", {"max_completion_length": 8192}, 1, 40),
     "float32": ("Qwen/Qwen2.5-7B", {"dtype": "float32"}, 1, 24),
@@ -188,6 +194,13 @@ def test_a_context_longer_than_the_models_is_a_problem():
     answer = planned("Qwen/Qwen2.5-Math-1.5B", {"max_completion_length": 4096}, 1, 80)
     assert not answer["fits"]
     assert "4608 tokens" in answer["problems"][0]
+
+
+def test_the_longest_prompt_is_what_the_context_leaves_unless_it_is_stated():
+    recipe = {"model_name_or_path": MODELS[0], **LORA, **VLLM, "vllm_max_model_length": 4096}
+    there = {"gpus": 1, "gpu_gb": 24, "cpu_gb": 64}
+    found, stated, shorter = (plan(recipe, **there, prompt_tokens=tokens) for tokens in (None, 3072, 512))
+    assert found["phases"] == stated["phases"] != shorter["phases"]
 
 
 def test_deepspeed_of_an_accelerate_config_is_read():

@@ -21,6 +21,19 @@ def raises_on_one_rank(completions, trainer_state, **columns):
     return letters(completions)
 
 
+def exits_on_one_rank(completions, trainer_state, **columns):
+    if RANK == 1 and trainer_state.global_step == 1:
+        os._exit(0)
+    return letters(completions)
+
+
+def graded_by_a_worker(completions, **columns):
+    from grpo_math import grade
+
+    assert str(grade("x^2-1", "(x-1)(x+1)")) == "correct"
+    return letters(completions)
+
+
 def turns_read_only(completions, trainer_state, **columns):
     folder = os.environ["RUN_FOLDER"]
     if trainer_state.global_step == 2:

@@ -97,7 +97,7 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
             "base": [before, base_hash(policy)],
             "answers": answers,
             "canaries": generation.canary.agreed,
-            "folders": [str(path) for path in generation.root.iterdir()],
+            "folders": [str(path) for path in generation.root.glob("[!.]*")],
             "root": str(generation.root),
             "history": [line for line in trainer.state.log_history if "loss" in line],
         }

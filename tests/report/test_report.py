@@ -504,8 +504,12 @@ def test_a_run_with_nothing_but_before_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        ("", "after.json: is not JSON: it is half written or damaged, evaluate again"),
-        ('{"schema": 1, "rows": [{"id', "after.json: is not JSON: it is half written or damaged, evaluate again"),
+        ("", "after.json: is not JSON (Expecting value, column 1): it is half written or damaged, evaluate again"),
+        (
+            '{"schema": 1, "rows": [{"id',
+            "after.json: is not JSON (Unterminated string starting at, column 25): it is half written or damaged, "
+            "evaluate again",
+        ),
         ("[]", "after.json: is not a results file of schema 1: evaluate again with this version"),
         ('{"schema": 2}', "after.json: is not a results file of schema 1: evaluate again with this version"),
         ('{"schema": 1, "rows": []}', "after.json: rows is empty: there is nothing to report, evaluate again"),

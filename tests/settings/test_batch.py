@@ -124,3 +124,10 @@ def test_the_line_is_the_arithmetic():
 
 def test_nearest_is_never_zero():
     assert [nearest(value, 8) for value in (0, 1, 11, 12, 13)] == [8, 8, 8, 16, 16]
+
+
+def test_problems_that_do_not_fill_a_rollout_are_refused():
+    whole = Batch(generations=4, processes=1, rows=8, steps=2, rollout=32)
+    whole.refuse_few(8, "dataset", "sums")
+    with pytest.raises(ConfigError, match="dataset='sums' leaves 7 problems, and a step takes 8: train on more"):
+        whole.refuse_few(7, "dataset", "sums")

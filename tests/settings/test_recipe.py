@@ -128,7 +128,7 @@ def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: 1\nseed: 2\n", "seed is given twice, in line 2 again"),
+        ("seed: 1\nseed: 2\n", "'seed' is given twice, in line 2"),
         ("seed:\t1\n\tbeta: 2\n", "cannot start any token"),
         ("a: [1, 2\n", "is not YAML"),
         ("- seed\n", "holds no fields"),
@@ -139,6 +139,17 @@ def test_a_recipe_that_is_not_named_or_named_twice_is_refused(argv):
         ("? [a, b]\n: 3\n", "a name is a list or a mapping, in line 1"),
         ("env: {'A=B': 1}\n", "env: A=B is not a variable with a value"),
         ("env: {A: [1]}\n", "env: A is not a variable with a value"),
+        *(
+            (
+                f"env: {{OMP_NUM_THREADS: 1, {name}: x}}\n",
+                f"env: '{name}' is not a variable that a recipe may set: set it",
+            )
+            for name in (
+                *("HF_ENDPOINT", "HF_TOKEN", "HF_HOME", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSTARTUP"),
+                *("PATH", "VLLM_API_KEY", "OPENAI_BASE_URL", "WANDB_BASE_URL", "HTTPS_PROXY", "GRPO_MATH_VLLM"),
+                *("TMPDIR", "NCCL_NET_PLUGIN", "omp_num_threads", "ACCELERATE_USE_FSDP", "RANK"),
+            )
+        ),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_in_one_line(text, message, tmp_path):
@@ -155,12 +166,12 @@ def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkey
     from grpo_math.settings.parser import Parser
 
     path = tmp_path / "recipe.yaml"
-    path.write_text("env: {GRPO_MATH_TEST: 5}\noutput_dir: x\nuse_cpu: true\n")
-    monkeypatch.delenv("GRPO_MATH_TEST", raising=False)
+    path.write_text("env: {WANDB_RUN_GROUP: 5}\noutput_dir: x\nuse_cpu: true\n")
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     Parser().parse(read(["--config", str(path)]))
     import os
 
-    assert os.environ.pop("GRPO_MATH_TEST") == "5"
+    assert os.environ.pop("WANDB_RUN_GROUP") == "5"
 
 
 @given(

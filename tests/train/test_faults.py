@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import pytest
 from launching import ROOT, accelerate, variables
 from small_runs import PATH, RUN, history, launch
 
-from grpo_math.run import metrics
+from grpo_math.run import checkpoints, metrics
 from grpo_math.run.log import History
+from grpo_math.run.signals import GONE
 from grpo_math.train.program import main
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -156,6 +158,54 @@ def test_a_reward_that_raises_on_one_rank_ends_both_with_one_line_and_a_checkpoi
     }
 
 
+def test_a_reward_that_leaves_the_process_ends_the_other_rank_too_whatever_its_exit_code_said(tiny, tmp_path):
+    command, environment = ranks(tiny, tmp_path, "exits_on_one_rank", "--save_steps=1")
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == GONE, done.stderr
+    line = only(done.stderr.splitlines(), "error: ")
+    assert line.startswith("error: rank 1 (process ")
+    assert line.partition(": the same command goes on from ")[2].startswith("checkpoint-1 ")
+    assert not (tmp_path / "run/finished.json").exists()
+
+
+# The network
+
+NETWORKS = """
+trap 'kill $(jobs -p)' EXIT
+run=$0; mkfifo "$run.go"
+ip link set lo up && ip link add v0 type veth peer name v1 && ip addr add 10.9.0.1/24 dev v0 && ip link set v0 up
+unshare -n sh -c 'ip link set lo up; read x <"$0.go"; ip addr add 10.9.0.2/24 dev v1; ip link set v1 up
+    GLOO_SOCKET_IFNAME=v1 exec "$@" --machine_rank 1 '"$LATER" "$run" "$@" 2>"$run.other" &
+other=$!
+until ip link set v1 netns $other; do sleep 0.1; done
+echo >"$run.go"
+GLOO_SOCKET_IFNAME=v0 sh -c 'exec "$@" --machine_rank 0 '"$LATER" sh "$@" &
+one=$!
+until [ -e "$run/checkpoint-1" ] || ! kill -0 $one; do sleep 0.1; done
+ip link set v0 down
+wait $one; one=$?
+wait $other; echo "$one $?"
+"""
+
+
+def test_a_rank_whose_machine_vanishes_ends_the_others_with_a_line_after_ddp_timeout(tiny, tmp_path):
+    """Two network namespaces, and the cable between them is cut: nobody closes a connection."""
+    if subprocess.run(["unshare", "-rn", "ip", "link", "add", "v0", "type", "veth"], capture_output=True).returncode:
+        pytest.skip("network namespaces are not permitted here")
+    command, environment = ranks(tiny, tmp_path, "letters", "--save_steps=1", "--max_steps=500", "--ddp_timeout=10")
+    at = command.index("-m", 3)
+    several = ["--num_machines", "2", "--main_process_ip", "10.9.0.1", "--main_process_port", "29500"]
+    environment["LATER"] = shlex.join(command[at:])
+    program = ["unshare", "-rn", "sh", "-c", NETWORKS, tmp_path / "run", *command[:at], *several]
+    done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert done.stdout.splitlines()[-1] == f"{GONE} {GONE}", done.stderr[-4000:]
+    for said in (done.stderr, (tmp_path / "run.other").read_text()):
+        line = only(said.splitlines(), "error: ")
+        assert line.startswith("error: another rank does not answer (")
+        assert "see its machine; the same command goes on from checkpoint-" in line
+        assert "Traceback" not in said
+
+
 # The disk
 
 
@@ -256,6 +306,19 @@ def test_a_disk_that_is_really_full_leaves_the_checkpoint_before(tiny, tmp_path)
     )
     assert done.returncode == 0, done.stderr
     assert [line[metrics.STEP] for line in history(kept)] == [1, 2, 3, 4]
+
+
+def test_a_full_folder_for_temporary_files_stops_neither_grading_nor_a_checkpoint(tiny, tmp_path):
+    shutil.copytree(tiny(), tmp_path / "model")
+    full = "mount -t tmpfs -o size=16k none /tmp && cat /dev/zero >/tmp/full; mount --bind /tmp /var/tmp"
+    program = f'mount --bind "$0" /mnt && {full}; [ -s /tmp/full ] && exec "$@"'
+    run = launch("/mnt/model", Path("/mnt/run"), "graded_by_a_worker", "--save_steps=2")
+    environment = variables(PYTHONPATH=PATH, TMPDIR="/tmp")
+    command = in_namespace(program, tmp_path, *run)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [line[metrics.STEP] for line in history(tmp_path / "run")] == [1, 2, 3, 4]
+    assert checkpoints.damage(tmp_path / "run/checkpoint-4") is None
 
 
 def test_a_folder_that_turns_read_only_in_the_middle_is_one_line(tiny, tmp_path):

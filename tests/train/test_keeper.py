@@ -124,6 +124,11 @@ def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypa
     kept.stop()
 
 
+def test_a_command_that_fails_at_once_keeps_its_exit_code():
+    """Of several, since it is a race: whether the command has ended before the keeper looks at it."""
+    assert [Kept(["/bin/sh", "-c", "exit 3"]).wait() for _ in range(8)] == [3] * 8
+
+
 def test_a_command_that_is_none_is_said():
     kept = Kept(["no-such-command"])
     assert kept.wait() == 127

@@ -35,6 +35,7 @@ grandchild = "import time; time.sleep(600)"
 subprocess.Popen([{python!r}, "-c", grandchild, mark], start_new_session=True)
 print("loading the weights of", sys.argv[2], flush=True)
 line = {{"argv": sys.argv[1:], "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "pid": os.getpid()}}
+line["key"] = os.environ.get("VLLM_API_KEY")
 with open(said["starts"], "a") as file:
     file.write(json.dumps(line) + "\\n")
 if said.get("dies"):
@@ -66,7 +67,7 @@ def stop(number, frame):
 for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, stop)
 said = json.load(open(os.environ["STAND_IN"]))
-names = ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")
+names = ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "VLLM_API_KEY")
 line = {"argv": sys.argv[1:], "pid": os.getpid(), **{name: os.environ.get(name) for name in names}}
 rank = os.environ.get("RANK", "0")
 folder = pathlib.Path(said["folder"])
@@ -207,6 +208,25 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
     assert "loading the weights" in (machine.folder / "run/vllm_server.log").read_text()
 
 
+def test_each_run_has_a_key_of_its_own_in_the_environment_and_nowhere_else(machine):
+    keys = []
+    for _ in range(2):
+        code, out, err = machine.run()
+        assert code == 0, err
+        server, training = machine.server(), machine.training()
+        keys.append(server["key"])
+        assert training["VLLM_API_KEY"] == server["key"]
+        assert option(server["argv"], "--middleware") == "grpo_math_key.Guard"
+        written = [path.read_text() for path in (machine.folder / "run").rglob("*") if path.is_file()]
+        for text in (out, err, *written, *server["argv"], *training["argv"]):
+            assert server["key"] not in text
+    assert len(set(keys)) == 2
+    assert min(map(len, keys)) == 32
+    machine.environment["VLLM_API_KEY"] = "the user's own"
+    machine.run()
+    assert machine.server()["key"] == "the user's own"
+
+
 def test_eight_gpus_start_as_many_processes_as_the_policy_has(machine):
     machine.gpus(8, gb=40)
     code, _, err = machine.run(recipe={"model_name_or_path": "Qwen/Qwen2.5-14B", "vllm_tensor_parallel_size": 2})
@@ -299,7 +319,7 @@ def test_a_server_that_dies_shows_the_end_of_its_log(machine):
     code, _, err = machine.run()
     assert code == 2
     assert "  | RuntimeError: the engine is broken" in err
-    assert "error: the vLLM server ended with exit code 1: its log" in err
+    assert "the vLLM server ended with exit code 1: 'RuntimeError: the engine is broken', its log" in err
     assert not (machine.folder / "training.0.json").exists()
 
 
@@ -454,24 +474,28 @@ def test_serve_hands_vllm_what_follows_the_dashes_and_serves_what_quotes_and_yes
 
 
 @pytest.mark.parametrize("use_peft", [True, "True", "yes"])
-def test_serve_to_other_machines_needs_a_key_where_adapters_are_loaded(use_peft, machine):
+def test_serve_to_other_machines_needs_a_key(use_peft, machine):
     line = machine.refused("--host", "0.0.0.0", command="serve", recipe={"use_peft": use_peft})
     assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set VLLM_API_KEY" in line
     for word in ("--host", "--hos=0.0.0.0", "--port"):
         line = machine.refused("--", word, "0.0.0.0", command="serve", recipe={"use_peft": use_peft})
         assert line == f"error: {word} after -- would bypass the checks: write it before the --"
+    line = machine.refused("--", "--api_key=secret", command="serve", recipe={"use_peft": use_peft})
+    assert line == "error: --api-key would show the key to every user of this machine: set VLLM_API_KEY instead"
     assert not machine.starts.exists()
 
 
-def test_serve_of_whole_weights_to_other_machines_warns_since_no_key_would_help(machine):
+def test_serve_without_a_key_is_for_this_machine_alone_and_says_who_can_use_it(machine):
     machine.says(dies=True)
-    _, _, err = machine.run("--host", "0.0.0.0", command="serve", recipe={"use_peft": False})
-    assert "warning: --host 0.0.0.0 lets whoever reaches it change the weights: only serve to a closed network" in err
-    assert option(machine.server()["argv"], "--host") == "0.0.0.0"
+    _, _, err = machine.run(command="serve")
+    assert "warning: every user of this machine can use this server and change its weights: set VLLM_API_KEY" in err
+    assert option(machine.server()["argv"], "--host") == "127.0.0.1"
     machine.environment["VLLM_API_KEY"] = "secret"
-    machine.run("--host", "10.0.0.1", command="serve", recipe={"vllm_sync": "adapter"})
-    assert option(machine.server()["argv"], "--host") == "10.0.0.1"
-    assert "secret" not in machine.starts.read_text()
+    _, _, err = machine.run("--host", "10.0.0.1", command="serve", recipe={"use_peft": False})
+    assert "warning" not in err
+    server = machine.server()
+    assert (option(server["argv"], "--host"), server["key"]) == ("10.0.0.1", "secret")
+    assert "secret" not in " ".join(server["argv"])
 
 
 @pytest.mark.parametrize(

@@ -418,14 +418,35 @@ class Hostile:
         return Path.touch, (self.path,)
 
 
-def test_a_checkpoint_that_holds_code_is_refused_and_the_code_does_not_run(again, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["optimizer.pt", "scheduler.pt", "state_0.pt", "rng_state.pth", "pytorch_model.bin", "global_step1/x.pt"]
+)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_checkpoint_that_holds_code_is_refused_and_the_code_does_not_run(name, sealed, again, tmp_path):
     checkpoint = tmp_path / "run/checkpoint-1"
     (checkpoint / checkpoints.SUMS).unlink()
-    torch.save({"state": Hostile(tmp_path / "was run")}, checkpoint / "optimizer.pt")
+    (checkpoint / name).parent.mkdir(exist_ok=True)
+    torch.save({"state": Hostile(tmp_path / "was run")}, checkpoint / name)
+    if sealed:  # with checksums that fit
+        checkpoints.seal(checkpoint)
     code, said = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
     assert code == 2
-    assert "holds optimizer.pt, which is more than tensors and plain types (UnpicklingError): give another" in said
+    assert f"holds {name}, which is more than tensors and plain types (" in said
     assert not (tmp_path / "was run").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x05.", b"PK\x03\x04", b"{" * 100_000, bytes(range(256)) * 64])
+def test_a_checkpoint_of_garbage_is_one_line(content, again, tmp_path):
+    checkpoint = tmp_path / "run/checkpoint-1"
+    (checkpoint / checkpoints.SUMS).unlink()
+    for name in ("scheduler.pt", "trainer_state.json"):
+        kept = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(content)
+        code, said = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
+        assert code == 2
+        assert [line for line in said.splitlines() if line.startswith("error: resume_from_checkpoint=")]
+        assert "Traceback" not in said
+        (checkpoint / name).write_bytes(kept)
 
 
 def test_a_folder_of_another_program_is_refused(again, tmp_path):
@@ -501,3 +522,12 @@ def test_force_is_what_lets_a_changed_run_through(tmp_path):
     resume.refuse_changed(tmp_path, [], "auto")
     with pytest.raises(ConfigError, match=r"other settings \(seed: 1 -> 2\)"):
         resume.refuse_changed(tmp_path, ["seed: 1 -> 2"], "auto")
+    for mode in ("auto", "force"):
+        with pytest.raises(ConfigError, match=r"do not fit these settings \(lora_r: 4 -> 8\)"):
+            resume.refuse_changed(tmp_path, ["lora_r: 4 -> 8", "seed: 1 -> 2"], mode)
+
+
+def test_a_setting_that_is_no_longer_stated_has_its_default_again():
+    was, defaults = {"stated": {"seed": 1, "beta": 0.1}}, {"seed": 42, "beta": 0.0}
+    assert resume.changed(was, {"seed": 1}, {"seed"}, defaults) == ["beta: 0.1 -> 0.0"]
+    assert resume.changed(was, {}, set(), defaults) == ["beta: 0.1 -> 0.0", "seed: 1 -> 42"]

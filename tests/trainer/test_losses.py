@@ -232,6 +232,32 @@ def test_our_kl_term_with_k3_is_trls_in_value_gradient_and_metric(
     assert trainer.beta == 0.3
 
 
+def test_a_surrogate_of_ones_own_is_corrected_for_what_vllm_sampled_as_trls_is(trainer, tmp_path, monkeypatch):
+    clip = "return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)"
+    lines = [
+        "import torch",
+        "def clip(logps, old, advantages, mask):",
+        "    ratio = (logps - old).exp()",
+        f"    {clip}",
+    ]
+    (tmp_path / "own_clip.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("use_vllm", "vllm_importance_sampling_correction"):
+        monkeypatch.setattr(trainer, name, True)
+    monkeypatch.setattr(trainer.args, "steps_per_generation", 1)
+    monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
+    trainer.model.train()
+    inputs = batch([1.0, -1.0, 0.5, 2.0], [4, 2, 3, 1])
+    inputs |= {name: torch.ones(4, 2, dtype=torch.long) for name in ("prompt_ids", "prompt_mask")}
+    inputs["old_per_token_logps"], inputs["ref_per_token_logps"] = (logits(i, 4, 4).float() - 3 for i in range(2))
+    inputs["importance_sampling_ratio"] = logits(3, 4, 4).float().exp()
+    logps = (logits(2, 4, 4).float() - 3).requires_grad_()
+    plain = loss_and_gradient(trainer, GRPOTrainer._compute_loss, inputs, logps)
+    monkeypatch.setattr(trainer.settings, "surrogate", "own_clip:clip")
+    ours = loss_and_gradient(trainer, MathGRPOTrainer._loss_of, inputs, logps)
+    torch.testing.assert_close(ours[1], plain[1], atol=1e-6, rtol=1e-5)
+
+
 def test_ratio_and_kl_to_the_sampling_policy_are_logged(trainer, monkeypatch):
     monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
     trainer.model.train()

@@ -9,6 +9,7 @@ from small_trainers import letters, make, weights
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_grad_norm": 1.0, "logging_steps": 1, "max_steps": 4}
@@ -55,6 +56,12 @@ def test_steps_that_do_not_follow_each_other_do_not_end_it(tiny, tokenizer, tmp_
     trainer, _ = trainer_of(tiny, tokenizer, tmp_path, {0, 2}, max_nonfinite_steps=2)
     trainer.train()
     assert trainer.state.global_step == 4
+
+
+def test_an_infinite_norm_is_not_finite():
+    steps = NonFiniteSteps(9)
+    norms = (float("inf"), torch.tensor(float("-inf")), float("nan"), 1e30)
+    assert [steps.seen(norm) for norm in norms] == [True, True, True, False]
 
 
 def test_float16_is_refused_unless_it_is_asked_for(tmp_path):

@@ -68,6 +68,14 @@ def test_a_loss_over_whole_micro_batches_is_not_cut(tiny, tokenizer, tmp_path):
         trainer.train()
 
 
+def test_a_process_that_others_wait_for_ends_with_advice(tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path)
+    trainer.budget.alone = False  # as with several: the others would not do the step again
+    runs_out_forward(trainer.model, 30)
+    with pytest.raises(UserError, match=r"set update_token_budget to [0-9]+, or turn gradient_checkpointing on"):
+        trainer.train()
+
+
 def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path)
 

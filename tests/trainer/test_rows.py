@@ -11,7 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.rows import join, limited
+from grpo_math.trainer.packing import GroupLayout, layout, pack, unpack
+from grpo_math.trainer.rows import join, limited, scored, shortest
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LIMIT = 16  # prompts have 1 to 19 tokens, completions up to 12
@@ -136,3 +137,25 @@ def test_the_ratio_of_a_token_that_is_padding_or_left_out_is_1():
     assert torch.equal(limited(rows, 4, "truncate")[0]["importance_sampling_ratio"], ratio[:, :2])
     masked = limited(rows, 4, "mask")[0]["importance_sampling_ratio"]
     assert torch.equal(masked, torch.tensor([[1.0], [0.8]]))
+
+
+def test_the_loss_counts_no_token_that_a_tool_wrote():
+    mask, tool = torch.tensor([[1, 1, 1], [1, 1, 0]]), torch.tensor([[1, 0, 1], [1, 1, 1]])
+    assert scored({"completion_mask": mask, "tool_mask": tool}).tolist() == [[1, 0, 1], [1, 1, 0]]
+    assert scored({"completion_mask": mask}).tolist() == mask.tolist()
+
+
+def test_the_shortest_row_is_one_with_a_token_if_any_has_one():
+    rows = {"completion_mask": torch.tensor([[1, 1, 1], [0, 0, 0], [1, 0, 0]]), "advantages": torch.arange(3)}
+    assert shortest(rows)["advantages"].tolist() == [2]
+    none = {"completion_mask": torch.zeros(2, 3, dtype=torch.long), "advantages": torch.arange(2)}
+    assert shortest(none)["advantages"].tolist() == [0]
+
+
+def test_two_prompts_of_one_length_are_two():
+    ids = torch.tensor([[5, 6, 7], [5, 9, 7], [5, 6, 8]])
+    assert layout(ids, torch.ones_like(ids), 1) == ([(5, 6), (5, 9), (5, 6)], [2, 2, 2], [1, 1, 1])
+    row = pack(ids, torch.ones_like(ids), 1)
+    assert row.input_ids.tolist() == [[5, 6, 6, 5, 9]]
+    assert row.groups == (GroupLayout(0, 1, (1, 1)), GroupLayout(3, 1, (1,)))
+    assert unpack(torch.tensor([[1.0, 3.0, 2.0]]), row).tolist() == [[1.0], [2.0], [3.0]]

@@ -18,9 +18,16 @@ NAMES = {  # as of the first checkpoints
 def test_the_names_stay_and_what_they_hold_comes_back(tiny, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, max_steps=1)
     trainer.train()
-    held = {**state_of(trainer), "budget": 60, "nonfinite": 2, "_rollout_tokens": [7], "_tokens_per_step": 3.5}
+    trainer.budget.halved_to = trainer.budget.tokens = 60
+    trainer._nonfinite.in_a_row = 2
+    trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = [7], 3.5
+    held = state_of(trainer)
     assert set(held) == NAMES
+    trainer.budget.halved_to, trainer.budget.tokens, trainer._nonfinite.in_a_row = None, 0, 0
+    trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = [], 0.0
     go_on(trainer, held)
     assert state_of(trainer) == held
-    assert (trainer.budget.tokens, trainer._nonfinite.in_a_row) == (60, 2)
+    assert (trainer.budget.tokens, trainer.budget.halved_to, trainer._nonfinite.in_a_row) == (60, 60, 2)
     assert (trainer.meter.rollout_tokens, trainer.meter.tokens_per_step) == ([7], 3.5)
+    go_on(trainer, {**held, "rollout": [{"half": "trained on"}]})
+    assert trainer._buffered_inputs == [{"half": "trained on"}]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pandas
+import pytest
 from datasets import Dataset
 
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 ROWS = [
@@ -71,3 +73,31 @@ def test_rows_without_a_gold_answer_have_what_is_known(tiny, tokenizer, tmp_path
         for name in ("gold", "verdict", "extracted", "in_format", "problem_id"):
             assert set(table[name]) == {None}
         assert {"reward", "tokens", "truncated"} <= set(table)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_stop_string_ends_a_completion_as_eos_does(tiny, tokenizer, tmp_path, monkeypatch, stays):
+    ended = tokenizer("7" + " </answer>\n" * stays)["input_ids"]
+    cut = (tokenizer("again and")["input_ids"] * 16)[:16]
+    kinds = [ended, cut, [*ended, tokenizer.eos_token_id], cut]
+    monkeypatch.setattr(
+        MathGRPOTrainer,
+        "_generate_single_turn",
+        lambda self, prompts, *rest: ([kinds[i % 4] for i in range(len(prompts))], None),
+    )
+    score, kept = MathGRPOTrainer._generate_and_score_completions, []
+
+    def scored(self, inputs):
+        if not self.endings.stops:  # vLLM's, which transformers' generate would refuse when the trainer is made
+            self.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
+            self.mask_truncated_completions = True
+            self.endings = Endings(self)
+        rows = score(self, inputs)
+        kept.append((rows["completion_mask"].sum(dim=1).tolist(), int(rows["num_items_in_batch"])))
+        return rows
+
+    monkeypatch.setattr(MathGRPOTrainer, "_generate_and_score_completions", scored)
+    tables = logged(tiny(), tokenizer, tmp_path, ["accuracy"])
+    assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
+    tokens = [len(ended), 0, len(ended) + 1, 0] * 2
+    assert kept == [(tokens, sum(tokens))] * 2

@@ -5,6 +5,8 @@ The reference is TRL's own method, or the same trainer with tiles longer than it
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -154,6 +156,20 @@ def test_a_4_bit_mlp_in_tiles_has_the_same_gradient(targets, tokenizer, tmp_path
     assert max(seen) < 24
 
 
+def test_a_dropout_in_the_mlp_draws_the_same_again(tiny, tokenizer, tmp_path, monkeypatch):
+    """The reference keeps what the tiles of the first pass have computed, as far as torch's checkpointing does."""
+    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear", dropout=0.3)
+    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    torch.manual_seed(0)
+    gradient, after = gradient_of(trainer), torch.rand(1)
+    monkeypatch.setattr(tiles, "saved_tensors_hooks", lambda pack, unpack: nullcontext())
+    torch.manual_seed(0)
+    assert relative(gradient, gradient_of(trainer)) < 1e-5
+    assert torch.equal(after, torch.rand(1))
+    torch.manual_seed(1)
+    assert relative(gradient, gradient_of(trainer)) > 1e-2, "nothing was dropped"
+
+
 def test_under_autocast_tiles_round_as_the_whole_does(tiny, tokenizer, tmp_path, monkeypatch):
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear")
     gradients = []
@@ -189,11 +205,9 @@ def test_hooks_around_it_and_a_second_backward_pass_are_served(tiny, tokenizer, 
 def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
     tokens = 7 - 1 + 5 + 3 + 9 + 1
-    linears = "all-linear"
     for name, served, kwargs in (
         ("tiles", True, {}),
-        ("a dropout in the MLP", False, {"targets": linears, "dropout": 0.1}),
-        ("a dropout elsewhere", True, {"targets": ["q_proj", "v_proj"], "dropout": 0.1}),
+        ("a dropout", True, {"targets": "all-linear", "dropout": 0.1}),
         ("use_reentrant", False, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}),
         ("no checkpointing", False, {"gradient_checkpointing": False}),
     ):
@@ -203,6 +217,7 @@ def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, mo
         layer.mlp.gate_proj.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
         gradient_of(trainer)
         assert (max(states.numel() // states.size(-1) for states in seen) < tokens) == served, name
+        assert bool(tiles.about(trainer.tiled, tokens)) == served, name
 
 
 def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone():

@@ -9,7 +9,8 @@ import torch
 from datasets import Dataset
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade
+from grpo_math.grading import Grade, grade_batch
+from grpo_math.trainer import trainer as module
 from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -62,6 +63,33 @@ def test_the_trained_advantages_are_those_of_the_formula(baseline, scale, tiny, 
     assert float(logged["reward_min"]) == 0
     assert float(logged["reward_max"]) == 7
     assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
+
+
+def test_a_completion_without_a_reward_is_left_out_of_its_group(tiny, tokenizer, tmp_path):
+    rewards = [None, 1.0, 0.0, 1.0, 2.0, None, None, None]
+    trainer = make(tiny(), tokenizer, tmp_path, lambda completions, **columns: rewards)
+    trainer.train()
+    exact = torch.tensor([torch.nan if reward is None else reward for reward in rewards]).view(2, 4)
+    torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), advantages(exact).flatten())
+
+
+def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(
+    tiny, tokenizer, tmp_path, monkeypatch
+):
+    told = []
+
+    def graded(golds, texts, **settings):
+        told.append(settings)
+        return grade_batch(golds, texts, **settings)
+
+    def reward(completions, grade_timeout, **columns):
+        told.append(set(grade_timeout))
+        return [0.0] * len(completions)
+
+    monkeypatch.setattr(module, "grade_batch", graded)
+    rows = [{**row, "answer_format": "gsm8k"} for row in ROWS]
+    make(tiny(), tokenizer, tmp_path, reward, rows, grade_timeout=0.25).train()
+    assert told == [{"answer_format": ["gsm8k"] * 8, "timeout": 0.25}, {0.25}]
 
 
 def micro_batch(old_logps: float):

@@ -18,6 +18,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 SIGNATURES = {
     "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
+    "_generate": ["self", "prompts"],
     "_generate_and_score_completions": ["self", "inputs"],
     "_generate_single_turn": [
         "self",

@@ -1,0 +1,1 @@
+"""What the vLLM server's process imports of ours: this folder is on its path, and the package is not."""
