@@ -16,7 +16,6 @@ from grpo_math.planner.settings import Settings
 OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
-BATCH_FILL = 0.7  # of trainer/attention.py: segments of such lengths are attended to as one batch
 TILE, MOST_TILES = 1024, 4  # the least tokens of a tile of trainer/tiles.py, and the most tiles
 
 
@@ -184,10 +183,10 @@ def attention_kernel(shape: Shape, settings: Settings) -> str:
 def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, cpu: bool) -> int:
     """Bytes that the attention of a layer keeps: query, keys, values, output, a float32 for each head and token.
 
-    Packed (trainer/varlen.py): keys and values of the prompt, and of [prompt, segment] for each segment. Unpacked: keys and values repeated, and a mask for each row;
-    eager also keeps the scores; flash repeats nothing.
+    Packed (trainer/varlen.py): keys and values of the prompt, and of [prompt, segment] for each segment. Unpacked: keys
+    and values repeated, and a mask for each row; eager also keeps the scores; flash repeats nothing.
     """
-    s, c = precise.stream, precise.half
+    c = precise.half
     heads, q, kv = shape.heads, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tokens = work.tokens
     if not work.packed:

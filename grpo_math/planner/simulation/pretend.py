@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention.bias import CausalBias
 
 from grpo_math.planner.simulation.device import BELOW, CUDA, Stream, below, known
 
