@@ -109,7 +109,7 @@ def from_yaml(content: str | bytes, strict: bool = False) -> Any:
     if len(text) > YAML_CHARACTERS:
         raise Unreadable(f"is YAML of {len(text):,} characters, and {YAML_CHARACTERS:,} are read at most")
     try:
-        return yaml.load(text, _Strict if strict else _Loader)
+        return yaml.load(text, _Strict) if strict else yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # the latter: a character that there is not
         raise Unreadable(f"is not YAML ({' '.join(str(error).split())[:300]})") from None
 
