@@ -150,7 +150,7 @@ def with_vllm(path: str, adapter: str | None, tokenizer: Any, stops: list[int], 
 
     lora: dict[str, Any] = {}
     if adapter is not None:
-        config = read_object(Path(adapter) / "adapter_config.json")
+        config = read_object(Path(adapter) / "adapter_config.json") or {}
         lora = {"enable_lora": True, "max_lora_rank": served_rank(config["r"])}
     llm = _once((path, adapter), lambda: LLM(model=path, **lora))
     request = None if adapter is None else LoRARequest("adapter", 1, adapter)
