@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_math import __version__, companions
-from grpo_math.errors import ConfigError, PushError, UserError, one_line
+from grpo_math.errors import ConfigError, PushError, UserError, printed
 from grpo_math.run import streams
 from grpo_math.run.signals import Stop
 from grpo_math.settings.shipped import find
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         with streams.written():
             return _run(argv)
     except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {printed(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
     except streams.Closed as closed:
         return closed.code
