@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from grpo_math.generation import decoding
 from grpo_math.generation.completions import complete
 from grpo_math.generation.models import load_tokenizer, model_path
-from grpo_math.problems import load_problems
+from grpo_math.problems.datasets import load_problems
 
 
 def main() -> None:
