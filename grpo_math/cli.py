@@ -222,12 +222,11 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
         number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
-    code = _train(arguments)
-    if code == 0:
-        print(
-            "next     ask the trained model something of your own:\n"
-            f'         grpo-math ask {run_dir} "What is 21 + 34?"'
-        )
+    if not rest:
+        print(companions.demo_takes(), file=sys.stderr)
+    if (code := _train(arguments)) == 0:
+        asked = f'grpo-math ask {run_dir} "What is 21 + 34?"'
+        print(f"next     ask the trained model something of your own:\n         {asked}")
     return code
 
 
