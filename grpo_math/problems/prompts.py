@@ -29,7 +29,7 @@ def gsm8k(problem: str) -> Prompt:
 
 
 def direct(problem: str) -> Prompt:
-    """A chat whose worked example is the line ``#### N`` alone: no room to think, so answers are short and runs fast."""
+    """A chat whose worked example is the line ``#### N`` alone, so that completions are short."""
     return [
         {"role": "system", "content": "Give the number after ####."},
         {"role": "user", "content": "What is 3 + 4?"},
