@@ -2,13 +2,13 @@
 
     python tests/benchmarks/learning.py [--jobs 1] [--seeds 0 1 2] [--only grpo_clip/std/no_kl] [--results FILE]
 
-The demo's recipe (SmolLM2-135M-Instruct, LoRA, sums of numbers), with the sum written out, cut to a budget that is the same for all: STEPS steps
-of PROMPTS prompts x 8 completions. The held-out sums are the same for every run, and the untrained model answers them
-once, greedily. Each run is a process of its own; a finished one is one line of the results file, and is not done
-again: what was interrupted goes on with the same command, and a file of another budget is refused. Then a table: for
-each setting the mean over seeds of the accuracy (right and in the format) before and after, and the difference, paired
-over all problems of all seeds, with its 95% bootstrap interval. The interval is over problems: how far the seeds lie
-apart stands beside it.
+The demo's recipe (SmolLM2-135M-Instruct, LoRA, sums of numbers), with the sum written out, cut to a budget that is the
+same for all: STEPS steps of PROMPTS prompts x 8 completions. The held-out sums are the same for every run, and the
+untrained model answers them once, greedily. Each run is a process of its own; a finished one is one line of the results
+file, and is not done again: what was interrupted goes on with the same command, and a file of another budget is
+refused. Then a table: for each setting the mean over seeds of the accuracy (right and in the format) before and after,
+and the difference, paired over all problems of all seeds, with its 95% bootstrap interval. The interval is over
+problems: how far the seeds lie apart stands beside it.
 
 Does not test anything and draws no plot.
 """
