@@ -223,9 +223,9 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
     if not rest:
-        print(companions.demo_takes(), file=sys.stderr)
+        print(companions.DEMO_TAKES, file=sys.stderr)
     if (code := _train(arguments)) == 0:
-        asked = f'grpo-math ask {run_dir} "What is 21 + 34?"'
+        asked = f'grpo-math ask {run_dir} "What is 21 + 23?"'
         print(f"next     ask the trained model something of your own:\n         {asked}")
     return code
 

@@ -322,6 +322,8 @@ def _slack(
     if "gradients" in terms and settings["load_in_4bit"]:
         passing = sum(terms.get(term, 0) for term in (*TEMPORARY, "activations"))
         holes = max(holes, _second_tile(shape, settings, precise, work) - passing)
+        if precise.stream == 4 and work.tiles > 1:
+            holes = max(holes, slack.HOLES_TILES * terms.get("activations", 0))
     return left + int(holes)
 
 
