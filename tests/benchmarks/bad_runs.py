@@ -38,6 +38,7 @@ CASES = ROOT / "tests" / "cases" / "real_runs"
 EVERY = 10  # steps, as in training
 DEMO: dict[str, Any] = {
     "max_steps": 41,
+    "dtype": "auto",
     "template": "gsm8k",
     "max_completion_length": 16,
     "per_device_train_batch_size": 16,  # 2 prompts x 8 completions

@@ -56,6 +56,7 @@ def arguments(name: str, seed: int, folder: str) -> list[str]:
         "beta": KL_WEIGHTS[kl],
         "seed": seed,
         "max_steps": STEPS,
+        "dtype": "auto",
         "template": TEMPLATE,
         "max_completion_length": 16,
         "per_device_train_batch_size": PROMPTS * 8,
