@@ -248,8 +248,6 @@ def phases(
         main["activations"] = run.processes * shape.layers * work.tokens * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
-    if settings["use_peft"] and run.processes == 1 and not zero.active:
-        generation |= backward  # trainer/gradients.py keeps their place
     if zero.stage == 3:
         live = min(shape.total, 1_000_000_000)  # DeepSpeed's stage3_max_live_parameters
         training["gathered_weights"] = live * precise.stream
@@ -304,9 +302,9 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
 def _slack(
     shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int], work: Work | None
 ) -> int:
-    """What the allocator reserves beyond these terms, of an update with its ``work`` or of generation: what is left over
-    where weights, gradients and moments lie, and holes in what passes. DeepSpeed lays gradients and moments into a few
-    large tensors of its own, before all else."""
+    """What the allocator reserves beyond these terms, of an update with its ``work`` or of generation: what is left
+    over where weights, gradients and moments lie, and holes in what passes. DeepSpeed lays gradients and moments into a
+    few large tensors of its own, before all else."""
     own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
     adapter = tuple(size * precise.adapter for size, _ in trainable(shape, settings)) if settings["use_peft"] else ()
     left = slack.of_weights(shape, precise.stream, settings["load_in_4bit"] or shape.prequantized, adapter)

@@ -138,7 +138,7 @@ class MathGRPOTrainer(GRPOTrainer):
         alone = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(settings.update_token_budget, cuts=packs and not whole, alone=alone)
         self._redo = Redo(accelerator, self.budget, self.cutter)
-        gradients.set_aside(self.model, alone=alone and not self.is_fsdp_enabled)
+        self._places = gradients.places_of(self.model, alone=alone and not self.is_fsdp_enabled)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
@@ -287,6 +287,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._places.make()
         if "parts" not in inputs:
             return self._loss_of(model, inputs)
         self._redo.running = inputs
