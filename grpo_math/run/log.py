@@ -90,8 +90,9 @@ class History(TrainerCallback):
             file.seek(0)
             for line in file:
                 left -= 1
+                cut = () if line.endswith("\n") else (ValueError,)
                 if line.strip() and (left % apart == 0 or metrics.HELDOUT_ACCURACY in line):
-                    with suppress(*() if line.endswith("\n") else (ValueError,)):
+                    with suppress(*cut):
                         found.append(json.loads(line))
         return found
 

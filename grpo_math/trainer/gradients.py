@@ -4,8 +4,8 @@ Where backward makes them, they lie in what it has just freed: one in the place 
 little too narrow for the next part's. The allocator must take that much anew: for 28 layers of a 7B model 0.8 GB. So
 the first part of an optimizer step begins with one tensor for all of them, which goes when they do.
 
-Does not change a value. Not for DDP, DeepSpeed and FSDP, which have places of their own, nor for full fine-tuning,
-whose gradients lie where the trained weights' would fit anyway.
+Does not change a value. Not for DDP, DeepSpeed and FSDP, which have places of their own, nor for full fine-tuning, for
+which it has not been tried.
 """
 
 from collections import defaultdict
