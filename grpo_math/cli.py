@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_math import __version__, companions
-from grpo_math.errors import ConfigError, PushError, UserError, one_line
+from grpo_math.errors import ConfigError, PushError, UserError, printed
 from grpo_math.run import streams
 from grpo_math.run.signals import Stop
 from grpo_math.settings.shipped import find
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         with streams.written():
             return _run(argv)
     except UserError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+        print(f"error: {printed(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
     except streams.Closed as closed:
         return closed.code
@@ -222,12 +222,11 @@ def _demo(args: argparse.Namespace, rest: list[str]) -> int:
         number = next(n for n in range(1, 1000) if not run_dir.with_name(f"{run_dir.name}.{n}").exists())
         run_dir.rename(earlier := run_dir.with_name(f"{run_dir.name}.{number}"))
         print(f"The earlier run is kept in {earlier}.", file=sys.stderr)
-    code = _train(arguments)
-    if code == 0:
-        print(
-            "next     ask the trained model something of your own:\n"
-            f'         grpo-math ask {run_dir} "What is 21 + 34?"'
-        )
+    if not rest:
+        print(companions.DEMO_TAKES, file=sys.stderr)
+    if (code := _train(arguments)) == 0:
+        asked = f'grpo-math ask {run_dir} "What is 21 + 23?"'
+        print(f"next     ask the trained model something of your own:\n         {asked}")
     return code
 
 

@@ -110,10 +110,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def one_line(error: BaseException) -> str:
+def printed(error: BaseException) -> str:
     r"""What an error says, as it is printed: one line of 2,000 characters at most, with nothing that moves a cursor.
 
-    >>> print(one_line(UserError("a\nb\x1b[31m is not a file")))
+    >>> print(printed(UserError("a\nb\x1b[31m is not a file")))
     a\nb\x1b[31m is not a file
     """
     text = str(error)

@@ -93,13 +93,13 @@ def real(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def read_object(path: str | Path) -> dict[str, Any]:
-    """The object that a JSON file holds; an empty one where there is no such file, or it holds something else."""
+def read_object(path: str | Path) -> dict[str, Any] | None:
+    """The object that a JSON file holds; None where there is no such file, or it holds something else."""
     try:
         found = read_json(path)
     except Unreadable:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def from_yaml(content: str | bytes, strict: bool = False) -> Any:
@@ -109,7 +109,7 @@ def from_yaml(content: str | bytes, strict: bool = False) -> Any:
     if len(text) > YAML_CHARACTERS:
         raise Unreadable(f"is YAML of {len(text):,} characters, and {YAML_CHARACTERS:,} are read at most")
     try:
-        return yaml.load(text, _Strict if strict else _Loader)
+        return yaml.load(text, _Strict) if strict else yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # the latter: a character that there is not
         raise Unreadable(f"is not YAML ({' '.join(str(error).split())[:300]})") from None
 

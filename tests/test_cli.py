@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from grpo_math import companions
 from grpo_math.cli import main, recipe
 
 
@@ -252,6 +253,14 @@ def test_a_resume_without_a_checkpoint_is_refused(tmp_path, capsys):
     arguments = ["train", "--config", str(recipe("demo_cpu.yaml")), "--output_dir", str(tmp_path)]
     assert main([*arguments, "--resume_from_checkpoint", "true"]) == 2
     assert "finds no checkpoint" in capsys.readouterr().err
+
+
+def test_the_demo_says_what_it_takes_before_it_starts(tmp_path, monkeypatch, capsys):
+    said = []
+    monkeypatch.setattr("grpo_math.cli._train", lambda arguments: said.append(capsys.readouterr().err) or 0)
+    for more, line in (([], f"{companions.DEMO_TAKES}\n"), (["--max_steps", "2"], "")):
+        assert main(["demo", "--output_dir", str(tmp_path), *more]) == 0
+        assert said.pop() == line
 
 
 def test_the_demo_trains_a_step_and_reports(tiny, tmp_path, capsys):

@@ -48,6 +48,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.cascade",
         "trainer.config",
         "trainer.endings",
+        "trainer.gradients",
     ),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
     *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),

@@ -18,6 +18,8 @@ from grpo_math.run import metrics
 from grpo_math.run.history import as_now
 from grpo_math.run.log import History, Tell
 
+MOST = 2000  # lines that a look takes: neither its time nor its memory grows with the run
+
 
 class Diagnosis(TrainerCallback):
     """One line on the terminal when a warning or an error appears for the first time; asked every so many steps.
@@ -33,7 +35,7 @@ class Diagnosis(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         last = state.global_step >= state.max_steps
-        every = max(self.every, state.global_step // 50)  # each look reads the whole history
+        every = max(self.every, state.global_step // 50)
         if logs and metrics.LOSS in logs and (last or state.global_step - self.asked >= every):
             for finding in self.look(state):
                 self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})
@@ -49,7 +51,8 @@ class Diagnosis(TrainerCallback):
         before = self.history.path.with_name("before.json")
         base = figures.as_now(json.loads(before.read_text(encoding="utf-8"))) if before.exists() else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        found = diagnose([*evaluation_line(0, base), *map(as_now, self.history.lines())], self.settings, checkpoints)
+        lines = map(as_now, self.history.lines(MOST))
+        found = diagnose([*evaluation_line(0, base), *lines], self.settings, checkpoints)
         new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
         for finding in new:
             self.said.add(finding.check)

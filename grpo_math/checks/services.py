@@ -21,7 +21,7 @@ from grpo_math.checks.machine import supported
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner.model import is_folder, read_config
-from grpo_math.reading import Unreadable, home, read_json
+from grpo_math.reading import home, read_object
 from grpo_math.run.ports import is_free
 from grpo_math.run.redact import is_address
 
@@ -76,9 +76,9 @@ def _check_folder(name: str) -> None:
     if not any(word in classes for word in WRITING):
         raise refused(f"is not a model that writes ({classes})", "give one whose config.json says ...ForCausalLM")
     for file in ("generation_config.json", "tokenizer_config.json", INDEX):
-        if (path / file).exists() and _object(path / file) is None:
+        if (path / file).exists() and read_object(path / file) is None:
             raise refused(f"has a {file} that is not a JSON object", "check the file")
-    listed = (_object(path / INDEX) or {}).get("weight_map")
+    listed = (read_object(path / INDEX) or {}).get("weight_map")
     shards = sorted({str(file) for file in listed.values()}) if isinstance(listed, dict) else []
     if (path / INDEX).exists() and not shards:
         raise refused(f"has a {INDEX} that names no file")
@@ -86,15 +86,6 @@ def _check_folder(name: str) -> None:
         raise refused(f"lacks {lost[0]}, which its {INDEX} names")
     if cut := [file.name for file in sorted(path.glob("*.safetensors")) if _cut(file)]:
         raise refused(f"has a file that was cut, or that does not hold weights: {cut[0]}")
-
-
-def _object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None for anything else."""
-    try:
-        found = read_json(path)
-    except Unreadable:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _cut(path: Path) -> bool:

@@ -88,6 +88,15 @@ def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None
         raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
+def check_context(model: Any, longest: int) -> None:
+    """That prompts of so many tokens leave room for an answer."""
+    config = loaded(model, _config) if isinstance(model, str) else model.config
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and longest >= limit:
+        reason = f"has max_position_embeddings={limit}, and the longest prompt {longest} tokens"
+        raise ConfigError("model", getattr(config, "_name_or_path", model), reason, "leave out long problems")
+
+
 def opened(
     model: Any, adapter: str | None, tokenizer: Any, backend: str, server: str | None, sampling: Sampling
 ) -> Generate:
@@ -150,7 +159,7 @@ def with_vllm(path: str, adapter: str | None, tokenizer: Any, stops: list[int], 
 
     lora: dict[str, Any] = {}
     if adapter is not None:
-        config = read_object(Path(adapter) / "adapter_config.json")
+        config = read_object(Path(adapter) / "adapter_config.json") or {}
         lora = {"enable_lora": True, "max_lora_rank": served_rank(config["r"])}
     llm = _once((path, adapter), lambda: LLM(model=path, **lora))
     request = None if adapter is None else LoRARequest("adapter", 1, adapter)
@@ -192,6 +201,12 @@ def load_weights(model: str, adapter: str | None) -> Any:
             said = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError("adapter", adapter, f"does not fit {model}", said) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
+
+
+def _config(path: str) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
 def _generation_config(path: str) -> Any:

@@ -98,7 +98,8 @@ def evaluate(
         answers = answers_file(output)
         records = _known(output, settings, rows, samples)
 
-    def opened() -> Generate:
+    def opened(longest: int) -> Generate:
+        backends.check_context(model, longest)
         return backends.opened(model, adapter, tokenizer, backend, server, sampling)
 
     for batch in _answers(rows, sampling, tokenizer, opened, grade_timeout, records, progress):
@@ -187,7 +188,7 @@ def _answers(
     rows: Sequence[Row],
     sampling: Sampling,
     tokenizer: Any,
-    opened: Callable[[], Generate],
+    opened: Callable[[int], Generate],
     grade_timeout: float,
     known: dict[tuple[str, int], Record],
     progress: bool,
@@ -204,7 +205,7 @@ def _answers(
     missing = [number for number, batch in enumerate(every) if any(keys[i] not in known for i in batch)]
     if not missing:
         return
-    generate = opened()
+    generate = opened(max(map(len, ids)))
     kept = (batch for number, batch in enumerate(every) if number not in missing)
     right = [known[keys[i]]["category"] in RIGHT for batch in kept for i in batch]
     with tqdm(

@@ -174,7 +174,11 @@ def words_of(gold: str) -> frozenset[str]:
 
 
 def _spaceless(text: str) -> str:
-    """Without the spaces that separate nothing: "4 2" stays two numbers."""
+    """Without the spaces that separate nothing.
+
+    >>> _spaceless("x + 4 2")
+    'x+4 2'
+    """
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 

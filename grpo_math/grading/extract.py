@@ -254,7 +254,7 @@ def _boxed(text: str) -> Found | None:
 
 
 FINDERS: dict[str, Callable[[str], Found | None]] = {
-    "gsm8k": _hashes, "boxed": _boxed, "r1_zero": _tagged, "xml": _tagged,
+    "gsm8k": _hashes, "direct": _hashes, "boxed": _boxed, "r1_zero": _tagged, "xml": _tagged,
 }  # fmt: skip
 
 

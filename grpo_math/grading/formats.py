@@ -36,6 +36,13 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("####",),
         example="It follows.\n#### ANSWER",
     ),
+    "direct": AnswerFormat(
+        "direct",
+        marker=re.compile(r"####[ \t]*([^\n]*)"),
+        strict=re.compile(r"\s*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?"),
+        tags=("####",),
+        example="#### ANSWER",
+    ),
     "boxed": AnswerFormat(
         "boxed",
         marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
@@ -78,6 +85,8 @@ def in_format(completion: str, answer_format: str) -> bool:
     r"""Does the whole completion keep to the format, with one answer in it?
 
     >>> in_format("3 + 4 = 7\\n#### 7", "gsm8k"), in_format("It is 7.", "gsm8k")
+    (True, False)
+    >>> in_format("#### 7", "direct"), in_format("3 + 4 = 7\\n#### 7", "direct")
     (True, False)
     >>> in_format(r"so \boxed{7}", "boxed"), in_format(r"\boxed{7} or \boxed{8}", "boxed")
     (True, False)

@@ -157,6 +157,12 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def _power(tree: Tree, base: Any, exponent: Any) -> Any:
+    """
+    >>> from fractions import Fraction
+    >>> third = ("div", ("num", Fraction(1)), ("num", Fraction(3)))
+    >>> print(_value(("pow", ("num", Fraction(-8)), third), {}))
+    -2.0
+    """
     if abs(exponent) > MAX_EXPONENT or (base != 0 and abs(exponent) * abs(mpmath.log(abs(base))) > MAX_EXPONENT):
         raise Overflow
     root = tree[2]

@@ -261,7 +261,8 @@ def phases(
             training |= engine
     if not settings["use_cpu"]:
         for terms in (training, generation):
-            terms["allocator"] = terms.get("allocator", 0) + _slack(shape, settings, precise, run, zero, terms, work)
+            lost = _slack(shape, settings, precise, run, zero, terms, work if terms is training else None)
+            terms["allocator"] = terms.get("allocator", 0) + lost
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
@@ -299,18 +300,19 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
 
 
 def _slack(
-    shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int], work: Work
+    shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int], work: Work | None
 ) -> int:
-    """What the allocator reserves beyond these terms: what is left over where weights, gradients and moments lie, and
-    holes in what passes. DeepSpeed lays gradients and moments into a few large tensors of its own, before all else."""
+    """What the allocator reserves beyond these terms, of an update with its ``work`` or of generation: what is left
+    over where weights, gradients and moments lie, and holes in what passes. DeepSpeed lays gradients and moments into a
+    few large tensors of its own, before all else."""
     own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
     adapter = tuple(size * precise.adapter for size, _ in trainable(shape, settings)) if settings["use_peft"] else ()
     left = slack.of_weights(shape, precise.stream, settings["load_in_4bit"] or shape.prequantized, adapter)
     moments = own and "adamw_torch" in settings["optim"]
     if own:
-        left *= 1 + ("gradients" in terms) + 2 * moments
-    share, fresh = slack.HOLES, "gradients" in terms and run.generation == "transformers"
-    if "gradients" not in terms:
+        left *= 1 + (work is not None) + 2 * moments
+    share, fresh = slack.HOLES, work is not None and run.generation == "transformers"
+    if work is None:
         share = slack.HOLES_PREFILL
     elif "allocator" not in terms:
         head = own and "lm_head_workspace" in terms
@@ -319,9 +321,11 @@ def _slack(
     holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
     if fresh or not settings["gradient_checkpointing"]:
         holes += slack.HOLES_KEPT * terms.get("activations", 0)
-    if "gradients" in terms and settings["load_in_4bit"]:
+    if work is not None and settings["load_in_4bit"]:
         passing = sum(terms.get(term, 0) for term in (*TEMPORARY, "activations"))
         holes = max(holes, _second_tile(shape, settings, precise, work) - passing)
+        if precise.stream == 4 and work.tiles > 1:
+            holes = max(holes, slack.HOLES_TILES * terms.get("activations", 0))
     return left + int(holes)
 
 

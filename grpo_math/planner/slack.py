@@ -23,6 +23,7 @@ HOLES_PINNED = (
 HOLES_HEAD = 1.0  # 99% where the moments lie elsewhere: gradients lie where the trained head's own tensors would fit
 HOLES_PREFILL = 0.25  # 12 to 24% in generation
 ROUNDED = 2 << 20  # a buffer of keys or values that has grown lies in a segment of its own, of whole 2 MB
+HOLES_TILES = 0.4  # of the kept inputs of layers, 35%, where each is cut from the wider block of an MLP's tile
 HOLES_KEPT = 0.15  # of what layers keep, without checkpointing or after generation
 
 

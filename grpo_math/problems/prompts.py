@@ -28,6 +28,16 @@ def gsm8k(problem: str) -> Prompt:
     ]
 
 
+def direct(problem: str) -> Prompt:
+    """A chat whose worked example is the line ``#### N`` alone, so that completions are short."""
+    return [
+        {"role": "system", "content": "Give the number after ####."},
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "#### 7"},
+        {"role": "user", "content": problem},
+    ]
+
+
 def boxed(problem: str) -> Prompt:
     r"""A chat that asks for the final answer in ``\boxed{}``, the form of MATH's solutions."""
     return _chat(r"Please reason step by step, and put your final answer within \boxed{}.", problem)
@@ -53,7 +63,9 @@ def _chat(system: str, problem: str) -> Prompt:
     return [{"role": "system", "content": system}, {"role": "user", "content": problem}]
 
 
-TEMPLATES: dict[str, Callable[[str], Prompt]] = {"gsm8k": gsm8k, "boxed": boxed, "r1_zero": r1_zero, "xml": xml}
+TEMPLATES: dict[str, Callable[[str], Prompt]] = {
+    "gsm8k": gsm8k, "direct": direct, "boxed": boxed, "r1_zero": r1_zero, "xml": xml,
+}  # fmt: skip
 
 
 def build_prompt(problem: str, template: str) -> Prompt:

@@ -26,6 +26,7 @@ from grpo_math.report.page import diagnosis, paired_of
 from grpo_math.report.run_dir import Run, mapping
 from grpo_math.report.terminal import moved, table
 from grpo_math.run import metrics
+from grpo_math.run.history import number
 
 KINDS = {"adapter": "LoRA adapter", "model": "full model", "merged": "full model, base and LoRA adapter merged,"}
 # The settings that make the recipe, in the order of the card; a run's config.yaml has all of them.
@@ -208,7 +209,7 @@ def _training(run: Run, base: Base, kind: str) -> str:
     if command := config.get("command"):
         n = config.get("num_processes", 1)
         words = "The command:" if n == 1 else f"The command, on {n} processes that `accelerate launch` started:"
-        parts += [words, _fence("bash", _typed(command, base))]
+        parts += [words, _fence("bash", _typed(str(command), base))]
     return "\n\n".join(parts)
 
 
@@ -279,7 +280,7 @@ def _use(run: Run, repo_id: str, base: Base, kind: str) -> str:
     ]
     served, serve = repo_id, f"vllm serve {repo_id}"
     if adapter:
-        rank = served_rank(int(run.config.get("lora_r") or 16))
+        rank = served_rank(int(number(run.config.get("lora_r")) or 16))
         at = "" if base.revision == "main" else f" --revision {base.revision}"
         served = name
         serve = f"vllm serve {path}{at} --enable-lora --max-lora-rank {rank} --lora-modules {name}={repo_id}"

@@ -189,7 +189,7 @@ def _files(run: Run, folder: Path, base: Base, kind: str) -> dict[str, Content]:
     if kind == "merged":
         files = {name: content for name, content in files.items() if not name.startswith("adapter_")}
     elif kind == "adapter":
-        said = read_object(folder / "adapter_config.json")
+        said = read_object(folder / "adapter_config.json") or {}
         said["base_model_name_or_path"] = base.hub or base.folder  # not a folder of this machine
         files["adapter_config.json"] = (json.dumps(said, indent=2, sort_keys=True) + "\n").encode("utf-8")
     files |= {name: run.directory / name for name in RESULTS if (run.directory / name).exists()}

@@ -59,7 +59,7 @@ def report(run_dir: str | Path, reload: int = 0) -> ReportFiles:
     paired = paired_of(run)
     findings = diagnosis(run, paired)
     page = run.directory / "report.html"
-    write(page, build_page(run, paired, findings, reload).encode("utf-8"))
+    write(page, build_page(run, drawn, paired, findings, reload).encode("utf-8"))
     return ReportFiles(page, plots, findings, run.notes)
 
 
@@ -89,8 +89,8 @@ def diagnosis(run: Run, paired: PairedDifference | None) -> list[Finding]:
     return diagnose(lines, run.config, [path.name for path in run.directory.glob("checkpoint-*")])
 
 
-def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding], reload: int = 0) -> str:
-    """The page as one text."""
+def build_page(run: Run, drawn: Run, paired: PairedDifference | None, findings: list[Finding], reload: int = 0) -> str:
+    """The page as one text; ``drawn``: the run `condensed`."""
     template, style, maths, own = map(part, ("page.html", "page.css", "math.js", "page.js"))
     script = f'"use strict";\n{maths}\n{own}'
     data = safe_json(viewer(run, paired is not None))  # first: it may add a note
@@ -108,7 +108,7 @@ def build_page(run: Run, paired: PairedDifference | None, findings: list[Finding
         "findings": _findings(run, findings),
         "notes": section("Missing or skipped", f"<ul>{notes}</ul>", "notes") if run.notes else "",
         "categories": _category_table(run, paired),
-        "plots": _figures(run),
+        "plots": _figures(drawn),
         "memory": section("Memory", memory) if (memory := memory_html(run)) else "",
         "changes": _changes(run.before, run.after) if run.before and run.after and paired else "",
         "settings": _settings(run),
@@ -217,8 +217,7 @@ def _category_table(run: Run, paired: PairedDifference | None) -> str:
     return section("Outcomes", table)
 
 
-def _figures(run: Run) -> str:
-    drawn = condensed(run)
+def _figures(drawn: Run) -> str:
     groups = [[panel for panel in panels if shows(drawn, panel)] for panels in (TRAINING, DETAILS)]
     figures = ("".join(_figure(drawn, panel) for panel in panels) for panels in groups)
     first, more = (f"<div class=plots>{figure}</div>" for figure in figures)

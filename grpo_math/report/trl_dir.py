@@ -38,7 +38,7 @@ def log_of(path: Path) -> list[dict[str, Any]]:
 def settings_of(folder: Path, history: list[dict[str, float]]) -> dict[str, Any]:
     """The settings that can be known: of the trainer's state, the adapter's configuration, and the log."""
     settings: dict[str, Any] = {}
-    state = read_object(state_file(folder) or "")
+    state = read_object(state_file(folder) or "") or {}
     settings |= {
         name: value for name in ("logging_steps", "save_steps", "max_steps") if (value := number(state.get(name)))
     }

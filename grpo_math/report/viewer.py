@@ -37,7 +37,7 @@ MOST_TEXTS = 20_000_000  # of all of a source's
 def shown(text: str) -> str:
     """The text as the page has it: what cannot be seen by its name, and of a very long one the beginning.
 
-    >>> shown("x" * 100_001)[-38:]
+    >>> shown("x" * 100_001)[-37:]
     'x\\n(1 characters more are in the file)'
     """
     more = len(text) - MOST_TEXT

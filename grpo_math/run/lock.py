@@ -68,13 +68,9 @@ def owner(run_dir: Path) -> str | None:
         return None
     try:
         with open(run_dir / NAME, encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return _said(file)
+            return None if _is_free(file) else _said(file)
     except OSError:
         return None
-    return None
 
 
 def abandoned(folder: Path) -> bool:
@@ -90,10 +86,9 @@ def abandoned(folder: Path) -> bool:
         return False
     try:
         with open(folder / NAME, encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:  # none has locked it, or one does
+            return _is_free(file)
+    except OSError:  # none has locked it
         return False
-    return True
 
 
 def release(folder: Path) -> None:
@@ -105,6 +100,15 @@ def release(folder: Path) -> None:
 def in_use(run_dir: Path, owner: str) -> ConfigError:
     reason = f"is in use: {owner} trains there"
     return ConfigError("output_dir", str(run_dir), reason, "wait until it has ended, or name another folder")
+
+
+def _is_free(file: IO[str]) -> bool:
+    """Whether no process holds this lock. `OSError` where locks cannot tell."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _said(file: IO[str]) -> str:

@@ -29,7 +29,7 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
         own = accelerate.get("deepspeed_config") or {}
         if not (value := own.get("deepspeed_config_file")):
-            off = {f"offload_{x}": {"device": own.get(f"offload_{x}_device", "none")} for x in ("optimizer", "param")}
+            off = {part: {"device": own.get(f"{part}_device", "none")} for part in OFFLOAD}
             return {"zero_optimization": {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto", **off}}
         name = "deepspeed_config_file"
     if isinstance(value, dict):

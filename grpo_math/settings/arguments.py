@@ -31,7 +31,7 @@ class TrainArguments:
     dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
     dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
-    template: str = setting("gsm8k", "The prompt: gsm8k, boxed, r1_zero or xml.")
+    template: str = setting("gsm8k", "The prompt: gsm8k, direct, boxed, r1_zero or xml.")
     rewards: list[str] = setting(
         ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
     )

@@ -24,7 +24,7 @@ from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError, one_line
+from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import pass_rates
 from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.regrade import renew
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     try:
         accelerate.environment()  # before any other module reads these variables
     except UserError as wrong:
-        print(f"error: {one_line(wrong)}", file=sys.stderr)
+        print(f"error: {printed(wrong)}", file=sys.stderr)
         return 2
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
                 code = stop.code
         except UserError as error:
             code = stop.code or (1 if isinstance(error, PushError) else 2)
-            _say(f"error: {one_line(error)}", everywhere=isinstance(error, OutOfMemory | WriteError))
+            _say(f"error: {printed(error)}", everywhere=isinstance(error, OutOfMemory | WriteError))
             if isinstance(error, RewardError):  # on every rank alike, and torch's agent ends the others with the first
                 PartialState().wait_for_everyone()
         except KeyboardInterrupt:  # before training, or a second one

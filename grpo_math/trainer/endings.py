@@ -37,8 +37,10 @@ class Endings:
 
     def cut(self, ids: Sequence[int]) -> bool:
         """Whether a completion's tokens end on nothing but the limit."""
-        if not ids or ids[-1] in self._ends or not self.strings:
-            return not ids or ids[-1] not in self._ends
+        if ids and ids[-1] in self._ends:
+            return False
+        if not ids or not self.strings:
+            return True
         if not self._stays:
             return len(ids) >= self._limit
         tail = self._tokenizer.decode(ids[-self._tail :])  # a token has a byte at least

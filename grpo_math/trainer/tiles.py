@@ -94,6 +94,8 @@ class Tiled:
         self.layer, self.learns, self.mlp = layer, learns, layer.mlp.forward
         self.norm: Any = None
         self.left: Tensor | None = None  # what the norm has handed on as it was
+        parts = layer.mlp.modules()
+        self.draws = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in parts)
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
             self.norm = layer.post_attention_layernorm.forward
@@ -129,7 +131,7 @@ class Tiled:
         rows = _Keep.apply(rows)
         kept, outputs = _Kept(rows.grad_fn, n), []
         for number, tile in enumerate(rows.tensor_split(n)):
-            later = _Later(compute, kept, number, states.device.type)
+            later = _Later(compute, kept, number, states.device.type, self.draws)
             with saved_tensors_hooks(later.pack, later.unpack):
                 outputs.append(compute(tile))
         return torch.cat(outputs).view(states.shape)
@@ -172,12 +174,11 @@ class _Done(Exception):
 class _Later:
     """What autograd keeps of a tile: nothing at first, and all of it when it asks for the first."""
 
-    def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str) -> None:
+    def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str, draws: bool) -> None:
         self.forward, self.kept, self.number, self.count = forward, kept, number, 0
         self.there: dict[int, Tensor] = {}
-        self.generators: list[Any] = [
-            place for place in (torch, getattr(torch, kind, None)) if hasattr(place, "get_rng_state")
-        ]
+        places = (torch, getattr(torch, kind, None)) if draws else ()
+        self.generators: list[Any] = [place for place in places if hasattr(place, "get_rng_state")]
         self.drawn: list[Tensor] = [place.get_rng_state() for place in self.generators]
         self.autocast: dict[str, Any] = {
             "device_type": kind,

@@ -66,7 +66,7 @@ from grpo_math.rewards.columns import gold_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
-from grpo_math.trainer import longest, losses, scoring, state, table, tiles
+from grpo_math.trainer import gradients, longest, losses, scoring, state, table, tiles
 from grpo_math.trainer.advantages import advantages, weighted
 from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
@@ -137,6 +137,7 @@ class MathGRPOTrainer(GRPOTrainer):
         alone = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
         self.budget = TokenBudget(settings.update_token_budget, cuts=packs and not whole, alone=alone)
         self._redo = Redo(accelerator, self.budget, self.cutter)
+        self._places = gradients.places_of(self.model, alone=alone and not self.is_fsdp_enabled)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
         if settings.activation_offloading:
@@ -285,6 +286,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        self._places.make()
         if "parts" not in inputs:
             return self._loss_of(model, inputs)
         self._redo.running = inputs

@@ -2,11 +2,12 @@
 
     python tests/benchmarks/bad_runs.py [--only NAME ...] [--folder bad_runs] [--save]
 
-Each run is the demo's recipe (SmolLM2-135M-Instruct, LoRA, sums of numbers), shortened, through the real training
-program, with one thing done to it. Then its history is diagnosed as in training, every tenth step and at the end, and
-a table says what was found, and at which step first. ``expected`` is what the cause must show; ``also`` what is true of
-such a run too and may be shown; anything else is a false finding. A finished run is not run again, one that was cut
-off is; ``--save`` writes what the checks read of each history to tests/cases/real_runs, where a fast test diagnoses it.
+Each run is the demo's recipe (SmolLM2-135M-Instruct, LoRA, sums of numbers) with the sum written out, shortened,
+through the real training program, with one thing done to it. Then its history is diagnosed as in training, every tenth
+step and at the end, and a table says what was found, and at which step first. ``expected`` is what the cause must show;
+``also`` what is true of such a run too and may be shown; anything else is a false finding. A finished run is not run
+again, one that was cut off is; ``--save`` writes what the checks read of each history to tests/cases/real_runs, where a
+fast test diagnoses it.
 
 Does not test anything.
 """
@@ -37,6 +38,9 @@ CASES = ROOT / "tests" / "cases" / "real_runs"
 EVERY = 10  # steps, as in training
 DEMO: dict[str, Any] = {
     "max_steps": 41,
+    "dtype": "auto",
+    "template": "gsm8k",
+    "max_completion_length": 16,
     "per_device_train_batch_size": 16,  # 2 prompts x 8 completions
     "learning_rate": 5e-4,
     "eval_n": 0,

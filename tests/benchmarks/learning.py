@@ -2,13 +2,13 @@
 
     python tests/benchmarks/learning.py [--jobs 1] [--seeds 0 1 2] [--only grpo_clip/std/no_kl] [--results FILE]
 
-The demo's recipe (SmolLM2-135M-Instruct, LoRA, sums of numbers) cut to a budget that is the same for all: STEPS steps
-of PROMPTS prompts x 8 completions. The held-out sums are the same for every run, and the untrained model answers them
-once, greedily. Each run is a process of its own; a finished one is one line of the results file, and is not done
-again: what was interrupted goes on with the same command, and a file of another budget is refused. Then a table: for
-each setting the mean over seeds of the accuracy (right and in the format) before and after, and the difference, paired
-over all problems of all seeds, with its 95% bootstrap interval. The interval is over problems: how far the seeds lie
-apart stands beside it.
+The demo's recipe (SmolLM2-135M-Instruct, LoRA, sums of numbers), with the sum written out, cut to a budget that is the
+same for all: STEPS steps of PROMPTS prompts x 8 completions. The held-out sums are the same for every run, and the
+untrained model answers them once, greedily. Each run is a process of its own; a finished one is one line of the results
+file, and is not done again: what was interrupted goes on with the same command, and a file of another budget is
+refused. Then a table: for each setting the mean over seeds of the accuracy (right and in the format) before and after,
+and the difference, paired over all problems of all seeds, with its 95% bootstrap interval. The interval is over
+problems: how far the seeds lie apart stands beside it.
 
 Does not test anything and draws no plot.
 """
@@ -32,7 +32,7 @@ from typing import Any
 from grpo_math.evaluation.stats import paired_bootstrap
 
 ROOT = Path(__file__).parents[2]
-STEPS, PROMPTS, HELD_OUT, LEARNING_RATE = 16, 4, 128, 5e-4
+STEPS, PROMPTS, HELD_OUT, LEARNING_RATE, TEMPLATE = 16, 4, 128, 5e-4, "gsm8k"
 BUDGET = {"steps": STEPS, "prompts": PROMPTS, "held_out": HELD_OUT, "learning_rate": LEARNING_RATE}
 LOSSES = {
     "no_baseline": ("none", "reinforce"),
@@ -56,6 +56,9 @@ def arguments(name: str, seed: int, folder: str) -> list[str]:
         "beta": KL_WEIGHTS[kl],
         "seed": seed,
         "max_steps": STEPS,
+        "dtype": "auto",
+        "template": TEMPLATE,
+        "max_completion_length": 16,
         "per_device_train_batch_size": PROMPTS * 8,
         "learning_rate": LEARNING_RATE,
         "eval_n": 0,
@@ -81,7 +84,7 @@ def run(name: str, seed: int, output: Path) -> None:
                 sys.exit(code)
             adapter = str(run_dir / "adapter")
             rewards = [json.loads(line)["reward"] for line in (run_dir / "history.jsonl").read_text().splitlines()]
-        rows = load_problems("generated:sums", "heldout", template="gsm8k", limit=HELD_OUT)
+        rows = load_problems("generated:sums", "heldout", template=TEMPLATE, limit=HELD_OUT)
         results = evaluate("embedded", rows, adapter=adapter, max_new_tokens=16, batch_size=64, progress=False)
     line = {
         "setting": name,

@@ -165,7 +165,7 @@ def test_a_reward_that_hangs_is_left_behind(monkeypatch, tmp_path):
 
 
 def test_every_reward_of_ours_that_looks_at_the_answer_tells_right_from_wrong_in_every_template():
-    for template in ("gsm8k", "boxed", "r1_zero", "xml"):
+    for template in ("gsm8k", "direct", "boxed", "r1_zero", "xml"):
         for reward in ("accuracy", "gated", "proximity", "number_match", "shaped"):
             said = found("rewards", "--template", template, "--rewards", reward)
             assert [level for level, _ in said if level != "info"] == [], (template, reward)

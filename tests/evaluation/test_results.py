@@ -329,3 +329,9 @@ def test_bad_arguments_are_one_line(smollm, rows):
         evaluate(smollm, rows, temperature=-1)
     with pytest.raises(ConfigError, match="batch_size=0 evaluates nothing"):
         evaluate(smollm, rows, batch_size=0)
+
+
+def test_a_prompt_that_is_longer_than_the_context_is_refused_before_the_first_answer(smollm, rows):
+    long = {**rows[0], "id": "long", "prompt": "7 + " * 5000}
+    with pytest.raises(ConfigError, match=r"max_position_embeddings=8192, and the longest prompt 15000 tokens: leave"):
+        evaluate(smollm, [*rows, long])

@@ -32,7 +32,7 @@ PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its key stands in this process's environment
 def process(smollm, tmp_path_factory):
     process = Process(smollm, tmp_path_factory.mktemp("vllm"))
     yield process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -20,6 +21,9 @@ class Told:
     def __init__(self):
         self.requests = []
 
+    def heard(self, seconds):
+        return nullcontext()
+
     def generate(self, prompts, **request):
         self.requests.append({"prompts": prompts, **request})
         rows = [[*prompt, number] for prompt in prompts for number in range(request["n"])]
@@ -30,7 +34,8 @@ def generation(servers=1, rank=0):
     made = object.__new__(AdapterGeneration)
     vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
     made.generation_kwargs = {"stop": ["</answer>"]}
-    made.servers, made.seed, made.rollouts, made.folder = [Told() for _ in range(servers)], 3, 0, None
+    made.servers, made.server_timeout = [Told() for _ in range(servers)], 1.0
+    made.seed, made.rollouts, made.folder = 3, 0, None
     made.canary = SimpleNamespace(due=False, agreed=2)
     made.accelerator = SimpleNamespace(process_index=rank, is_main_process=True)
     return made

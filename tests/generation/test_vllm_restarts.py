@@ -138,7 +138,8 @@ def test_the_next_run_removes_the_adapter_of_one_that_was_killed_and_no_other(
     small, tiny, tokenizer, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("GRPO_MATH_ADAPTER_DIR", str(tmp_path / "adapters"))
-    live = trainer_of(small.url, tiny, tokenizer, tmp_path / "live").vllm_generation.root
+    living = trainer_of(small.url, tiny, tokenizer, tmp_path / "live")
+    live = living.vllm_generation.root
     start = "import os, sys; from pathlib import Path; from grpo_math.run import lock; lock.hold(Path(sys.argv[1])); "
     killed, other = (tmp_path / "adapters" / f"{PREFIX}{name}" for name in ("killed", "other"))
     subprocess.run([sys.executable, "-c", f"{start}os.kill(os.getpid(), 9)", killed])
@@ -150,6 +151,7 @@ def test_the_next_run_removes_the_adapter_of_one_that_was_killed_and_no_other(
         root = trainer.vllm_generation.root
         assert set(root.parent.iterdir()) == {live, other, root}
         process.stdin.close()
+    del living  # its folder goes with it
 
 
 def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_adapter_again(

@@ -52,7 +52,8 @@ def test_the_answer_is_found_without_a_named_format(completion, text):
 
 
 @pytest.mark.parametrize(
-    ("answer_format", "text"), [("gsm8k", "1"), ("boxed", "2"), ("r1_zero", "3"), ("xml", "3"), (None, "3")]
+    ("answer_format", "text"),
+    [("gsm8k", "1"), ("direct", "1"), ("boxed", "2"), ("r1_zero", "3"), ("xml", "3"), (None, "3")],
 )
 def test_the_marker_of_the_named_format_comes_first(answer_format, text):
     assert extract("\\boxed{2}\n#### 1\n<answer>3</answer>", answer_format).text == text

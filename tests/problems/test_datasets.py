@@ -169,7 +169,7 @@ def test_the_hub_id_of_a_known_set_names_it_too():
 
 
 @needs_data
-@pytest.mark.parametrize("template", ["gsm8k", "boxed", "r1_zero", "xml"])
+@pytest.mark.parametrize("template", ["gsm8k", "direct", "boxed", "r1_zero", "xml"])
 def test_a_template_builds_the_prompt_and_names_the_answer_format(template):
     row = load_problems("gsm8k", template=template, limit=1)[0]
     assert row["answer_format"] == template
@@ -318,11 +318,11 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
         ({"dataset": "generated", "split": "dev"}, "split='dev' is not known: use one of train, heldout"),
         (
             {"dataset": "generated", "template": "bxed"},
-            "template='bxed' is not known: did you mean 'boxed'? (gsm8k, boxed, r1_zero, xml)",
+            "template='bxed' is not known: did you mean 'boxed'? (gsm8k, direct, boxed, r1_zero, xml)",
         ),
         (
             {"dataset": "gsm8k", "template": "bxed"},
-            "template='bxed' is not known: did you mean 'boxed'? (gsm8k, boxed, r1_zero, xml)",
+            "template='bxed' is not known: did you mean 'boxed'? (gsm8k, direct, boxed, r1_zero, xml)",
         ),
         (
             {"dataset": "gsm8k", "limit": 0},

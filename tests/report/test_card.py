@@ -167,3 +167,10 @@ def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
 def test_the_same_run_gives_the_same_card(run):
     assert card(run) == card(run)
     assert isinstance(base_of(run.config), Base)
+
+
+def test_settings_of_any_kind_make_a_card(run):
+    names = [*run.config, "command", "lora_r", "hardware", "versions", "num_processes", "max_completion_length"]
+    for value in (5, [1], {"a": 1}, "x", float("nan")):
+        run.config.update(dict.fromkeys(names, value))
+        assert "## Training" in card(run), value

@@ -577,7 +577,7 @@ def test_a_vllm_server_loads_it_from_the_hub_and_gives_the_evaluations_answers(
             asked = urllib.request.Request(
                 f"{process.server.url}/v1/chat/completions",
                 json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
+                {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['VLLM_API_KEY']}"},
             )
             with urllib.request.urlopen(asked, timeout=120) as answer:
                 said = json.loads(answer.read())["choices"][0]["message"]["content"]

@@ -43,6 +43,8 @@ def test_a_line_that_goes_back_takes_the_place_of_all_later_ones():
     lines = of_steps(1, 2, 3)
     assert lines.put({"step": 2, "reward": 1.0})
     assert lines.in_order() == [{"step": 1, "reward": 0.0}, {"step": 2, "reward": 1.0}]
+    assert not lines.put({"step": 3, "reward": 2.0})
+    assert [line["reward"] for line in lines.in_order()] == [0.0, 1.0, 2.0]
 
 
 def test_a_line_that_adds_to_an_earlier_step_or_comes_late_does_not():

@@ -56,6 +56,17 @@ def test_a_history_that_was_cut_at_any_byte_has_its_whole_lines_and_goes_on(tmp_
         assert history.path.read_bytes() == whole
 
 
+def test_some_lines_of_a_long_history_are_the_newest_every_so_many_and_the_evaluations(tmp_path):
+    history = History(tmp_path)
+    for step in range(1, 11):
+        history.append(step, {"heldout/accuracy": 0.5} if step == 3 else {"loss": 0.5})
+    assert [line["step"] for line in history.lines(10)] == list(range(1, 11))
+    assert [line["step"] for line in history.lines(9)] == [2, 3, 4, 6, 8, 10]
+    assert [line["step"] for line in history.lines(3)] == [2, 3, 6, 10]
+    (tmp_path / "history.jsonl").write_text("")
+    assert history.lines(3) == []
+
+
 def test_a_full_disk_leaves_the_history_as_it_was(tmp_path):
     history = made(tmp_path)
     before = history.path.read_bytes()

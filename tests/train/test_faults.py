@@ -172,12 +172,12 @@ def test_a_reward_that_leaves_the_process_ends_the_other_rank_too_whatever_its_e
 
 NETWORKS = """
 trap 'kill $(jobs -p)' EXIT
-run=$0; mkfifo "$run.go"
+run=$0; mkfifo "$run.up" "$run.go"
 ip link set lo up && ip link add v0 type veth peer name v1 && ip addr add 10.9.0.1/24 dev v0 && ip link set v0 up
-unshare -n sh -c 'ip link set lo up; read x <"$0.go"; ip addr add 10.9.0.2/24 dev v1; ip link set v1 up
+unshare -n sh -c 'ip link set lo up; echo >"$0.up"; read x <"$0.go"; ip addr add 10.9.0.2/24 dev v1; ip link set v1 up
     GLOO_SOCKET_IFNAME=v1 exec "$@" --machine_rank 1 '"$LATER" "$run" "$@" 2>"$run.other" &
 other=$!
-until ip link set v1 netns $other; do sleep 0.1; done
+read x <"$run.up"; ip link set v1 netns $other
 echo >"$run.go"
 GLOO_SOCKET_IFNAME=v0 sh -c 'exec "$@" --machine_rank 0 '"$LATER" sh "$@" &
 one=$!

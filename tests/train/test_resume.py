@@ -200,9 +200,11 @@ def test_killed_again_and_again_at_any_moment(tiny, tmp_path):
 def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6}
     settings |= {"per_device_train_batch_size": 2}
-    for name, places in {"whole": [{}], "killed": [{"place": "update", "time": 6}, {}]}.items():
+    named = {"resume_from_checkpoint": tmp_path / "whole/checkpoint-3"}
+    for name, places in {"whole": [{}], "killed": [{"place": "update", "time": 6}, {}], "named": [{}]}.items():
         for place in places:
-            job = {"arguments": arguments(tiny(), tmp_path / name, settings), **place}
+            more = named if name == "named" else {}
+            job = {"arguments": arguments(tiny(), tmp_path / name, settings | more), **place}
             (tmp_path / "jobs.json").write_text(json.dumps([job]))
             command = launching.accelerate("zero2", tmp_path, "--num_processes", "2")
             done = subprocess.run(
@@ -216,6 +218,7 @@ def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     assert "Going on from" in done.stderr
     assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
     same(tmp_path / "killed", tmp_path / "whole")
+    assert left(tmp_path / "named")["weights"] == left(tmp_path / "whole")["weights"]
 
 
 # Which checkpoint, and whether it is the same run

@@ -54,6 +54,21 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
     assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
+def test_the_training_steps_before_in_an_optimizer_step_are_done_again_too(trl_weights, tiny, tokenizer, tmp_path):
+    settings = {"loss_type": "bnpo"}  # whose training steps each have their own parts
+    trainer, steps = trainer_of(tiny, tokenizer, tmp_path, **settings), []
+
+    def hook(module, args, kwargs):
+        if torch.is_grad_enabled() and trainer._redo.done and not steps:
+            steps.append(len(trainer._redo.done))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
+    trainer.train()
+    assert steps
+    assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
+
+
 def test_one_completion_that_does_not_fit_ends_with_advice(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path)
     runs_out_forward(trainer.model, 0)

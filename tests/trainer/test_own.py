@@ -18,6 +18,10 @@ def max_rl(rewards):
     mean = rewards.nanmean(dim=1, keepdim=True)
     return (rewards - mean) / mean.clamp(min=1e-6)
 
+def ungraded_too(rewards):
+    return torch.ones_like(rewards)
+
+
 def group_mean(rewards):
     mean = rewards.nanmean(dim=1, keepdim=True)
     n = (~rewards.isnan()).sum(dim=1, keepdim=True)
@@ -86,6 +90,7 @@ def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none(
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, torch.nan, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
     expected = torch.tensor([[3.0, -1.0, -1.0, -1.0], [0.0] * 4, [0.0] * 4])
     torch.testing.assert_close(advantages(rewards, "own_math:max_rl"), expected)
+    torch.testing.assert_close(advantages(rewards, "own_math:ungraded_too"), (~rewards.isnan()).float())
 
 
 @pytest.mark.parametrize(

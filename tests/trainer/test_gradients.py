@@ -1,0 +1,61 @@
+"""An adapter's gradients have a place of their own, and are the same there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig
+from small_trainers import letters, make, weights
+
+from grpo_math.trainer import gradients
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 3, "gradient_accumulation_steps": 2}
+
+
+def trained(tiny, tokenizer, folder, lora=True, **settings):
+    """The trainer after its steps, and the storages that gradients lay in before each optimizer step."""
+    peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear")} if lora else {}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, folder, letters, **{**ADAM, **peft, **settings})
+    norm, storages = trainer._get_grad_norm, []
+
+    def seen(*args, **kwargs):
+        found = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+        storages.append({gradient.untyped_storage().data_ptr() for gradient in found})
+        return norm(*args, **kwargs)
+
+    trainer._get_grad_norm = seen
+    trainer.train()
+    return trainer, storages
+
+
+@pytest.mark.parametrize("settings", [{}, {"update_token_budget": 40}, {"pack_updates": False}])
+def test_an_adapter_trains_to_the_same_weights_with_its_gradients_in_one_place(
+    settings, tiny, tokenizer, tmp_path, monkeypatch
+):
+    trainer, storages = trained(tiny, tokenizer, tmp_path / "ours", **settings)
+    assert [len(places) for places in storages] == [1, 1, 1]
+    monkeypatch.setattr(gradients.Places, "make", lambda places: None)
+    plain, storages = trained(tiny, tokenizer, tmp_path / "plain", **settings)
+    assert len(storages[0]) > 1
+    assert torch.equal(weights(trainer.model), weights(plain.model))
+
+
+def test_what_backward_does_not_reach_has_no_gradient_and_the_place_goes_with_the_gradients():
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    places = gradients.Places([used, unused])
+    for factor in (1.0, 3.0):
+        places.make()
+        (factor * used).sum().backward()
+        assert (used.grad.tolist(), unused.grad) == ([factor] * 2, None)
+        assert used.grad.untyped_storage().nbytes() == 16
+        used.grad = None
+    places.make()
+    (used.sum() + unused.sum()).backward()
+    assert not places.free
+
+
+def test_full_fine_tuning_is_left_alone(tiny, tokenizer, tmp_path):
+    _, storages = trained(tiny, tokenizer, tmp_path, lora=False)
+    assert len(storages[0]) > 1
