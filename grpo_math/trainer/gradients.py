@@ -1,7 +1,7 @@
 """The gradients of an adapter in a place of their own.
 
 Where backward makes them, they lie in what it has just freed: one in the place of each layer's input, which is then a
-little too narrow for the next part's. The allocator must take that much anew: for 28 layers of a 7B model 0.8 GB. So
+little too narrow for the next part's. The allocator must take that much anew: for 28 layers of a 7B model 0.85 GB. So
 the first part of an optimizer step begins with one tensor for all of them, which goes when they do.
 
 Does not change a value. Not for DDP, DeepSpeed and FSDP, which have places of their own, nor for full fine-tuning, for
