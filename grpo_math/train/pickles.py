@@ -48,9 +48,11 @@ def _only_stages(pickle: bytes) -> bool:
             return False
         elif opcode.name in ("GET", "BINGET", "LONG_BINGET"):
             seen.append(memo[value])
-        else:
+        elif opcode.name == "GLOBAL":
             name = str(value).replace(" ", ".").replace("__builtin__", "builtins")  # as protocol 2 calls it
-            seen.append((opcode.name, name if opcode.name == "GLOBAL" else value))
+            seen.append((opcode.name, name))
+        else:
+            seen.append((opcode.name, value))
     members = [[("GLOBAL", GETATTR), ("GLOBAL", STAGE), ("BINUNICODE", stage)] for stage in STAGES]
     called = [("TUPLE2", None), ("REDUCE", None)]
     found = [number for number, what in enumerate(seen) if what == ("GLOBAL", GETATTR)]
