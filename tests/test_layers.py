@@ -39,7 +39,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("planner.simulation.model", "planner.simulation.pretend", "planner.simulation.run"),
     *("report.trackers", "report.verdict", "run.log", "run.peers"),
     *("settings.conflicts", "settings.generation", "settings.parser"),
-    *("train.heldout", "train.program", "train.resuming", "train.selection"),
+    *("train.heldout", "train.pickles", "train.program", "train.resuming", "train.selection"),
     *(
         "trainer.advantages",
         "trainer.attention",

@@ -18,7 +18,7 @@ from grpo_math.run import metrics
 from grpo_math.run.history import as_now
 from grpo_math.run.log import History, Tell
 
-MOST = 2000  # lines that a look takes: neither its time nor its memory grows with the run
+MOST = 2000  # lines that a look parses, so that its memory does not grow with the run
 
 
 class Diagnosis(TrainerCallback):
@@ -35,7 +35,7 @@ class Diagnosis(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         last = state.global_step >= state.max_steps
-        every = max(self.every, state.global_step // 50)
+        every = max(self.every, state.global_step // 50)  # each look goes through the whole file
         if logs and metrics.LOSS in logs and (last or state.global_step - self.asked >= every):
             for finding in self.look(state):
                 self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})

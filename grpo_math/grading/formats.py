@@ -28,17 +28,18 @@ class AnswerFormat:
 # quantifier that could backtrack on a hostile completion. `boxed` only finds where a box opens, since braces nest; the
 # extractor walks them.
 BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
+HASHES = re.compile(r"####[ \t]*([^\n]*)")
 FORMATS: dict[str, AnswerFormat] = {
     "gsm8k": AnswerFormat(
         "gsm8k",
-        marker=re.compile(r"####[ \t]*([^\n]*)"),
+        marker=HASHES,
         strict=re.compile(r"[^#]*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?", re.DOTALL),
         tags=("####",),
         example="It follows.\n#### ANSWER",
     ),
     "direct": AnswerFormat(
         "direct",
-        marker=re.compile(r"####[ \t]*([^\n]*)"),
+        marker=HASHES,
         strict=re.compile(r"\s*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?"),
         tags=("####",),
         example="#### ANSWER",

@@ -20,22 +20,12 @@ Prompt = str | list[dict[str, str]]
 
 def gsm8k(problem: str) -> Prompt:
     """A chat with one worked example whose last line is ``#### N`` (the format of GSM8K's own solutions)."""
-    return [
-        {"role": "system", "content": "Work it out, then give the number after ####."},
-        {"role": "user", "content": "What is 3 + 4?"},
-        {"role": "assistant", "content": "3 + 4 = 7\n#### 7"},
-        {"role": "user", "content": problem},
-    ]
+    return _chat("Work it out, then give the number after ####.", problem, "3 + 4 = 7\n#### 7")
 
 
 def direct(problem: str) -> Prompt:
     """A chat whose worked example is the line ``#### N`` alone, so that completions are short."""
-    return [
-        {"role": "system", "content": "Give the number after ####."},
-        {"role": "user", "content": "What is 3 + 4?"},
-        {"role": "assistant", "content": "#### 7"},
-        {"role": "user", "content": problem},
-    ]
+    return _chat("Give the number after ####.", problem, "#### 7")
 
 
 def boxed(problem: str) -> Prompt:
@@ -59,8 +49,12 @@ def xml(problem: str) -> Prompt:
     return _chat("Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", problem)
 
 
-def _chat(system: str, problem: str) -> Prompt:
-    return [{"role": "system", "content": system}, {"role": "user", "content": problem}]
+def _chat(system: str, problem: str, worked: str | None = None) -> Prompt:
+    """``worked``: the assistant's answer to 3 + 4, as an example before the problem."""
+    said = [("system", system)]
+    if worked is not None:
+        said += [("user", "What is 3 + 4?"), ("assistant", worked)]
+    return [{"role": role, "content": content} for role, content in (*said, ("user", problem))]
 
 
 TEMPLATES: dict[str, Callable[[str], Prompt]] = {

@@ -7,22 +7,15 @@ import shutil
 import sys
 from pathlib import Path
 
-import torch
-
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.run import checkpoints, files, metrics, resume
 from grpo_math.run.main_process import on_main
 from grpo_math.settings.conflicts import kinds_of_checkpoint
+from grpo_math.train.pickles import code_in
 from grpo_math.trainer.config import MathGRPOConfig
 
 PICKLES, UNREAD = (".pt", ".pth", ".bin"), ("training_args.bin",)  # nothing reads the latter
-# What the files of numpy's generator and of DeepSpeed name besides; DeepSpeed reads its own as whole pickles.
-HARMLESS = {
-    *("deepspeed.runtime.fp16.loss_scaler.LossScaler", "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
-    *("deepspeed.runtime.zero.config.ZeroStageEnum", "deepspeed.utils.tensor_fragment.fragment_address"),
-    *("numpy.dtype", "numpy.ndarray", "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
-}
 
 
 def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
@@ -54,7 +47,7 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
         if (named / checkpoints.SUMS).exists() and (reason := checkpoints.damage(named)):
             raise ConfigError("resume_from_checkpoint", asked, f"is damaged ({reason})", "give another checkpoint")
         for file in sorted(path for path in named.rglob("*") if path.suffix in PICKLES and path.name not in UNREAD):
-            if why := _code(file):
+            if why := code_in(file):
                 reason = f"holds {file.relative_to(named)}, which is more than tensors and plain types ({why})"
                 raise ConfigError("resume_from_checkpoint", asked, reason, "give another checkpoint")
         checkpoint: Path | None = named
@@ -71,12 +64,3 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     if checkpoint:
         print(f"Going on from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
-
-
-def _code(file: Path) -> str | None:
-    """What a file would call or make when it is read, found without reading it; None for tensors and plain types."""
-    try:
-        named = set(torch.serialization.get_unsafe_globals_in_checkpoint(file)) - HARMLESS
-    except Exception as error:  # no file of torch.save's
-        return type(error).__name__
-    return ", ".join(sorted(named))[:200] or None

@@ -1,8 +1,8 @@
 """The gradients of an adapter in a place of their own.
 
 Where backward makes them, they lie in what it has just freed: one in the place of each layer's input, which is then a
-little too narrow for the next part's. The allocator must take that much anew: for 28 layers of a 7B model 0.8 GB. So
-the first part of an optimizer step begins with one tensor for all of them, which goes when they do.
+little too narrow for the next part's. The allocator must take that much anew: for 28 layers of a 7B model 0.85 GB. So
+an optimizer step begins with one tensor for all of them, which goes when they do.
 
 Does not change a value. Not for DDP, DeepSpeed and FSDP, which have places of their own, nor for full fine-tuning, for
 which it has not been tried.
@@ -38,8 +38,8 @@ class Places:
             parameter.register_post_accumulate_grad_hook(partial(self._move, number))
 
     def make(self) -> None:
-        """Before the forward pass of each part; of an optimizer step's second there are gradients."""
-        if any(parameter.grad is not None for parameter in self.parameters):
+        """Before the forward pass of a training step; of an optimizer step's second there are gradients."""
+        if not torch.is_grad_enabled() or any(parameter.grad is not None for parameter in self.parameters):
             return
         of_kind = defaultdict[tuple[torch.device, torch.dtype], list[int]](list)
         for number, parameter in enumerate(self.parameters):

@@ -159,7 +159,7 @@ RUNS: dict[str, BadRun] = {
         max_steps=22,
     ),
     "healthy_demo": _bad(
-        "nothing: the demo as it is shipped",
+        "nothing, in as many steps as the demo makes",
         "",
         max_steps=60,
         per_device_train_batch_size=64,

@@ -1,10 +1,11 @@
 """Stock TRL and ours train the quickstart's task from the same seed; who holds the target accuracy first?
 
-Both follow launch/configs/demo_cpu.yaml, but write the sum out: model, dtype, LoRA, data, prompts, reward function,
-TRL's constant in the advantage. Every few steps 64 held-out sums are answered greedily. The clock is the CPU time of
-the training process without those evaluations; a trainer has reached the target at the first evaluation that has it, if
-the next has it too, and then stops. Each trains in a process of its own, one after the other, so that neither runs in
-memory that the other left behind. Every evaluation is a JSON line as it comes; the last line is the comparison.
+Both follow launch/configs/demo_cpu.yaml, but write the sum out, in the CPU's fastest dtype: model, LoRA, data, prompts,
+reward function, TRL's constant in the advantage. Every few steps 64 held-out sums are answered greedily. The clock is
+the CPU time of the training process without those evaluations; a trainer has reached the target at the first evaluation
+that has it, if the next has it too, and then stops. Each trains in a process of its own, one after the other, so that
+neither runs in memory that the other left behind. Every evaluation is a JSON line as it comes; the last line is the
+comparison.
 
 Both take the recipe's 64 rows an optimizer step in micro-batches of 8 (``--micro_batch``): 8 of stock TRL's padded rows
 already take it to 4.8 GB, and all 64 at once would need some 30. The gradient is the same.

@@ -24,6 +24,7 @@ ACCEPTED = {
         "first\nsecond\n\n####\t-1,250.50",
         "#### 7 apples",
     ),
+    "direct": ("#### 7", "####7", "\n#### 7\n", "#### 7 apples", "#### 7 \n\n"),
     "boxed": (
         r"\boxed{7}",
         r"so $\boxed{\frac{1}{2}}$.",
@@ -57,6 +58,17 @@ REJECTED = {
         "### 7",
         "##### 7",
         "# A heading\n#### 7",
+    ),
+    "direct": (
+        "",
+        "7",
+        "####",
+        "####\n7",
+        "3 + 4 = 7\n#### 7",
+        "#### 7\n#### 8",
+        "#### 7 #### 8",
+        "#### 7\nso",
+        "### 7",
     ),
     "boxed": (
         *("", "7", r"\boxed", r"\boxed 7", r"\boxed{7", "boxed{7}", r"\boxedd{7}", r"} \boxed{"),
@@ -169,10 +181,11 @@ def test_two_prompts_share_no_message_that_a_caller_could_change():
     assert second[0]["content"] != "changed"
 
 
-def test_the_worked_example_keeps_to_the_format_that_it_teaches():
-    (example,) = [message["content"] for message in build_prompt("a?", "gsm8k") if message["role"] == "assistant"]
-    assert in_format(example, "gsm8k")
-    assert FORMATS["gsm8k"].marker.findall(example) == ["7"]
+@pytest.mark.parametrize("name", ["gsm8k", "direct"])
+def test_the_worked_example_keeps_to_the_format_that_it_teaches(name):
+    (example,) = [message["content"] for message in build_prompt("a?", name) if message["role"] == "assistant"]
+    assert in_format(example, name)
+    assert FORMATS[name].marker.findall(example) == ["7"]
 
 
 def test_r1_zero_is_a_text_that_has_opened_the_thinking():
@@ -211,7 +224,7 @@ def test_the_marker_finds_the_answers(name):
     if name == "boxed":
         text = r"so \boxed {\frac{1}{2}} or \fboxed{3}, no \boxed 4"
         assert [text[match.end() :][:2] for match in marker.finditer(text)] == ["{\\", "{3"]
-    elif name == "gsm8k":
+    elif name in ("gsm8k", "direct"):
         assert marker.findall("#### 7 \nthen\n####8") == ["7 ", "8"]
     else:
         assert marker.findall("<answer>7</answer> or <answer>\n8\n</answer>") == ["7", "\n8\n"]
@@ -235,5 +248,7 @@ def test_a_long_hostile_completion_is_judged_in_linear_time(name):
 def test_an_unknown_name_is_answered_with_the_nearest_right_one():
     with pytest.raises(ConfigError, match=re.escape("template='box' is not known: did you mean 'boxed'?")):
         build_prompt("a?", "box")
-    with pytest.raises(ConfigError, match=re.escape("answer_format='GSM8K' is not known: use one of gsm8k, boxed")):
+    with pytest.raises(
+        ConfigError, match=re.escape("answer_format='GSM8K' is not known: use one of gsm8k, direct, boxed")
+    ):
         in_format("#### 7", "GSM8K")

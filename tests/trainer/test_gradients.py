@@ -56,6 +56,13 @@ def test_what_backward_does_not_reach_has_no_gradient_and_the_place_goes_with_th
     assert not places.free
 
 
+def test_an_evaluation_takes_no_place():
+    places = gradients.Places([torch.nn.Parameter(torch.ones(2))])
+    with torch.no_grad():
+        places.make()
+    assert not places.free
+
+
 def test_full_fine_tuning_is_left_alone(tiny, tokenizer, tmp_path):
     _, storages = trained(tiny, tokenizer, tmp_path, lora=False)
     assert len(storages[0]) > 1
