@@ -38,7 +38,18 @@ SIZES = {
     **dict.fromkeys(("residual_dropout", "router_jitter_noise", "input_jitter_noise"), 0.0),
 }
 # What else a family needs at these sizes.
+MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+CONVOLVED = {"layer_types": ["conv", "full_attention"]}
 OWN = {
+    **dict.fromkeys(("granitemoehybrid", "minimax", "olmo_hybrid"), MIXED),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), MIXED),
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "kimi_linear": MIXED | {"num_key_value_heads": 4},
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
+    "mamba2": {"num_heads": 8},
+    "nemotron_h": {"layer_types": ["linear_attention", "full_attention", "moe", "mlp"], "num_hidden_layers": 4},
+    "zamba": {"layer_types": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
     "deepseek_v2": {"num_key_value_heads": 4, "first_k_dense_replace": 2},
     "deepseek_v3": {"num_key_value_heads": 4, "first_k_dense_replace": 2},
     "falcon": {"multi_query": True, "new_decoder_architecture": False},

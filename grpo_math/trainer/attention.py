@@ -7,8 +7,8 @@ The function is registered with transformers as ``packed_sdpa``, and as ``packed
 rows that are not packed go on to what the model had before, so that one model serves generation, evaluation and packed
 scoring.
 
-Does not serve layers that are not attention, or see all of it: `unsupported` says so by name, or `Unpackable` in the
-first packed pass, and the trainer then scores the plain way.
+Does not serve layers with a state (`recurrent.py` does), nor kinds that nobody knows: `unsupported` says so by name, or
+`Unpackable` in the first packed pass, and the trainer then scores the plain way.
 """
 
 import sys
@@ -18,20 +18,17 @@ import torch
 from torch import Tensor
 
 from grpo_math.trainer import cascade, varlen
-from grpo_math.trainer.packing import GroupLayout
+from grpo_math.trainer.packing import GroupLayout, Unpackable
 from grpo_math.trainer.varlen import Scores
 
 NAME, EAGER = "packed_sdpa", "packed_eager"  # in place of sdpa, and of eager
-KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+ATTENDING = {"full_attention", "sliding_attention", "hybrid"}  # kinds of layers that call an attention
+KNOWN_LAYERS = ATTENDING | {"linear_attention", "conv", "mlp", "moe"}  # of states, `recurrent.py` takes care
 # What layers hand on besides, and attention has no use for.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 
 calls = 0  # of `packed_attention` with packed rows, in this process
 ways: set[str] = set()  # in which they were computed, in words
-
-
-class Unpackable(Exception):
-    """A model whose attention was not called as packed rows need it."""
 
 
 def packed_attention(
@@ -144,8 +141,8 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     Who asks for eager attention gets it; a model that knows no other is packed.
 
     >>> from types import SimpleNamespace as Config
-    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "linear_attention"]))
-    "layers of type 'linear_attention'"
+    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "compressed_attention"]))
+    "layers of type 'compressed_attention'"
     >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "sliding_attention"]))
     """
     attention = getattr(config, "_attn_implementation", None)

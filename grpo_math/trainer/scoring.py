@@ -13,10 +13,10 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from torch import Tensor
 
-from grpo_math.trainer import attention
+from grpo_math.trainer import attention, recurrent
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.budget import TokenBudget
-from grpo_math.trainer.packing import layout, pack, unpack
+from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
 
 logger = get_logger(__name__)
 
@@ -48,6 +48,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
         if model.config._attn_implementation != name:
             _say_unpacked(model, "attention of its own, which transformers cannot replace")
             return False
+        recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
     if trainer.aux_loss_enabled:  # its mean takes a prompt as often as it has completions
         _say_unpacked(models[0], "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)", "updates")
@@ -80,13 +81,16 @@ def try_out(trainer: Any, model: Any) -> None:
 class PackedScorer:
     """Called as TRL's ``_get_per_token_logps_and_entropies`` is, with that method, ``plain``, before the rest.
 
-    Raises `attention.Unpackable` where a packed pass was none; `leave` is then to be called, and this no more.
+    Raises `Unpackable` where a packed pass was none; `leave` is then to be called, and this no more.
     """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
         self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
         self.said: set[str] = set()
-        self.layers = getattr(self.models[0].config.get_text_config(), "num_hidden_layers", None)
+        config = self.models[0].config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
+        self.attending = sum(kind in attention.ATTENDING for kind in kinds)
+        self.stateful = sum(kind not in ("full_attention", "sliding_attention", "mlp", "moe") for kind in kinds)
 
     def leave(self, reason: object) -> None:
         """Rows are scored, and updates cut, as without packing."""
@@ -120,7 +124,7 @@ class PackedScorer:
                 scores = plain(model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **kwargs)
                 own: list[Any] = list(scores[:2])
             else:
-                called = attention.calls
+                called = attention.calls, recurrent.calls
                 with self.accelerator.autocast():
                     outputs = model(
                         input_ids=row.input_ids,
@@ -132,14 +136,20 @@ class PackedScorer:
                         packed_groups=row.groups,
                         scored_index=row.scored_index,
                     )
-                if (called := attention.calls - called) != self.layers:
-                    raise attention.Unpackable(f"{self.layers} layers and {called} calls of packed attention")
+                self._count(attention.calls - called[0], recurrent.calls - called[1])
                 self._say_new_ways()
                 own = [unpack(outputs.log_probs, row), unpack(outputs.entropy, row) if compute_entropy else None]
             logps = _put(logps, at, own[0])
             if compute_entropy:
                 entropies = _put(entropies, at, own[1])
         return logps, entropies if compute_entropy else None, None
+
+    def _count(self, attended: int, states: int) -> None:
+        """Raise `Unpackable` where a layer has not seen that its row is packed."""
+        if attended != self.attending:
+            raise Unpackable(f"{self.attending} layers and {attended} calls of packed attention")
+        if states != self.stateful:
+            raise Unpackable(f"{self.stateful} layers with a state, of which {states} go on from a prompt's")
 
     def _say_new_ways(self) -> None:
         """Once each: a long prompt may be the first to need another."""

@@ -68,13 +68,13 @@ from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
 from grpo_math.trainer import gradients, longest, losses, scoring, state, table, tiles
 from grpo_math.trainer.advantages import advantages, weighted
-from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.golds import look_for_golds
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
+from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler

@@ -16,6 +16,7 @@ from small_trainers import SMALL, make, padded_batch
 from transformers import AutoConfig, LlamaForCausalLM
 from trl import GRPOTrainer
 
+from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer import cascade
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -109,3 +110,16 @@ def test_a_layer_launches_at_most_this_and_as_much_for_any_number_of_groups(
     few, many = (a_layer(MathGRPOTrainer, groups) for groups in (1, 8))
     print(f"{way}: {few} launches a layer, TRL's {a_layer(GRPOTrainer, 1)}")
     assert few == many <= LAUNCHES
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 0}], ids=["greedy", "sampled"])
+def test_a_sampled_token_waits_for_the_gpu_once(sampling, tiny, tokenizer):
+    model = LlamaForCausalLM(AutoConfig.from_pretrained(tiny())).to("cuda")
+    inputs = tokenizer(["What is 3 + 4?"] * 2 + ["Hello"], return_tensors="pt", padding=True).to("cuda")
+
+    def waits(tokens):
+        with counting() as counts, lean_generation(model):
+            model.generate(**inputs, max_new_tokens=tokens, eos_token_id=None, **sampling)
+        return counts.of("grpo_math")
+
+    assert waits(14) - waits(4) == 10

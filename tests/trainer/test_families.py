@@ -17,19 +17,21 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 PACKED = (
     *("cohere", "deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "mistral", "mixtral", "olmo2", "opt"),
     *("phi", "phi3", "qwen3"),
+    *("falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next"),
 )
 PLAIN = {
     "falcon": "attention of its own",
     "diffllama": "2 layers and 4 calls of packed attention",
     "nemotron": "2 layers and 0 calls of packed attention",
-    "qwen3_next": "layers of type 'linear_attention'",
+    "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",
+    "minimax": "1 layers with a state, of which 0 go on from a prompt's",
     "stablelm": "2 layers and 0 calls of packed attention",
 }
 
 
-def scored_alike(trainer):
-    logps, gradient = scored(MathGRPOTrainer, trainer)
-    plain_logps, plain_gradient = scored(GRPOTrainer, trainer)
+def scored_alike(trainer, prompts=(7, 3, 12)):
+    logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
+    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
     torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
     assert relative(gradient, plain_gradient) < 1e-5
 
@@ -44,6 +46,31 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
     assert trainer.scorer is not None
     with lean_generation(model):
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba2", "qwen3_next"])
+def test_states_go_on_from_prompts_of_any_length(family, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path)
+    for prompts in ((1, 2, 7), (70,), (1,)):  # shorter than a convolution, longer than a chunk
+        scored_alike(trainer, prompts)
+    assert trainer.scorer is not None
+
+
+def test_a_layer_that_takes_up_a_state_for_one_token_alone_is_scored_the_plain_way(tokenizer, tmp_path, caplog):
+    model = tiny_model("jamba")
+    for layer in model.model.layers:  # told of packed rows, as Zamba's is
+        layer.register_forward_pre_hook(
+            lambda layer, args, kwargs: (
+                setattr(getattr(layer, "mamba", layer), "told", kwargs.get("packed_groups")) or (args, kwargs)
+            ),
+            with_kwargs=True,
+        )
+        if hasattr(layer, "mamba"):
+            layer.mamba.register_forward_pre_hook(
+                lambda mixer, args, kwargs: (args, kwargs | {"packed_groups": mixer.told}), with_kwargs=True
+            )
+    scored_alike(make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path))
+    assert "layers (JambaMambaMixer) that take up a state for one token alone" in caplog.text
 
 
 @pytest.mark.parametrize("family", PLAIN)
