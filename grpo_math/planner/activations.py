@@ -161,7 +161,7 @@ def _inputs_saved(
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """In how many tiles of tokens trainer/tiles.py computes an MLP."""
     whole = settings["use_dora"] and any(linear.name in MLP for linear in targets(shape, settings))
-    if whole or settings["load_in_8bit"] or shape.family == "gemma2":
+    if whole or settings["load_in_8bit"] or shape.norms_per_layer == 4:  # one of them after the MLP
         return 1
     return max(1, min(MOST_TILES, tokens // TILE))
 
@@ -170,8 +170,8 @@ LONG = 512  # trainer/cascade.py
 
 
 def packs(shape: Shape, settings: Settings) -> bool:
-    """Whether the trainer packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
-    return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
+    """Whether the trainer packs. `attention.unsupported`: not where another kernel is asked for."""
+    return settings["pack_updates"] and (settings["attn_implementation"] or "sdpa") == "sdpa"
 
 
 def attention_kernel(shape: Shape, settings: Settings) -> str:
@@ -200,6 +200,12 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
     c = 4 if cpu else c  # trainer/attention.py computes in float32 there
     keys = tokens - work.scored + work.rows * (work.prompt - 1 + work.completion)
     keys += work.last and work.prompt - 1 + work.last
+    if kernel == "eager":  # capped scores, sequence by sequence: tanh, the softmax in float32, its cast, and a mask
+        scores = work.prompts * (work.prompt - 1) ** 2 + work.rows * work.completion * (
+            work.prompt - 1 + work.completion
+        )
+        scores += work.last * (work.prompt - 1 + work.last)
+        return tokens * c * q + 2 * keys * c * q + scores * (heads * (4 + c + (c if c != 4 else 0)) + 1)
     if cpu and work.completion >= LONG:
         keys = tokens  # a cascade: nothing is gathered
     return tokens * (2 * c * q + 4 * heads) + 2 * keys * c * kv
