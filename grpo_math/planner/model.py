@@ -28,7 +28,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256, "sliding_window": 4096},
     "gemma3_text": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256, "sliding_window": 4096},
     "granite": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
-    "ministral": {"tie_word_embeddings": False},
     "smollm3": {"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False},
 }
 OWN_WINDOW = ("qwen2", "qwen3", "smollm3")  # has one only where `use_sliding_window` says so
@@ -132,7 +131,7 @@ def shape_of(source: str, config: Mapping[str, Any]) -> Shape:
     Traceback (most recent call last):
     ...
     grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' has model_type='mamba', whose layers the plan has \
-no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, granite, ministral, smollm3
+no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, granite, smollm3
     """
     family = config.get("model_type")
     if family not in FAMILIES:
