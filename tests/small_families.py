@@ -95,6 +95,8 @@ def compared(model, tokenizer, folder, prompts=(7, 3, 12)):
     """Whether our trainer packs this model's rows; the largest difference of its log-probs to TRL's, and the relative
     one of the gradient."""
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder)
+    for first in trainer._first_passes:
+        first(trainer, trainer.model)
     logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
     plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
     return (

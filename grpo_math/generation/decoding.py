@@ -114,13 +114,14 @@ def decode(
             column[rows] = tokens
             input_ids = torch.cat([input_ids, column[:, None]], dim=1)
             unfinished &= ~stopping_criteria(input_ids, None)
-            left, least = torch.stack([unfinished.sum(), tokens.min()]).tolist()  # at once: a GPU is waited for
-            if least < 0:
+            known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
+            drawn, goes_on, all_stay = known.tolist()  # at once: a GPU is waited for
+            if not drawn:
                 raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
-            if not left:
+            if not goes_on:
                 return input_ids
-            if ends and left < rows.numel():
-                rows, model_kwargs = _leave(rows, unfinished, left, model_kwargs)
+            if ends and not all_stay:
+                rows, model_kwargs = _leave(rows, unfinished, model_kwargs)
                 processor = _of_rows(logits_processor, rows)
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
             outputs = model(**inputs, return_dict=True)
@@ -185,9 +186,10 @@ def _fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -
     return length
 
 
-def _leave(rows: Tensor, unfinished: Tensor, n: int, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Keep the ``n`` unfinished rows of the cache and of the arguments; the last of them fill the places of others."""
+def _leave(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """Take the rows that have ended out of the cache and of the arguments; the last rows fill their places."""
     stays = unfinished[rows]
+    n = int(stays.sum())
     places = torch.arange(n, device=rows.device)
     holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
     places[holes] = movers

@@ -21,6 +21,8 @@ from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
 logger = get_logger(__name__)
 
 WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
+APART, APART_HALF = 1e-3, 1.0  # of a log-prob, by rounding: in float32, and in half precision
+
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
 
@@ -69,12 +71,22 @@ def _say_unpacked(model: Any, reason: object, what: str = "rows") -> None:
 
 
 def try_out(trainer: Any, model: Any) -> None:
-    """A packed pass of a few tokens, on every rank alike: a model that cannot be packed shows it in the first one, and
-    so before anything is cut for packing."""
-    ids = torch.zeros(2, 6, dtype=torch.long, device=trainer.accelerator.device)
+    """Two short rows, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or takes its
+    positions from elsewhere, shows it before anything is cut for packing."""
+    vocabulary = trainer.model.get_input_embeddings().weight.size(0)
+    ids = torch.tensor([[5, 9, 4, 8, 6, 7, 3, 9], [5, 9, 4, 8, 3, 3, 8, 6]], device=trainer.accelerator.device)
+    rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
     model.eval()
     with torch.no_grad():
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2)
+        logps = trainer._get_per_token_logps_and_entropies(*rows)[0]
+        if trainer.scorer is not None:
+            scorer, trainer.scorer = trainer.scorer, None
+            apart = (logps - trainer._get_per_token_logps_and_entropies(*rows)[0]).abs().max().item()
+            whole = trainer.accelerator.mixed_precision == "no" and trainer.model.dtype == torch.float32
+            if apart > (APART if whole else APART_HALF):
+                scorer.leave(f"log-probs that packing puts {apart:.2g} off")
+            else:
+                trainer.scorer = scorer
     model.train()
 
 

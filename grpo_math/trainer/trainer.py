@@ -145,7 +145,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if (limit := settings.max_seq_length_train) and self._is_vlm:
             raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
         tries = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
-        self._first_pass = longest.try_longest if tries else scoring.try_out if packs else None
+        self._first_passes = [scoring.try_out] * packs + [longest.try_longest] * tries
 
     # Generation
 
@@ -253,9 +253,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
-        first, self._first_pass = self._first_pass, None
-        if first is not None:
-            first(self, model)
+        while self._first_passes:
+            self._first_passes.pop(0)(self, model)
         step = super().training_step
         return self._redo.step(self, model, lambda: step(model, inputs, num_items_in_batch))
 

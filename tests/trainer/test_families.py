@@ -82,6 +82,15 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
+@pytest.mark.parametrize("family", ["roberta", "bart"])
+def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, tokenizer, tmp_path, caplog):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
+    for first in trainer._first_passes:
+        first(trainer, trainer.model)
+    assert (trainer.scorer, trainer.budget.cuts) == (None, False)
+    assert "has log-probs that packing puts" in caplog.text
+
+
 @pytest.mark.parametrize("longest_first", [False, True])
 def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(longest_first, tokenizer, tmp_path):
     settings = {"max_steps": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -104,7 +113,7 @@ def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(lo
     if longest_first:
         assert others[0][0] == 4  # a micro-batch of TRL's
     else:
-        assert plain.numel() == 12
+        assert plain.numel() == 16
 
 
 @pytest.mark.parametrize("name", ["position_bias", "s_aux", "block_table"])
