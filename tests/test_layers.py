@@ -51,7 +51,15 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.gradients",
     ),
     *("trainer.longest", "trainer.losses", "trainer.meter", "trainer.packing", "trainer.parts", "trainer.reference"),
-    *("trainer.refusals", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
+    *(
+        "trainer.recurrent",
+        "trainer.refusals",
+        "trainer.resample",
+        "trainer.rows",
+        "trainer.run_files",
+        "trainer.scoring",
+        "trainer.state",
+    ),
     *("trainer.table", "trainer.tiles", "trainer.trainer", "trainer.varlen"),
 }
 TRL = {  # of these, what needs TRL itself
