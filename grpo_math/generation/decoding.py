@@ -145,10 +145,10 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
     for i, layer in enumerate(cache.layers):
-        if isinstance(layer, DynamicLayer):
-            cache.layers[i] = GrowingLayer(layer.keys[prompt], layer.values[prompt])
-        else:
+        if isinstance(layer, LinearAttentionLayer):
             layer.reorder_cache(prompt)
+        else:
+            cache.layers[i] = GrowingLayer(layer.keys[prompt], layer.values[prompt])
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     return outputs.logits[:, -1].float()[prompt], model_kwargs
 
