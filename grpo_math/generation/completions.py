@@ -8,14 +8,13 @@ Does not grade them, knows no vLLM (evaluation/backends.py does), and does not g
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig
 
-from grpo_math.generation.decoding import forgets, lean_generation
+from grpo_math.generation.decoding import lean_generation
 
 Prompt = str | list[dict[str, str]]
 
@@ -87,14 +86,13 @@ def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
     )
-    shares = forgets(model.config) is None
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
         inputs = tokenizer.pad({"input_ids": prompts}, return_tensors="pt").to(model.device)
         was_training = model.training
         model.eval()
         try:
-            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model) if shares else nullcontext():
+            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
                 torch.manual_seed(seed)
                 output = model.generate(**inputs, generation_config=config)
         finally:

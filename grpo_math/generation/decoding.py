@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.generation import GenerationMode, logits_process
 
 SAVED = 256  # tokens of a batch: for fewer its common beginning is not computed apart
 ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
+KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # kinds of caches that a row can be taken out of
 # What `generate` hands to its loop besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 # Processors that treat each row by itself: for fewer rows they give the same scores.
@@ -39,29 +40,14 @@ ROW_BY_ROW = {
 }
 
 
-def forgets(config: Any) -> str | None:
-    """What keeps a model's layers from holding all keys and values of a prompt, or None where they hold them.
-
-    >>> from types import SimpleNamespace as Config
-    >>> forgets(Config(layer_types=["full_attention", "sliding_attention"]))
-    "layers of type 'sliding_attention'"
-    >>> forgets(Config(layer_types=["full_attention"], sliding_window=4096, use_sliding_window=False))
-    """
-    if other := sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"}):
-        return f"layers of type {other[0]!r}"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return f"a sliding window of {config.sliding_window}"
-    return None
-
-
 @contextmanager
 def lean_generation(model: Any) -> Iterator[None]:
     """While open, ``model.generate(input_ids=..., attention_mask=...)`` computes equal prompts once and no ended rows.
 
-    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. For models
-    whose layers all keep full keys and values (`forgets` tells) and left-padded prompts. A call with
-    settings that `decode` does not know goes to the plain method as it is: beams, caches that are not dynamic,
-    processors that mix rows, dropout, several processes that step together (FSDP, ZeRO-3).
+    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. For left-padded
+    prompts and layers that keep keys and values, or a state. A call with settings that `decode` does not know goes to
+    the plain method as it is: beams, other caches, processors that mix rows, dropout, several processes that step
+    together (FSDP, ZeRO-3).
     """
     plain = model.generate
     had_own = "generate" in model.__dict__
@@ -128,9 +114,13 @@ def decode(
             column[rows] = tokens
             input_ids = torch.cat([input_ids, column[:, None]], dim=1)
             unfinished &= ~stopping_criteria(input_ids, None)
-            if not unfinished.any():
+            known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
+            drawn, goes_on, all_stay = known.tolist()  # at once: a GPU is waited for
+            if not drawn:
+                raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
+            if not goes_on:
                 return input_ids
-            if ends and not unfinished[rows].all():
+            if ends and not all_stay:
                 rows, model_kwargs = _leave(rows, unfinished, model_kwargs)
                 processor = _of_rows(logits_processor, rows)
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
@@ -147,12 +137,18 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     one_row = torch.zeros_like(prompt).scatter_(0, prompt, torch.arange(batch, device=prompt.device))
     one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
     prompts, selected = input_ids[one_row], _select(model_kwargs, one_row, batch)
+    cache = model_kwargs["past_key_values"]
+    # A sliding layer would drop keys by where they stand; with all of them kept, the mask leaves out the same ones.
+    cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
     if shared := _fill_beginning(model, prompts, selected):
         selected["next_sequence_length"] = prompts.size(1) - shared
     inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
-    cache = model_kwargs["past_key_values"]
-    cache.layers = [GrowingLayer(layer.keys[prompt], layer.values[prompt]) for layer in cache.layers]
+    for i, layer in enumerate(cache.layers):
+        if isinstance(layer, LinearAttentionLayer):
+            layer.reorder_cache(prompt)
+        else:
+            cache.layers[i] = GrowingLayer(layer.keys[prompt], layer.values[prompt])
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     return outputs.logits[:, -1].float()[prompt], model_kwargs
 
@@ -163,7 +159,9 @@ def _fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -
     A row with k tokens of padding has its first token in column k. So the beginning, L tokens, fills the columns from
     k to L - 1, as far as it goes; what remains of it is computed with the rest of the row.
     """
-    mask = model_kwargs.get("attention_mask")
+    cache, mask = model_kwargs["past_key_values"], model_kwargs.get("attention_mask")
+    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
+        return 0  # a state has no columns
     mask = torch.ones_like(prompts) if mask is None else mask
     padding = mask.argmax(dim=1, keepdim=True)
     columns = torch.arange(prompts.size(1), device=prompts.device)
@@ -181,7 +179,6 @@ def _fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -
     }
     model(**model.prepare_inputs_for_generation(prompts[:1, first], is_first_iteration=True, **one), return_dict=True)
     source = (columns[:length] - padding).clamp(min=0)  # (P, L): which token of the beginning stands in a column
-    cache = model_kwargs["past_key_values"]
     cache.layers = [
         GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
         for layer in cache.layers
@@ -195,9 +192,12 @@ def _leave(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tu
     n = int(stays.sum())
     places = torch.arange(n, device=rows.device)
     holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
-    for layer in model_kwargs["past_key_values"].layers:
-        layer.move(movers, holes, n)
     places[holes] = movers
+    for layer in model_kwargs["past_key_values"].layers:
+        if isinstance(layer, GrowingLayer):
+            layer.move(movers, holes, n)
+        else:
+            layer.reorder_cache(places)
     return rows[places], _select(model_kwargs, places, rows.numel())
 
 
@@ -261,7 +261,8 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     """One token of each row from scores (R, V): what ``multinomial`` draws for ``rows`` of the full batch.
 
     ``torch.multinomial(p, 1)`` is argmax(p / q) with q exponential noise of p's shape. So q is drawn for all of the
-    batch, which leaves the generator where it would be, and the rest is computed for R rows.
+    batch, which leaves the generator where it would be, and the rest is computed for R rows. -1 for a row with inf or
+    nan, from which nothing can be drawn.
 
     >>> scores = torch.randn(4, 1000)
     >>> _ = torch.manual_seed(0)
@@ -271,10 +272,8 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     True
     """
     ratio = scores.softmax(dim=-1).div_(_exponential(rows, batch, scores))
-    tokens = ratio.argmax(dim=-1)
-    if not (ratio.gather(1, tokens[:, None]) > 0).all():
-        raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
-    return tokens
+    largest, tokens = ratio.max(dim=-1)
+    return tokens.where(largest > 0, -1)
 
 
 def _exponential(rows: Tensor, batch: int, like: Tensor) -> Tensor:
@@ -334,7 +333,7 @@ def _knows_settings(
         and type(held) is DynamicCache
         and not held.offloading
         and held.get_seq_length() == 0
-        and all(type(layer) is DynamicLayer for layer in held.layers)
+        and all(type(layer) in KEPT for layer in held.layers)
         and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
         and len(set(getattr(model, "hf_device_map", {}).values())) <= 1
         and input_ids.device == model.device

@@ -16,7 +16,6 @@ from grpo_math.planner.settings import Settings
 OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
-BATCH_FILL = 0.7  # of trainer/attention.py: segments of such lengths are attended to as one batch
 TILE, MOST_TILES = 1024, 4  # the least tokens of a tile of trainer/tiles.py, and the most tiles
 
 
@@ -124,7 +123,7 @@ def layer_saved(
     norms = norm(h, s) * shape.norms_per_layer - (first and not full) * norm(h, s)
     if shape.qk_norm:
         norms += norm(q, c, shape.heads) + norm(kv, c, shape.kv_heads)
-    maps = inputs(ATTENTION[:3], h, s) + inputs(ATTENTION[3:], q, c, not work.packed and kernel != "eager")
+    maps = inputs(ATTENTION[:3], h, s) + inputs(ATTENTION[3:], q, c, not (work.packed and cpu) and kernel != "eager")
     mlp = inputs(MLP[:2], h, s) + inputs(MLP[2:], i, c) + 3 * c * i
     cast = sum(linear.weights for linear in shape.linears()) * c if s != c else 0
     kept = tokens * (norms + maps + mlp) + _attention_saved(shape, precise, work, kernel, cpu) + cast
@@ -162,14 +161,17 @@ def _inputs_saved(
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """In how many tiles of tokens trainer/tiles.py computes an MLP."""
     whole = settings["use_dora"] and any(linear.name in MLP for linear in targets(shape, settings))
-    if whole or settings["load_in_8bit"] or shape.family == "gemma2":
+    if whole or settings["load_in_8bit"] or shape.norms_per_layer == 4:  # one of them after the MLP
         return 1
     return max(1, min(MOST_TILES, tokens // TILE))
 
 
+LONG = 512  # trainer/cascade.py
+
+
 def packs(shape: Shape, settings: Settings) -> bool:
-    """Whether the trainer packs. `attention.unsupported`: no other kernel, sliding window or soft-capped scores."""
-    return settings["pack_updates"] and not shape.sliding_window and attention_kernel(shape, settings) == "sdpa"
+    """Whether the trainer packs. `attention.unsupported`: not where another kernel is asked for."""
+    return settings["pack_updates"] and (settings["attn_implementation"] or "sdpa") == "sdpa"
 
 
 def attention_kernel(shape: Shape, settings: Settings) -> str:
@@ -181,11 +183,10 @@ def attention_kernel(shape: Shape, settings: Settings) -> str:
 def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, cpu: bool) -> int:
     """Bytes that the attention of a layer keeps: query, keys, values, output, a float32 for each head and token.
 
-    Packed (attention.py): queries of the segments a second time, and keys and values of [prompt, segment] for each
-    segment, there for every query head unless on a CPU. Unpacked: keys and values repeated, and a mask for each row;
-    eager also keeps the scores; flash repeats nothing.
+    Packed (trainer/varlen.py): keys and values of the prompt, and of [prompt, segment] for each segment. Unpacked: keys
+    and values repeated, and a mask for each row; eager also keeps the scores; flash repeats nothing.
     """
-    s, c = precise.stream, precise.half
+    c = precise.half
     heads, q, kv = shape.heads, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     tokens = work.tokens
     if not work.packed:
@@ -197,17 +198,17 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
             return tokens * 3 * c * q + scores * heads * kept
         return tokens * (4 * c * q + 4 * heads) + scores * c
     c = 4 if cpu else c  # trainer/attention.py computes in float32 there
-    # A row of its own, without a mask; beside it at most one that is too short to be padded to its length.
-    alone = work.rows == 1 and work.last < BATCH_FILL * work.completion and work.prompt - 1 <= work.completion
-    keys = work.rows * (work.prompt - 1 + work.completion) + (work.last and work.prompt - 1 + work.last)
-    kept_whole = s == c or cpu  # the rotated queries and keys; else only their casts are kept
-    prompts = tokens - work.scored
-    whole = tokens if kept_whole else prompts
-    saved = whole * c * (q + kv) + tokens * c * kv + prompts * (c * q + 4 * heads)  # queries and keys, values, outputs
-    if alone:
-        return saved + keys * (2 * c * (q + kv) + 4 * heads)
-    saved += work.scored * (2 * c * q + 4 * heads) + 2 * keys * c * (kv if cpu else q)
-    return saved + work.prompts * work.completion * (work.prompt - 1 + work.completion) * c
+    keys = tokens - work.scored + work.rows * (work.prompt - 1 + work.completion)
+    keys += work.last and work.prompt - 1 + work.last
+    if kernel == "eager":  # capped scores, sequence by sequence: tanh, the softmax in float32, its cast, and a mask
+        scores = work.prompts * (work.prompt - 1) ** 2 + work.rows * work.completion * (
+            work.prompt - 1 + work.completion
+        )
+        scores += work.last * (work.prompt - 1 + work.last)
+        return tokens * c * q + 2 * keys * c * q + scores * (heads * (4 + c + (c if c != 4 else 0)) + 1)
+    if cpu and work.completion >= LONG:
+        keys = tokens  # a cascade: nothing is gathered
+    return tokens * (2 * c * q + 4 * heads) + 2 * keys * c * kv
 
 
 def kept(shape: Shape, settings: Settings, precise: Precision, work: Work, *, cpu: bool = False) -> int:

@@ -25,8 +25,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": False},
     "qwen3": {"tie_word_embeddings": False, "attention_bias": False, "head_dim": 128},
     "gemma": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256},
-    "gemma2": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256},
+    "gemma2": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256, "sliding_window": 4096},
+    "gemma3_text": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256, "sliding_window": 4096},
+    "granite": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
+    "smollm3": {"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False},
 }
+OWN_WINDOW = ("qwen2", "qwen3", "smollm3")  # has one only where `use_sliding_window` says so
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 
 
@@ -76,11 +80,11 @@ class Shape:
 
     @property
     def qk_norm(self) -> bool:
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "gemma3_text")
 
     @property
     def norms_per_layer(self) -> int:
-        return 4 if self.family == "gemma2" else 2
+        return 4 if self.family in ("gemma2", "gemma3_text") else 2
 
     def linears(self) -> tuple[Linear, ...]:
         """The linear maps of one layer, in the order of the forward pass."""
@@ -127,7 +131,7 @@ def shape_of(source: str, config: Mapping[str, Any]) -> Shape:
     Traceback (most recent call last):
     ...
     grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' has model_type='mamba', whose layers the plan has \
-no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
+no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, granite, smollm3
     """
     family = config.get("model_type")
     if family not in FAMILIES:
@@ -146,8 +150,8 @@ no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
         what = f"hidden_size={hidden}, which is not a multiple of num_attention_heads={heads}, and no head_dim"
         raise _refusal(source, f"has {what}")
     bias = bool(config.get("attention_bias")) if family != "qwen2" else False
-    window = config.get("sliding_window") or (4096 if family == "gemma2" else None)
-    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window", False):
+    window = config.get("sliding_window")
+    if family in OWN_WINDOW and not config.get("use_sliding_window", False):
         window = None
     return Shape(
         family=family,
@@ -155,7 +159,7 @@ no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2
         hidden=hidden,
         intermediate=whole("intermediate_size"),
         heads=heads,
-        kv_heads=whole("num_key_value_heads", heads if family == "llama" else None),
+        kv_heads=whole("num_key_value_heads", heads if family in ("llama", "granite") else None),
         head_dim=whole("head_dim", hidden // heads),
         vocab=whole("vocab_size"),
         tied=bool(config["tie_word_embeddings"]),

@@ -1,37 +1,34 @@
 """The attention of packed rows: each group's prompt sees itself, each segment sees its prompt and itself.
 
-No (L, L) mask is built. For every group two calls of the device's scaled dot product attention do it: one causal call
-for the prompt, and one batched call for the segments, whose keys are [prompt, segment]. Segments of a group are
-batched in order of length, so that little padding is computed.
+On a GPU no mask is built, and the number of calls does not depend on the number of groups: one of a varlen kernel does
+a layer (`varlen.py`), or two that copy no key, where that saves more than it costs (`cascade.py`).
 
-The function is registered with transformers as ``packed_sdpa``; rows that are not packed go on to ``sdpa`` unchanged,
-so that one model serves generation, evaluation and packed scoring.
+The function is registered with transformers as ``packed_sdpa``, and as ``packed_eager`` for models that know no sdpa;
+rows that are not packed go on to what the model had before, so that one model serves generation, evaluation and packed
+scoring.
 
-Does not serve sliding windows, soft-capped scores, or layers that are not attention: `unsupported` says so by name, or
+Does not serve layers with a state (`recurrent.py` does), nor kinds that nobody knows: `unsupported` says so by name, or
 `Unpackable` in the first packed pass, and the trainer then scores the plain way.
 """
 
-from functools import lru_cache
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from grpo_math.generation.decoding import forgets
-from grpo_math.trainer.packing import GroupLayout
+from grpo_math.trainer import cascade, varlen
+from grpo_math.trainer.packing import GroupLayout, Unpackable
+from grpo_math.trainer.varlen import Scores
 
-NAME = "packed_sdpa"
-# Segments of a batched call are padded to its longest: a shorter one joins only if it is at least this share of it.
-BATCH_FILL = 0.7
+NAME, EAGER = "packed_sdpa", "packed_eager"  # in place of sdpa, and of eager
+ATTENDING = {"full_attention", "sliding_attention", "hybrid"}  # kinds of layers that call an attention
+KNOWN_LAYERS = ATTENDING | {"linear_attention", "conv", "mlp", "moe"}  # of states, `recurrent.py` takes care
 # What layers hand on besides, and attention has no use for.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 
 calls = 0  # of `packed_attention` with packed rows, in this process
-
-
-class Unpackable(Exception):
-    """A model whose attention was not called as packed rows need it."""
+ways: set[str] = set()  # in which they were computed, in words
 
 
 def packed_attention(
@@ -43,118 +40,88 @@ def packed_attention(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     packed_groups: tuple[GroupLayout, ...] | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D).
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' attention interface: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D_v).
 
-    Without ``packed_groups`` this is transformers' ``sdpa``.
+    Without ``packed_groups`` this is the attention that the model had before. Raises `Unpackable` for an argument, or
+    a layer, whose scores would not be what the model means.
     """
     if packed_groups is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        more = {"sliding_window": sliding_window, "softcap": softcap}
+        more = {name: value for name, value in more.items() if value is not None}
+        plain = _plain(module)
+        return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more, **kwargs)
     global calls
     calls += 1
-    _refuse_ignored(module, kwargs)
-    # On a CPU the backward pass of bfloat16 attention takes 4 times as long as float32's.
-    dtype = torch.float32 if query.device.type == "cpu" else query.dtype
-    # Tokens first, (L, H, D): a segment is then a plain slice.
+    # What is handed on as a sink is one where the model's own attention takes it so; sdpa would ignore it.
+    sinks = kwargs.pop("s_aux", None) if _is_eager(module) else None
+    if attention_mask is not None and attention_mask.numel() > 1:  # not the one that `PackedScorer` hands in
+        raise Unpackable("a mask of its own")
+    _refuse_ignored(module, sliding_window, softcap, kwargs)
+    longest = max(group.prompt + max(group.lengths) for group in packed_groups)
+    window = sliding_window if sliding_window and sliding_window < longest else None
+    scores = Scores(scaling, dropout, window, softcap, sinks)
+    # Once, and for all three: under autocast the rotation has made queries and keys float32. On a CPU the backward pass
+    # of bfloat16 attention takes 4 times as long as float32's.
+    kind = query.device.type
+    wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    dtype = wanted if kind != "cpu" else torch.promote_types(wanted, torch.float32)
     q, k, v = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
-    pieces: list[Tensor] = []
-    for group in packed_groups:
-        prompt = slice(group.start, group.start + group.prompt)
-        if group.prompt:
-            pieces.append(_attend(q[prompt][None], k[prompt][None], v[prompt][None], None, dropout, scaling)[0])
-        pieces.append(_segments(q, k, v, group, dropout, scaling))
-    return torch.cat(pieces)[None].to(query.dtype), None
+    return _attend(q, k, v, packed_groups, scores)[None].to(wanted), None
 
 
-def _refuse_ignored(module: torch.nn.Module, kwargs: dict[str, Any]) -> None:
-    """Raise `Unpackable` for an argument that would change the result: a bias, a sink, a cap, a window."""
+def _attend(q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], scores: Scores) -> Tensor:
+    """Tokens first, (L, H, D)."""
+    sizes = (q.size(1), k.size(1), q.size(2) * q.element_size())
+    if scores.plain and cascade.takes(q, k, v) and cascade.pays(groups, q.device.type, *sizes):
+        ways.add("a cascade over prompts and segments")
+        return cascade.attend(q, k, v, groups, scores.scale)
+    run = varlen.kernel(q, k, v, scores)
+    ways.add(varlen.WAYS[run])
+    return varlen.attend(q, k, v, groups, scores, run)
+
+
+def _plain(module: torch.nn.Module) -> Any:
+    """What the model's layers call when nothing is packed."""
+    if _is_eager(module):
+        return sys.modules[type(module).__module__].eager_attention_forward
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward
+
+
+def _is_eager(module: torch.nn.Module) -> bool:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) == EAGER
+
+
+def _refuse_ignored(
+    module: torch.nn.Module, sliding_window: int | None, softcap: float | None, kwargs: dict[str, Any]
+) -> None:
+    """Raise `Unpackable` for what would change the result: a bias, a sink, or a window or cap not handed on."""
     causal = kwargs.pop("is_causal", None)
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise Unpackable("attention that is not causal")
     for name, value in kwargs.items():
         if value is not None and value is not False and name not in UNUSED:
             raise Unpackable(f"attention with {name!r}")
+    config = getattr(module, "config", None)
+    if softcap != (getattr(config, "attn_logit_softcapping", None) or None):
+        raise Unpackable("a cap of the scores that its attention is not told")
+    if sliding_window != _window_of(config, getattr(module, "layer_idx", None)):
+        raise Unpackable("a sliding window that its attention is not told")
 
 
-def _segments(q: Tensor, k: Tensor, v: Tensor, group: GroupLayout, dropout: float, scaling: float | None) -> Tensor:
-    """All segments of a group, (sum of lengths, H, D), in the row's order."""
-    first, end = group.start + group.prompt, group.start + group.prompt + sum(group.lengths)
-    own_q, own_k, own_v = q[first:end], k[first:end], v[first:end]
-    prompt_k, prompt_v = k[group.start : first], v[group.start : first]
-    outputs = []
-    gathers, back = _batches(group.lengths, q.device)
-    for gather in gathers:
-        n, length = gather.shape
-        if n == 1 and group.prompt <= length:
-            outputs.append(_alone(q, k, v, gather[0] + first, slice(group.start, first), dropout, scaling))
-            continue
-        keys = torch.cat([prompt_k.expand(n, *prompt_k.shape), own_k[gather]], dim=1)
-        values = torch.cat([prompt_v.expand(n, *prompt_v.shape), own_v[gather]], dim=1)
-        # All of the prompt, and the segment up to oneself. Padding comes after every query.
-        mask = torch.ones(length, keys.size(1), dtype=torch.bool, device=q.device).tril(diagonal=group.prompt)
-        outputs.append(_attend(own_q[gather], keys, values, mask, dropout, scaling).flatten(0, 1))
-    return torch.cat(outputs)[back]
-
-
-def _alone(
-    q: Tensor, k: Tensor, v: Tensor, segment: Tensor, prompt: slice, dropout: float, scaling: float | None
-) -> Tensor:
-    """One segment, (length, H, D), as the end of a causal row: the prompt once more, for no mask of length squared."""
-    q, k, v = (torch.cat([states[prompt], states[segment]])[None] for states in (q, k, v))
-    return _attend(q, k, v, None, dropout, scaling)[0, prompt.stop - prompt.start :]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, scaling: float | None) -> Tensor:
-    """(n, L, H, D) in and out. No mask means causal."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if mask is not None and not masks_grouped_heads(q.device):
-        k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
-    grouped = q.size(1) != k.size(1)
-    out = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-    )
-    return out.transpose(1, 2)
-
-
-def masks_grouped_heads(device: torch.device) -> bool:
-    """Whether a fused kernel takes a mask together with fewer key heads than query heads.
-
-    A CPU's does. On CUDA torch would fall back to the kernel that writes all scores in float32 (so says transformers'
-    ``use_gqa_in_sdpa``; not tried here), so keys and values are repeated first.
-    """
-    return device.type == "cpu"
-
-
-@lru_cache(maxsize=256)
-def _batches(lengths: tuple[int, ...], device: torch.device) -> tuple[list[Tensor], Tensor]:
-    """Segments in batches of similar length, as indices (n, longest) into the group's segment tokens; then the index
-    that brings the batches' padded output back into the row's order."""
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and lengths[i] >= BATCH_FILL * lengths[batches[-1][0]]:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    gathers, shapes = [], []
-    back = torch.empty(sum(lengths), dtype=torch.long)
-    offset = 0
-    for batch in batches:
-        longest = lengths[batch[0]]
-        rows = [[starts[i] + min(t, lengths[i] - 1) for t in range(longest)] for i in batch]
-        for i in batch:
-            back[starts[i] : starts[i] + lengths[i]] = torch.arange(offset, offset + lengths[i])
-            offset += longest
-        gathers.append(torch.tensor(rows).flatten())
-        shapes.append((len(rows), longest))
-    *flat, back = torch.cat([*gathers, back]).to(device, non_blocking=True).split([*map(len, gathers), len(back)])
-    return [gather.view(shape) for gather, shape in zip(flat, shapes, strict=True)], back
+def _window_of(config: Any, layer: int | None) -> int | None:
+    """The window that a layer's mask would have, by the model's config."""
+    window = getattr(config, "sliding_window", None)
+    if not window or not getattr(config, "use_sliding_window", True):
+        return None
+    types = getattr(config, "layer_types", None)
+    return window if not types or layer is None or types[layer] == "sliding_attention" else None
 
 
 def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -168,26 +135,30 @@ def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     return output
 
 
-def unsupported(config: Any) -> str | None:
+def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     """Why rows of this model cannot be packed, or None when they can.
 
+    Who asks for eager attention gets it; a model that knows no other is packed.
+
     >>> from types import SimpleNamespace as Config
+    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "compressed_attention"]))
+    "layers of type 'compressed_attention'"
     >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "sliding_attention"]))
-    "layers of type 'sliding_attention'"
-    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention"]))
     """
     attention = getattr(config, "_attn_implementation", None)
-    if attention not in ("sdpa", NAME):
+    if attention not in ("sdpa", NAME, EAGER) and (attention != "eager" or knows_sdpa):
         return f"attention implementation {attention!r} (packing has sdpa)"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "soft-capped attention scores"
-    return forgets(config)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
+        return f"layers of type {other[0]!r}"
+    return None
 
 
 def register() -> None:
-    """Make ``packed_sdpa`` known to transformers. Registering twice does no harm."""
+    """Make both names known to transformers. Registering twice does no harm."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-    AttentionInterface.register(NAME, packed_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    for name, mask in ((NAME, sdpa_mask), (EAGER, eager_mask)):
+        AttentionInterface.register(name, packed_attention)
+        AttentionMaskInterface.register(name, mask)

@@ -18,6 +18,10 @@ import torch
 from torch import Tensor
 
 
+class Unpackable(Exception):
+    """A model whose layers were not called as packed rows need it, or cannot serve them."""
+
+
 @dataclass(frozen=True)
 class GroupLayout:
     """Where one group lies in the packed row: ``start``, then ``prompt`` tokens, then segments of ``lengths``."""

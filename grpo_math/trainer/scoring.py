@@ -13,39 +13,47 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from torch import Tensor
 
-from grpo_math.trainer import attention
+from grpo_math.trainer import attention, recurrent
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.budget import TokenBudget
-from grpo_math.trainer.packing import layout, pack, unpack
+from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
 
 logger = get_logger(__name__)
 
 WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
+APART, APART_HALF = 1e-3, 1.0  # of a log-prob, by rounding: in float32, and in half precision
+
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
 
-def set_up(models: list[Any], images: bool, continuous_batching: bool, compiles: bool) -> bool:
+def set_up(trainer: Any, models: list[Any]) -> bool:
     """Switch the policy, and the reference where there is one, to the packed attention; False where one has none."""
+    batching = trainer.use_transformers_continuous_batching
     adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     hindrances = {
-        "an image processor": images,
+        "an image processor": trainer._is_vlm,
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
-        "continuous batching to generate with, which has no packed attention": continuous_batching,
-        "torch_compile, which would compile anew for every packed row": compiles,
+        "continuous batching to generate with, which has no packed attention": batching,
+        "torch_compile, which would compile anew for every packed row": trainer.args.torch_compile,
     }
     models = [_bare(model) for model in models]
     for model in models:
-        reason = next((reason for reason, there in hindrances.items() if there), attention.unsupported(model.config))
+        own = attention.unsupported(model.config, model._supports_sdpa)
+        reason = next((reason for reason, there in hindrances.items() if there), own)
         if reason:
             _say_unpacked(model, reason)
             return False
     attention.register()
     for model in models:
-        model.set_attn_implementation(attention.NAME)
-        if model.config._attn_implementation != attention.NAME:
+        name = attention.EAGER if "eager" in model.config._attn_implementation else attention.NAME
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
             _say_unpacked(model, "attention of its own, which transformers cannot replace")
             return False
+        recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
+    if trainer.aux_loss_enabled:  # its mean takes a prompt as often as it has completions
+        _say_unpacked(models[0], "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)", "updates")
     return True
 
 
@@ -58,35 +66,49 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _say_unpacked(model: Any, reason: object) -> None:
-    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; rows are scored unpacked.")
+def _say_unpacked(model: Any, reason: object, what: str = "rows") -> None:
+    logger.warning(f"pack_updates: {type(model).__name__} has {reason}; {what} are scored unpacked.")
 
 
 def try_out(trainer: Any, model: Any) -> None:
-    """A packed pass of a few tokens, on every rank alike: a model that cannot be packed shows it in the first one, and
-    so before anything is cut for packing."""
-    ids = torch.zeros(2, 6, dtype=torch.long, device=trainer.accelerator.device)
+    """Two short rows, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or takes its
+    positions from elsewhere, shows it before anything is cut for packing."""
+    vocabulary = trainer.model.get_input_embeddings().weight.size(0)
+    ids = torch.tensor([[5, 9, 4, 8, 6, 7, 3, 9], [5, 9, 4, 8, 3, 3, 8, 6]], device=trainer.accelerator.device)
+    rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
     model.eval()
     with torch.no_grad():
-        trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 2)
+        logps = trainer._get_per_token_logps_and_entropies(*rows)[0]
+        if trainer.scorer is not None:
+            scorer, trainer.scorer = trainer.scorer, None
+            apart = (logps - trainer._get_per_token_logps_and_entropies(*rows)[0]).abs().max().item()
+            whole = trainer.accelerator.mixed_precision == "no" and trainer.model.dtype == torch.float32
+            if apart > (APART if whole else APART_HALF):
+                scorer.leave(f"log-probs that packing puts {apart:.2g} off")
+            else:
+                trainer.scorer = scorer
     model.train()
 
 
 class PackedScorer:
     """Called as TRL's ``_get_per_token_logps_and_entropies`` is, with that method, ``plain``, before the rest.
 
-    Raises `attention.Unpackable` where a packed pass was none; `leave` is then to be called, and this no more.
+    Raises `Unpackable` where a packed pass was none; `leave` is then to be called, and this no more.
     """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
         self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
-        self.layers = getattr(self.models[0].config.get_text_config(), "num_hidden_layers", None)
+        self.said: set[str] = set()
+        config = self.models[0].config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
+        self.attending = sum(kind in attention.ATTENDING for kind in kinds)
+        self.stateful = sum(kind not in ("full_attention", "sliding_attention", "mlp", "moe") for kind in kinds)
 
     def leave(self, reason: object) -> None:
         """Rows are scored, and updates cut, as without packing."""
         self.budget.cuts = False
         for model in self.models:
-            model.set_attn_implementation("sdpa")
+            model.set_attn_implementation(model.config._attn_implementation.removeprefix("packed_"))
         _say_unpacked(self.models[0], reason)
 
     def __call__(
@@ -114,7 +136,7 @@ class PackedScorer:
                 scores = plain(model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **kwargs)
                 own: list[Any] = list(scores[:2])
             else:
-                called = attention.calls
+                called = attention.calls, recurrent.calls
                 with self.accelerator.autocast():
                     outputs = model(
                         input_ids=row.input_ids,
@@ -126,13 +148,26 @@ class PackedScorer:
                         packed_groups=row.groups,
                         scored_index=row.scored_index,
                     )
-                if (called := attention.calls - called) != self.layers:
-                    raise attention.Unpackable(f"{self.layers} layers and {called} calls of packed attention")
+                self._count(attention.calls - called[0], recurrent.calls - called[1])
+                self._say_new_ways()
                 own = [unpack(outputs.log_probs, row), unpack(outputs.entropy, row) if compute_entropy else None]
             logps = _put(logps, at, own[0])
             if compute_entropy:
                 entropies = _put(entropies, at, own[1])
         return logps, entropies if compute_entropy else None, None
+
+    def _count(self, attended: int, states: int) -> None:
+        """Raise `Unpackable` where a layer has not seen that its row is packed."""
+        if attended != self.attending:
+            raise Unpackable(f"{self.attending} layers and {attended} calls of packed attention")
+        if states != self.stateful:
+            raise Unpackable(f"{self.stateful} layers with a state, of which {states} go on from a prompt's")
+
+    def _say_new_ways(self) -> None:
+        """Once each: a long prompt may be the first to need another."""
+        for way in sorted(attention.ways - self.said):
+            logger.info(f"Packed attention on {self.accelerator.device.type}: {way}.")
+        self.said |= attention.ways
 
     def _batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None

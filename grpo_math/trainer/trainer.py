@@ -68,13 +68,13 @@ from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
 from grpo_math.trainer import gradients, longest, losses, scoring, state, table, tiles
 from grpo_math.trainer.advantages import advantages, weighted
-from grpo_math.trainer.attention import Unpackable
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
 from grpo_math.trainer.golds import look_for_golds
 from grpo_math.trainer.meter import StepMeter, over_tokens, shares, spread
 from grpo_math.trainer.nonfinite import NonFiniteSteps
+from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
@@ -129,8 +129,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def _set_up_updates(self) -> None:
         settings, accelerator = self.settings, self.accelerator
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
-        batching = self.use_transformers_continuous_batching
-        packs = settings.pack_updates and scoring.set_up(models, self._is_vlm, batching, self.args.torch_compile)
+        packs = settings.pack_updates and scoring.set_up(self, models)
         self.tiled = tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
@@ -146,7 +145,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if (limit := settings.max_seq_length_train) and self._is_vlm:
             raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
         tries = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
-        self._first_pass = longest.try_longest if tries else scoring.try_out if packs else None
+        self._first_passes = [scoring.try_out] * packs + [longest.try_longest] * tries
 
     # Generation
 
@@ -254,9 +253,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """TRL's. Where memory runs out in the update: this optimizer step once more, with half the tokens a pass."""
-        first, self._first_pass = self._first_pass, None
-        if first is not None:
-            first(self, model)
+        while self._first_passes:
+            self._first_passes.pop(0)(self, model)
         step = super().training_step
         return self._redo.step(self, model, lambda: step(model, inputs, num_items_in_batch))
 

@@ -316,10 +316,15 @@ def test_sampling_some_rows_is_multinomial_of_all(rows, logarithm, monkeypatch):
 
 
 def test_logits_without_a_distribution_are_an_error_as_in_multinomial():
-    scores = torch.zeros(2, 10)
-    scores[1, 3] = torch.nan
-    with pytest.raises(RuntimeError, match="inf or nan"):
-        sample(scores, torch.arange(2), 2)
+    scores = torch.zeros(3, 10)
+    scores[1, 3], scores[2, 4] = torch.nan, torch.inf
+    assert (sample(scores, torch.arange(3), 3) < 0).tolist() == [False, True, True]
+
+
+def test_a_model_that_gives_no_distribution_ends_the_generation_with_an_error(model, tokenizer):
+    model.lm_head.weight.data[5] = torch.nan
+    with lean_generation(model), pytest.raises(RuntimeError, match="inf or nan"):
+        model.generate(**grouped(tokenizer), max_new_tokens=4, **SAMPLED)
 
 
 def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
@@ -338,11 +343,12 @@ def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
             keys, values = keys[[0, 3, 2]], values[[0, 3, 2]]
 
 
-def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(model, tokenizer, monkeypatch):
-    @contextmanager
-    def nothing(model):
-        yield
+@contextmanager
+def nothing(model):
+    yield
 
+
+def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(model, tokenizer, monkeypatch):
     torch.manual_seed(7)
     state = torch.get_rng_state()
     ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
@@ -360,7 +366,7 @@ def test_an_evaluation_computes_equal_prompts_once_whatever_the_attention(implem
     with counted(model) as shapes:
         ours = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
     assert shapes[0][0] == len(PROMPTS)
-    monkeypatch.setattr(completions, "forgets", lambda config: "everything")
+    monkeypatch.setattr(completions, "lean_generation", nothing)
     with counted(model) as shapes:
         plain = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
     assert shapes[0][0] == len(prompts)

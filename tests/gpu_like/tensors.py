@@ -11,8 +11,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import flash_reference
 import torch
 from gpu_like.counting import launched, waited
+from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -99,6 +101,8 @@ class Cuda(torch.Tensor):
 def take_over() -> None:
     """For good: what makes a tensor on the device from none that is there begins with one of `FACTORIES`."""
     torch.nn.functional.scaled_dot_product_attention = attention
+    torch.backends.cuda.can_use_flash_attention = _flash_takes
+    flash_reference.register()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the CPU and copied
     library = torch.library.Library("aten", "IMPL")
     for factory in FACTORIES:
@@ -224,6 +228,10 @@ class _Fused(torch.autograd.Function):
         return *map(Cuda, of_leaves), None, None
 
 
+def _flash_takes(params: Any, debug: bool = False) -> bool:
+    return params.query.dtype in (torch.float16, torch.bfloat16) and params.query.size(-1) <= 256
+
+
 def attention(
     query: Any,
     key: Any,
@@ -236,6 +244,8 @@ def attention(
 ) -> torch.Tensor:
     """`scaled_dot_product_attention`: one kernel, where the tensors are there."""
     states = (query, key, value)
+    if isinstance(attn_mask, CausalBias):  # of the lower right: no mask in memory, which is not counted here
+        attn_mask = Cuda(torch.ones(query.size(2), key.size(2), dtype=torch.bool).tril(key.size(2) - query.size(2)))
     settings = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not any(isinstance(tensor, Cuda) for tensor in (*states, attn_mask)):
         return _sdpa(*states, attn_mask=attn_mask, **settings)

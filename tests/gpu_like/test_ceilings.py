@@ -16,6 +16,8 @@ from small_trainers import SMALL, make, padded_batch
 from transformers import AutoConfig, LlamaForCausalLM
 from trl import GRPOTrainer
 
+from grpo_math.generation.decoding import lean_generation
+from grpo_math.trainer import cascade
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.pretended_gpu
 OURS = 3  # waits of a part, forward, loss and backward, by lines of grpo_math
 OF_TRL = 14  # by lines of TRL, whose loss logs figure by figure
 OF_STEP = 20  # waits of ours in a step besides those of its parts, and of sampling
-CEILINGS = {1: 260, 4: 650}  # launches of a layer, forward and backward, by the groups of a part
+LAUNCHES = 200  # of a layer, forward and backward, whatever the number of groups
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
@@ -74,25 +76,50 @@ def test_a_part_of_an_update_waits_for_the_gpu_as_rarely_as_this(kind, tiny, tok
     assert a_step <= OF_STEP, whole.synchronisations
 
 
-def launches(kind, layers, groups, tiny, tokenizer, folder):
-    """Of a forward and a backward pass over so many groups of four."""
+def passes(kind, layers, groups, tiny, tokenizer, folder):
+    """Counts of a forward and a backward pass over so many groups of four, in bfloat16."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(AutoConfig.from_pretrained(tiny(), num_hidden_layers=layers))
+    model = LlamaForCausalLM(AutoConfig.from_pretrained(tiny(), num_hidden_layers=layers)).bfloat16()
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder, use_cpu=False)
-    ids, mask, longest = padded_batch([7, 3, 12, 5][:groups], 4, [5, 3, 9, 1])
+    ids, mask, longest = padded_batch([7, 3, 12, 5, 9, 1, 4, 8][:groups], 4, [5, 3, 9, 1])
     rows = (trainer.model, ids.to("cuda"), mask.to("cuda"), longest)
     with counting() as counts:
         logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, *rows)
         logps.sum().backward()
-    return counts.launches
+    return counts.kernels
 
 
-@pytest.mark.parametrize("groups", CEILINGS)
-def test_a_layer_of_a_packed_update_launches_at_most_this(groups, tiny, tokenizer, tmp_path):
-    def a_layer(kind):
-        one, three = (launches(kind, layers, groups, tiny, tokenizer, tmp_path) for layers in (1, 3))
-        return (three - one) / 2
+WAYS = {  # operators forward and backward, whether a cascade pays, calls a layer
+    "one varlen call": (("_varlen_attn", "_varlen_attn_backward"), False, 1),
+    "a cascade": (("_flash_attention_forward", "_flash_attention_backward"), True, 2),
+}
 
-    ours, of_trl = a_layer(MathGRPOTrainer), a_layer(GRPOTrainer)
-    print(f"{groups} groups: {ours} launches a layer, TRL's {of_trl}")
-    assert ours <= CEILINGS[groups]
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_layer_launches_at_most_this_and_as_much_for_any_number_of_groups(
+    way, tiny, tokenizer, tmp_path, monkeypatch
+):
+    names, pays, calls = WAYS[way]
+    monkeypatch.setattr(cascade, "pays", lambda *sizes: pays)
+
+    def a_layer(kind, groups):
+        one, three = (passes(kind, layers, groups, tiny, tokenizer, tmp_path) for layers in (1, 3))
+        assert kind is GRPOTrainer or [three[name] for name in names] == [3 * calls, 3 * calls]
+        return (three.total() - one.total()) / 2
+
+    few, many = (a_layer(MathGRPOTrainer, groups) for groups in (1, 8))
+    print(f"{way}: {few} launches a layer, TRL's {a_layer(GRPOTrainer, 1)}")
+    assert few == many <= LAUNCHES
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "top_k": 0}], ids=["greedy", "sampled"])
+def test_a_sampled_token_waits_for_the_gpu_once(sampling, tiny, tokenizer):
+    model = LlamaForCausalLM(AutoConfig.from_pretrained(tiny())).to("cuda")
+    inputs = tokenizer(["What is 3 + 4?"] * 2 + ["Hello"], return_tensors="pt", padding=True).to("cuda")
+
+    def waits(tokens):
+        with counting() as counts, lean_generation(model):
+            model.generate(**inputs, max_new_tokens=tokens, eos_token_id=None, **sampling)
+        return counts.of("grpo_math")
+
+    assert waits(14) - waits(4) == 10

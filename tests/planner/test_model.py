@@ -25,7 +25,7 @@ SMALL = {
 
 def built(config: dict) -> int:
     """Parameters of transformers' own model, made without memory."""
-    fields = {name: value for name, value in config.items() if name != "model_type"}
+    fields = {"pad_token_id": 0} | {name: value for name, value in config.items() if name != "model_type"}
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
     return sum(p.numel() for p in model.parameters())

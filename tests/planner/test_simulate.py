@@ -90,7 +90,8 @@ def test_the_plan_counts_what_is_live_and_bounds_what_is_reserved(kind, tmp_path
             live = sum(phases[phase].values()) - phases[phase]["cuda_context"] - phases[phase]["allocator"]
             assert live == pytest.approx(simulated["live"], rel=0.05)
     fuller = max(sum(phases[phase].values()) for phase in ("training", "generation")[: 2 - engine])
-    assert 1 <= (fuller - CONTEXT) / found["reserved"] < 1.1
+    # Over 4 bit room is left for a second segment of the head's logits, which these few layers do not come to need.
+    assert 1 <= (fuller - CONTEXT) / found["reserved"] < (1.4 if kind == "4 bit" else 1.1)
 
 
 @pytest.mark.slow

@@ -54,21 +54,6 @@ def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, sha
     assert relative(gradient, plain_gradient) < 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_keys_repeated_for_every_query_head_as_on_a_gpu_give_the_same(family, tiny, tokenizer, tmp_path, monkeypatch):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(family), tokenizer, tmp_path)
-    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
-    results = []
-    for grouped in (True, False):
-        monkeypatch.setattr(attention, "masks_grouped_heads", lambda device, grouped=grouped: grouped)
-        trainer.model.zero_grad()
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
-        logps.sum().backward()
-        results.append((logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
-    torch.testing.assert_close(results[1][0], results[0][0], atol=1e-5, rtol=0)
-    assert relative(results[1][1], results[0][1]) < 1e-5
-
-
 def test_scoring_in_chunks_and_with_checkpointing_gives_the_same(tiny, tokenizer, tmp_path):
     ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
     gradients = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_trainers import PROMPTS, make, padded_batch, relative, weights
+from small_families import scored, tiny_model
+from small_trainers import PROMPTS, make, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.generation.decoding import lean_generation
@@ -13,70 +14,31 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import GroupLayout
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-SHAPE = {
-    "vocab_size": 49152,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
-PACKED = {
-    "cohere": {},
-    "deepseek_v3": {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
-    | {"v_head_dim": 8, "num_key_value_heads": 4, "first_k_dense_replace": 2},
-    "gpt_neox": {},
-    "mixtral": {"num_local_experts": 4},
-    "olmo2": {},
-    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
-    "phi": {},
-    "phi3": {},
-    "qwen3": {"head_dim": 8},
-}
+PACKED = (
+    *("cohere", "deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "mistral", "mixtral", "olmo2", "opt"),
+    *("phi", "phi3", "qwen3"),
+    *("falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next"),
+)
 PLAIN = {
-    "falcon": ({"multi_query": True, "new_decoder_architecture": False}, "attention of its own"),
-    "gemma2": ({"head_dim": 8}, "attention implementation 'eager'"),
-    "gpt_oss": ({"head_dim": 8, "num_local_experts": 4}, "attention implementation 'eager'"),
-    "diffllama": ({}, "2 layers and 4 calls of packed attention"),
-    "mistral": ({"sliding_window": 4096}, "a sliding window of 4096"),
-    "nemotron": ({}, "2 layers and 0 calls of packed attention"),
-    "stablelm": ({}, "2 layers and 0 calls of packed attention"),
+    "falcon": "attention of its own",
+    "diffllama": "2 layers and 4 calls of packed attention",
+    "nemotron": "2 layers and 0 calls of packed attention",
+    "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",
+    "minimax": "1 layers with a state, of which 0 go on from a prompt's",
+    "stablelm": "2 layers and 0 calls of packed attention",
 }
 
 
-def model_of(family, **settings):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SHAPE, **settings}), dtype=torch.float32)
-    for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
-        parameter.data.mul_(2.5 if parameter.dim() > 1 else 1.0)
-    return model
-
-
-def scored(kind, trainer):
-    """Log-probs and gradient, as TRL's method or ours gives them."""
-    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
-    trainer.model.zero_grad()
-    logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
-    logps = logps * mask[:, -longest:]
-    logps.sum().backward()
-    return logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
-
-
-def scored_alike(trainer):
-    logps, gradient = scored(MathGRPOTrainer, trainer)
-    plain_logps, plain_gradient = scored(GRPOTrainer, trainer)
+def scored_alike(trainer, prompts=(7, 3, 12)):
+    logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
+    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
     torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
     assert relative(gradient, plain_gradient) < 1e-5
 
 
 @pytest.mark.parametrize("family", PACKED)
 def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, tokenizer, tmp_path):
-    model = model_of(family, **PACKED[family])
+    model = tiny_model(family)
     inputs = tokenizer([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
     plain = model.generate(**inputs, max_new_tokens=6, do_sample=False)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
@@ -86,14 +48,47 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
         assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
 
 
+@pytest.mark.parametrize("family", ["lfm2", "mamba2", "qwen3_next"])
+def test_states_go_on_from_prompts_of_any_length(family, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path)
+    for prompts in ((1, 2, 7), (70,), (1,)):  # shorter than a convolution, longer than a chunk
+        scored_alike(trainer, prompts)
+    assert trainer.scorer is not None
+
+
+def test_a_layer_that_takes_up_a_state_for_one_token_alone_is_scored_the_plain_way(tokenizer, tmp_path, caplog):
+    model = tiny_model("jamba")
+    for layer in model.model.layers:  # told of packed rows, as Zamba's is
+        layer.register_forward_pre_hook(
+            lambda layer, args, kwargs: (
+                setattr(getattr(layer, "mamba", layer), "told", kwargs.get("packed_groups")) or (args, kwargs)
+            ),
+            with_kwargs=True,
+        )
+        if hasattr(layer, "mamba"):
+            layer.mamba.register_forward_pre_hook(
+                lambda mixer, args, kwargs: (args, kwargs | {"packed_groups": mixer.told}), with_kwargs=True
+            )
+    scored_alike(make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path))
+    assert "layers (JambaMambaMixer) that take up a state for one token alone" in caplog.text
+
+
 @pytest.mark.parametrize("family", PLAIN)
 def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, tokenizer, tmp_path, caplog):
-    settings, reason = PLAIN[family]
-    model = model_of(family, **settings)
+    reason, model = PLAIN[family], tiny_model(family)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
     scored_alike(trainer)
     assert (trainer.scorer, trainer.budget.cuts) == (None, False)
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
+
+
+@pytest.mark.parametrize("family", ["roberta", "bart"])
+def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, tokenizer, tmp_path, caplog):
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
+    for first in trainer._first_passes:
+        first(trainer, trainer.model)
+    assert (trainer.scorer, trainer.budget.cuts) == (None, False)
+    assert "has log-probs that packing puts" in caplog.text
 
 
 @pytest.mark.parametrize("longest_first", [False, True])
@@ -104,7 +99,7 @@ def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(lo
         (GRPOTrainer, GRPOConfig, {}),
         (MathGRPOTrainer, MathGRPOConfig, {"advantage_eps": 1e-4, "longest_first": longest_first}),
     ):
-        model, shapes = model_of("nemotron"), []
+        model, shapes = tiny_model("nemotron"), []
         trainer = make(kind, config, model, tokenizer, tmp_path, **settings, **own)
         model.register_forward_pre_hook(lambda m, a, k, to=shapes: to.append(k["input_ids"].shape), with_kwargs=True)
         before = weights(model)
@@ -118,10 +113,10 @@ def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(lo
     if longest_first:
         assert others[0][0] == 4  # a micro-batch of TRL's
     else:
-        assert plain.numel() == 12
+        assert plain.numel() == 16
 
 
-@pytest.mark.parametrize("name", ["position_bias", "s_aux", "sliding_window", "softcap"])
+@pytest.mark.parametrize("name", ["position_bias", "s_aux", "block_table"])
 def test_an_argument_that_packing_would_ignore_is_refused_by_name(name):
     states = torch.randn(1, 2, 5, 8)
     groups = (GroupLayout(0, 2, (3,)),)
@@ -136,7 +131,7 @@ def test_an_argument_that_packing_would_ignore_is_refused_by_name(name):
 def test_attention_with_a_sink_is_scored_the_plain_way(tokenizer, tmp_path, caplog):
     from functools import partial
 
-    model = model_of("llama")
+    model = tiny_model("llama")
     for layer in model.model.layers:
         layer.self_attn.forward = partial(layer.self_attn.forward, s_aux=torch.zeros(4))
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)

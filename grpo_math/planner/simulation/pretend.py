@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention.bias import CausalBias
 
 from grpo_math.planner.simulation.device import BELOW, CUDA, Stream, below, known
 
@@ -61,6 +62,7 @@ def install() -> None:
     )
     any_tensor.cuda = lambda tensor, *args, **kwargs: plain_to(tensor, BELOW)
     torch.nn.functional.scaled_dot_product_attention = _attention
+    torch.backends.cuda.can_use_flash_attention = _flash_takes
     torch.nn.functional.dropout = _dropout
     module: Any = torch.nn.Module
     module._apply = _apply
@@ -174,6 +176,8 @@ def _attention(
         half = torch.get_autocast_dtype("cuda")
         query, key, value = (states.to(half) for states in (query, key, value))
     width = query.size(-1)
+    if isinstance(attn_mask, CausalBias):  # of the lower right, which no kernel spells out
+        attn_mask = None
     if attn_mask is None and query.dtype != torch.float32 and width <= 256:
         if width % 8:
             query, key, value = (torch.nn.functional.pad(states, (0, -width % 8)) for states in (query, key, value))
@@ -193,6 +197,10 @@ def _attention(
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _flash_takes(params: Any, debug: bool = False) -> bool:
+    return params.query.dtype != torch.float32 and params.query.size(-1) <= 256
 
 
 _plain_dropout = torch.nn.functional.dropout

@@ -23,6 +23,14 @@ def _flash_backward(args: tuple[Any, ...], out: Any) -> list[int]:
     return [rows * -(-q.size(3) // 32) * 32 * 4, rows * 4, keys, keys]
 
 
+def _varlen_backward(args: tuple[Any, ...], out: Any) -> list[int]:
+    """Flash over sequences of unequal length: the same, for tokens (L, H, D) and 128 more rows a sequence."""
+    q, k = args[1], args[2]
+    rows = (q.size(0) + 128 * (args[6].numel() - 1)) * q.size(1)
+    keys = k.numel() // k.size(1) * q.size(1) * k.element_size() if k.size(1) != q.size(1) else 0
+    return [rows * -(-q.size(2) // 32) * 32 * 4, rows * 4, keys, keys]
+
+
 def _efficient_backward(args: tuple[Any, ...], out: Any) -> list[int]:
     """The memory-efficient kernel: delta, and the gradient of the queries in float32."""
     q = args[1]
@@ -38,5 +46,7 @@ def _gemm_4bit(args: tuple[Any, ...], out: Any) -> list[int]:
 RULES = {
     "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+    "torch_attn._varlen_attn_backward.default": _varlen_backward,
+    "aten._flash_attention_backward.default": _varlen_backward,
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
 }

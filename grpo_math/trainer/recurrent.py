@@ -1,0 +1,112 @@
+"""Layers with a state in packed rows (linear attention, state-space layers, short convolutions): a group's prompt is
+computed once, and each of its segments goes on from the state at the prompt's end.
+
+Such a layer asks a cache for its states, as it does when it generates. The cache of here, `States`, keeps the graph: so
+the gradient at the prompt is the sum over its segments. Segments of a group run as one batch, padded at their ends,
+where a causal layer does not look.
+
+Does not know what a state is, and does not serve layers that take up a state one token at a time alone (Mamba's first
+kind): `Unpackable` in the first packed pass.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from inspect import signature, unwrap
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from grpo_math.trainer.packing import GroupLayout, Unpackable
+
+calls = 0  # of layers with packed rows, in this process
+tried: set[type] = set()  # layers that are known to go on from a state
+
+
+class States:
+    """What one layer asks its cache for: states by number, each (batch, ...), or None before there are any."""
+
+    def __init__(self) -> None:
+        self.conv: dict[int, Tensor] = {}  # the last inputs of a convolution
+        self.recurrent: dict[int, Tensor] = {}
+
+    def repeated(self, times: int, added: float = 0.0) -> "States":
+        """One prompt's states for a batch; with ``added`` recurrent ones that are nobody's."""
+        other = States()
+        other.conv = {i: state.repeat_interleave(times, dim=0) for i, state in self.conv.items()}
+        other.recurrent = {i: (state + added).repeat_interleave(times, dim=0) for i, state in self.recurrent.items()}
+        return other
+
+    def is_recording_past(self, layer: int) -> bool:
+        return True  # a single token takes the way of many: the other one writes into the states
+
+    def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
+        return self.conv.get(state_idx)
+
+    def get_recurrent_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
+        return self.recurrent.get(state_idx)
+
+    def update_conv_state(
+        self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
+    ) -> Tensor:
+        """Inputs (batch, channels, T), behind the earlier ones; the kernel's length of them is kept, 0 where there are
+        fewer."""
+        size = conv_kernel_size or inputs.size(-1)
+        if state_idx in self.conv:
+            inputs = torch.cat([self.conv[state_idx], inputs], dim=-1)
+        self.conv[state_idx] = nn.functional.pad(inputs, (max(0, size - inputs.size(-1)), 0))[..., -size:]
+        return inputs
+
+    def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
+        self.recurrent[state_idx] = state
+        return state
+
+
+def stateful(model: nn.Module) -> list[nn.Module]:
+    """The modules that ask a cache for a state."""
+    return [m for m in model.modules() if "get_conv_state" in unwrap(type(m).forward).__code__.co_names]
+
+
+def fork_states(model: nn.Module) -> None:
+    """From now on the layers with a state compute packed rows (``packed_groups``) as such. Twice does no harm."""
+    for module in stateful(model):
+        if getattr(module.forward, "func", None) is _forward:
+            continue
+        cache = "cache_params" if "cache_params" in signature(module.forward).parameters else "past_key_values"
+        module.forward = partial(_forward, module.forward, cache, type(module))
+
+
+def _forward(
+    plain: Callable[..., Tensor],
+    cache: str,
+    kind: type,
+    hidden_states: Tensor,
+    *args: Any,
+    packed_groups: tuple[GroupLayout, ...] | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """(1, L, D) -> (1, L, D), or what ``plain`` does where nothing is packed."""
+    if packed_groups is None:
+        mask = kwargs.get("attention_mask")
+        if mask is not None and mask.dim() == 4:  # the one of packed rows: a batch's has two
+            raise Unpackable(f"layers ({kind.__name__}) that are not told how a row is packed")
+        return plain(hidden_states, *args, **kwargs)
+    global calls
+    calls += 1
+    outputs = []
+    for group in packed_groups:
+        states, start = States(), group.start
+        if group.prompt:
+            outputs.append(plain(hidden_states[:, start : start + group.prompt], **{cache: states})[0])
+        start += group.prompt
+        own = pad_sequence(hidden_states[0, start : start + sum(group.lengths)].split(group.lengths), batch_first=True)
+        if own.size(1) == 1:  # of a single token some layers take their state in place
+            own = nn.functional.pad(own, (0, 0, 0, 1))
+        after = plain(own, **{cache: states.repeated(len(own))})
+        if kind not in tried and states.recurrent:
+            if torch.equal(after, plain(own, **{cache: states.repeated(len(own), added=1.0)})):
+                raise Unpackable(f"layers ({kind.__name__}) that take up a state for one token alone")
+            tried.add(kind)
+        outputs += [one[:length] for one, length in zip(after, group.lengths, strict=True)]
+    return torch.cat(outputs)[None]

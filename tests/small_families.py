@@ -1,0 +1,106 @@
+"""Tiny random models of transformers' families of causal language models, and how packed scores compare with TRL's."""
+
+from __future__ import annotations
+
+import torch
+from small_trainers import make, padded_batch, relative
+from trl import GRPOTrainer
+
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+LARGEST = 20e6  # parameters: more is a config that has sizes by other names
+VOCABULARY = 49152  # of the tokenizer
+# By the names of any family; a family gets those that its config knows.
+SIZES = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim", "embedding_size", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim"), 48),
+    **dict.fromkeys(("encoder_ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_attention_heads", "linear_num_value_heads", "mamba_n_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "global_head_dim"), 8),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "index_head_dim"), 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
+    **dict.fromkeys(("bos_token_id", "decoder_start_token_id"), 1),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    **dict.fromkeys(("eos_token_id", "pad_token_id"), 2),
+    "sliding_window": 4,
+    "is_decoder": True,
+    "use_cache": False,
+    **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0),
+    **dict.fromkeys(("attention_probs_dropout_prob", "hidden_dropout_prob", "activation_dropout", "layerdrop"), 0.0),
+    **dict.fromkeys(("residual_dropout", "router_jitter_noise", "input_jitter_noise"), 0.0),
+}
+# What else a family needs at these sizes.
+MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+CONVOLVED = {"layer_types": ["conv", "full_attention"]}
+OWN = {
+    **dict.fromkeys(("granitemoehybrid", "minimax", "olmo_hybrid"), MIXED),
+    **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), MIXED),
+    "bamba": {"attn_layer_indices": [1]},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
+    "kimi_linear": MIXED | {"num_key_value_heads": 4},
+    **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
+    "mamba2": {"num_heads": 8},
+    "nemotron_h": {"layer_types": ["linear_attention", "full_attention", "moe", "mlp"], "num_hidden_layers": 4},
+    "zamba": {"layer_types": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
+    "deepseek_v2": {"num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "deepseek_v3": {"num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "falcon": {"multi_query": True, "new_decoder_architecture": False},
+    "glm4_moe_lite": {"num_key_value_heads": 4},
+}
+
+
+def tiny_model(family, **settings):
+    """Raises what the family's config or model raises at these sizes."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    default = AutoConfig.for_model(family)
+    known = {name: value for name, value in SIZES.items() if _sets(default, name)}
+    config = AutoConfig.for_model(family, **{**known, **OWN.get(family, {}), **settings})
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    if size > LARGEST:
+        raise ValueError(f"{size / 1e6:.0f}M parameters at the sizes of this test")
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():  # far from the near-uniform start, so that log-probs differ
+        parameter.data.mul_(2.5 if parameter.dim() > 1 else 1.0)
+    return model
+
+
+def _sets(config, name):
+    """Whether a config has this field, and can be given it; a window where it has one."""
+    fixed = isinstance(getattr(type(config), name, None), property)
+    return hasattr(config, name) and not fixed and (name != "sliding_window" or config.sliding_window is not None)
+
+
+def scored(kind, trainer, prompts=(7, 3, 12)):
+    """Log-probs and gradient, as TRL's method or ours gives them."""
+    ids, mask, longest = padded_batch(list(prompts), 4, [5, 3, 9, 1])
+    trainer.model.zero_grad()
+    logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
+    logps = logps * mask[:, -longest:]
+    logps.sum().backward()
+    return logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+def compared(model, tokenizer, folder, prompts=(7, 3, 12)):
+    """Whether our trainer packs this model's rows; the largest difference of its log-probs to TRL's, and the relative
+    one of the gradient."""
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder)
+    for first in trainer._first_passes:
+        first(trainer, trainer.model)
+    logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
+    plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
+    return (
+        trainer.scorer is not None,
+        (logps - plain_logps).abs().max().item(),
+        relative(gradient, plain_gradient) if gradient.shape == plain_gradient.shape else float("inf"),
+    )
