@@ -69,15 +69,16 @@ def command(
     data_parallel: int = 1,
     gpu_memory_utilization: float | None = None,
     lora_rank: int = 0,
+    adapters: int = 1,
     seed: int = 0,
     extra: Sequence[str] = (),
     executable: str = "vllm",
 ) -> list[str]:
     """The `vllm serve` line that training can work with; its environment is `environment`'s.
 
-    With ``lora_rank`` the server takes adapters of that rank or less; with 0 it takes whole weights, over NCCL, as
-    TRL's own sync sends them. Log-probs are those of the sampled distribution (temperature and all), which TRL's
-    importance correction needs.
+    With ``lora_rank`` the server takes adapters of that rank or less, so many ``adapters`` in one batch; with 0 it
+    takes whole weights, over NCCL, as TRL's own sync sends them. Log-probs are those of the sampled distribution
+    (temperature and all), which TRL's importance correction needs.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -101,7 +102,7 @@ def command(
     if gpu_memory_utilization is not None:
         line += ["--gpu-memory-utilization", f"{gpu_memory_utilization:g}"]
     if lora_rank:
-        line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(served_rank(lora_rank))]
+        line += ["--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(served_rank(lora_rank))]
     else:
         line += ["--weight-transfer-config", '{"backend": "nccl"}']
     if key():

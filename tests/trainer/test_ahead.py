@@ -1,0 +1,132 @@
+"""One step off policy: a batch is sampled while the one before is trained on, and the loss is that of such samples."""
+
+from __future__ import annotations
+
+import threading
+from copy import deepcopy
+
+import pytest
+import torch
+from peft import get_peft_model
+from small_vllm import SmallVLLM, letters, trainer_of
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from grpo_math.generation.completions import batch_seed
+from grpo_math.run import metrics
+from grpo_math.trainer.ahead import order
+
+AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
+RATE = 0.05
+PLAIN = {"loss_type": "grpo", "optim": "sgd", "learning_rate": RATE, "lr_scheduler_type": "constant"}
+PLAIN |= {"max_grad_norm": 0.0, "surrogate": "reinforce"}
+
+
+@pytest.fixture
+def small(tiny):
+    small = SmallVLLM(tiny())
+    yield small
+    small.stop()
+
+
+def lines(trainer) -> list[dict]:
+    return [line for line in trainer.state.log_history if "loss" in line]
+
+
+def trained(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for name, p in model.named_parameters() if "lora_" in name])
+
+
+def scored(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def by_hand(model, small: SmallVLLM, prompts: list[list[list[int]]], tokenizer, staleness: int) -> torch.Tensor:
+    """The adapter after a step on each batch of ``prompts``, batch k sampled with the weights before step
+    k - ``staleness``: -A pi(y) / sampler(y), the ratio at most 3, mean over tokens, then over completions."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    earlier = []
+    for number, batch in enumerate(prompts):
+        earlier.append(deepcopy(model).eval())
+        small.adapters["by hand"] = earlier[max(0, number - staleness)]
+        for place, prompt in enumerate(batch):
+            seed = batch_seed(batch_seed(42, number), place)
+            asked = {"model": "by hand", "prompt": [prompt], "n": 2, "max_tokens": 6, "temperature": 1.0, "seed": seed}
+            choices = small.complete(asked)
+            texts = tokenizer.batch_decode([choice["token_ids"] for choice in choices], skip_special_tokens=True)
+            rewards = torch.tensor(letters(texts))
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+            for choice, advantage in zip(choices, advantages, strict=True):
+                logps = scored(model, prompt, choice["token_ids"])
+                sampler = torch.tensor(choice["logprobs"]["token_logprobs"])
+                ratio = (logps.detach() - sampler).exp().clamp(max=3.0)
+                (-(advantage * ratio * logps).mean() / (2 * len(batch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return trained(model)
+
+
+def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
+    small, tiny, tokenizer, tmp_path
+):
+    found = {}
+    for staleness in (0, 1):
+        settings = {**AHEAD, **PLAIN, "staleness": staleness}
+        trainer = trainer_of(small.url, tiny, tokenizer, tmp_path / str(staleness), **settings)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny()), trainer.model.peft_config["default"])
+        model.load_state_dict(trainer.model.state_dict())
+        trainer.train()
+        rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer._sampler, 0)]
+        batches = [tokenizer(rows[at : at + 2])["input_ids"] for at in range(0, 10, 2)]
+        hand = by_hand(model, small, batches, tokenizer, staleness)
+        found[staleness] = trained(trainer.model)
+        assert torch.allclose(found[staleness], hand, atol=1e-6), (found[staleness] - hand).abs().max()
+        assert [line.get(metrics.STALENESS) for line in lines(trainer)] == (
+            [0, 1, 1, 1, 1] if staleness else [None] * 5
+        )
+    assert (found[0] - found[1]).abs().max() > 1e-3
+
+
+def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its_rollout(
+    small, tiny, tokenizer, tmp_path
+):
+    """The server keeps the answers to batch k + 1 back until step k is done: a trainer that waited for them would
+    never get there. An epoch has three batches."""
+    prompts = [f"What is {number} + 1?" for number in range(6)]
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, prompts=prompts, **AHEAD)
+    done = [threading.Event() for _ in range(6)]
+    done[0].set()  # the first two batches are of step 0
+    asked, batches, lock = [], [], threading.Lock()
+
+    class Done(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            done[state.global_step].set()
+
+    def hold_back(body):
+        if body["temperature"]:
+            with lock:
+                number = len(asked) // 2  # two prompts a batch
+                asked.append((body["model"], tuple(body["prompt"][0])))
+            if number:
+                assert done[number].wait(60), "the trainer waits for the answers before it trains"
+
+    taken = trainer.vllm_generation.generate
+
+    def take(prompts, **more):
+        batches.append({tuple(prompt) for prompt in prompts})
+        loaded = set(small.adapters)
+        assert len(loaded) <= 2
+        return taken(prompts, **more)
+
+    small.sampling, trainer.vllm_generation.generate = hold_back, take
+    trainer.add_callback(Done())
+    trainer.train()
+    assert [{prompt for _, prompt in asked[at : at + 2]} for at in range(0, 10, 2)] == batches
+    assert len(asked) == 10, "no batch is asked for that no step is left for"
+    sent = [int(asked[at][0].rpartition("-")[2]) for at in range(10)]
+    # Two canaries: the second sends the adapter three times.
+    assert sent == [1, 1, 1, 1, 4, 4, 5, 5, 6, 6]
+    assert len(small.adapters) == 1
+    assert [folder.name for folder in trainer.vllm_generation.root.glob("[!.]*")] == list(small.adapters)
+    for line in lines(trainer)[1:]:
+        assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
