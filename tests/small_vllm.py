@@ -135,8 +135,10 @@ def letters(completions, **columns):
 PROMPTS = ("x", "What is 3 + 4?", "Hello") * 8
 
 
-def trainer_of(url, tiny, tokenizer, folder, lora=None, prompts=PROMPTS, **settings):
+def trainer_of(url, tiny, tokenizer, folder, lora=None, prompts=PROMPTS, row=None, **settings):
+    """``lora``: over the adapter's settings, or False for no adapter; ``row``: what each row has beside its prompt."""
     trls = grpo_trainer.VLLMGeneration
+    peft = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **(lora or {})}
     base = {
         "use_cpu": True,
         "bf16": False,
@@ -160,9 +162,9 @@ def trainer_of(url, tiny, tokenizer, folder, lora=None, prompts=PROMPTS, **setti
             model=tiny(),
             reward_funcs=letters,
             args=MathGRPOConfig(str(folder), **{**base, **settings}),
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+            train_dataset=Dataset.from_list([{"prompt": prompt, **(row or {})} for prompt in prompts]),
             processing_class=tokenizer,
-            peft_config=LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **(lora or {})}),
+            peft_config=None if lora is False else LoraConfig(**peft),
         )
     finally:
         assert grpo_trainer.VLLMGeneration is trls  # ours stood there for the constructor alone

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from peft import get_peft_model
 from small_vllm import SmallVLLM, letters, trainer_of
 from transformers import AutoModelForCausalLM, TrainerCallback
+from waiting import until
 
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.run import metrics
-from grpo_math.trainer.ahead import order
+from grpo_math.trainer.ahead import Ahead, order
+from grpo_math.trainer.config import MathGRPOConfig
 
 AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
 RATE = 0.05
@@ -130,3 +135,143 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
     assert [folder.name for folder in trainer.vllm_generation.root.glob("[!.]*")] == list(small.adapters)
     for line in lines(trainer)[1:]:
         assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
+
+
+def test_a_server_that_restarts_while_two_adapters_are_at_work_gets_both_again(small, tiny, tokenizer, tmp_path):
+    settings = {**AHEAD, "vllm_server_timeout": 30.0}
+    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", **settings)
+    whole.train()
+    again = trainer_of(small.url, tiny, tokenizer, tmp_path / "again", **settings)
+    asked, lost = [], []
+
+    def lose_both(body):
+        asked.append(body["temperature"])
+        if asked.count(1.0) == 7 and not lost:  # the first prompt of batch 3, which is asked for at rollout 2
+            lost.append(True)
+            until(lambda: len(small.adapters) == 2)  # at rollout 3
+            small.stop()
+            small.start()
+
+    small.sampling = lose_both
+    again.train()
+    assert lost
+    assert torch.equal(trained(again.model), trained(whole.model))
+
+
+def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkpoint_to_go_on_from(
+    small, tiny, tokenizer, tmp_path
+):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    sync = trainer.vllm_generation.sync_weights
+
+    def last_sync():
+        sync()
+        if trainer.state.global_step == 2:
+            small.stop()
+
+    trainer.vllm_generation.sync_weights = last_sync
+    with pytest.raises(UserError, match=r"checkpoint-\d is saved: the same command goes on from it"):
+        trainer.train()
+    small.start()
+    again = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    again.train(resume_from_checkpoint=str(max(tmp_path.glob("checkpoint-*"))))
+    assert again.state.global_step == 5
+
+
+def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(small, tiny, tokenizer, tmp_path):
+    settings = {**AHEAD, "resample_groups": 1, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, row={"answer": "0"}, **settings)
+    generation, together, adapters = trainer.vllm_generation, [], []
+    sampling = generation._sampling
+
+    def noting(prompts, n):
+        call = sampling(prompts, n)
+
+        def noted():
+            if threading.current_thread() is threading.main_thread():  # which does not ask ahead
+                together.append(generation.asked is not None and not generation.asked._found.done())
+                adapters.append(len(small.adapters))
+            return call()
+
+        return noted
+
+    class Evaluates(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                trainer.evaluate(trainer.train_dataset.select(range(2)))
+
+    small.sampling, generation._sampling = lambda body: time.sleep(0.05), noting
+    trainer.add_callback(Evaluates())
+    trainer.train()
+    assert together == [False] * 7, "five steps draw once more, and the evaluation has two batches"
+    assert adapters == [1, 1, 1, 2, 2, 1, 1], "the adapter of what is under way stays"
+    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rollouts", "staleness"),
+    [
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, 9, [0, 0.5, 1, 0.5, 0.5]),
+        ({"num_iterations": 2}, 3, [0, None, 2, None, 2]),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4}, 2, [0, None, 2, None]),
+    ],
+)
+def test_rollouts_that_are_no_steps_are_asked_for_once_each(
+    settings, rollouts, staleness, small, tiny, tokenizer, tmp_path, caplog
+):
+    """An epoch has 5 rollouts of 2 prompts and, two a step, 3 steps; or one of 6, which two steps train on."""
+    prompts = [f"What is {number} + 1?" for number in range(11)]
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, prompts=prompts, **{**AHEAD, **settings})
+    trainer.train()
+    assert trainer.vllm_generation.rollouts == rollouts
+    assert "other prompts" not in caplog.text
+    assert [line.get(metrics.STALENESS) for line in lines(trainer)] == staleness
+
+
+def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, tokenizer, tmp_path, caplog):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    trainer.ahead._next = lambda: [[1], [2]]
+    trainer.train()
+    assert caplog.text.count("other prompts came") == 4
+    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"staleness": 2}, "staleness=2 is out of range: give 0 or 1"),
+        ({"use_vllm": False}, r"staleness=1 needs a server that samples on its own \(use_vllm=False\): set use_vllm"),
+        ({"vllm_mode": "colocate"}, r"needs a server that samples on its own \(vllm_mode='colocate'\)"),
+        ({"vllm_sync": "merged"}, "staleness=1 with vllm_sync='merged' would change the weights"),
+        ({"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=False leaves it at that"),
+    ],
+)
+def test_what_cannot_work_with_it_is_refused(settings, message):
+    served = {"use_vllm": True, "vllm_mode": "server", "staleness": 1}
+    with pytest.raises(ConfigError, match=message):
+        MathGRPOConfig("x", use_cpu=True, bf16=False, **{**served, **settings})
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"tools": [letters]}, "cannot look ahead where tools decide"),
+        ({"rollout_func": letters}, "cannot look ahead where rollout_func decide"),
+        ({"train_dataset": iter(())}, "needs a train_dataset of known length"),
+    ],
+)
+def test_what_is_not_known_beforehand_is_refused(others, message):
+    trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
+    with pytest.raises(ConfigError, match=message):
+        Ahead(SimpleNamespace(**{**trainer, **others}))
+
+
+def test_a_server_with_one_adapter_at_a_time_and_a_training_of_all_weights_are_refused(tiny, tokenizer, tmp_path):
+    small = SmallVLLM(tiny(), lora_config={"max_lora_rank": 16, "max_loras": 1})
+    try:
+        with pytest.raises(ConfigError, match="serves one at a time: start it with --max-loras 2"):
+            trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+        with pytest.raises(ConfigError, match="staleness=1 needs an adapter"):
+            trainer_of(small.url, tiny, tokenizer, tmp_path, lora=False, **AHEAD)
+    finally:
+        small.stop()
