@@ -203,7 +203,8 @@ def _share_of(mean: float, two: tuple[float, float]) -> float:
 
 
 def _draw_phases(axes: Axes, run: Run, panel: Panel) -> None:
-    """Seconds of a step, stacked; what no phase accounts for is drawn last, so that the top is the step."""
+    """Seconds of a step, stacked: after what no phase accounts for the top is the step. Above it is the sampling that
+    went on meanwhile: what the step would have waited for."""
     lines = [line for line in panel.lines if _series(run.history, line[0])[1]]
     rows = [row for row in run.history if _has(row, *(key for key, _, _ in lines))]
     window = min(51, max(1, len(rows) // 10) | 1)
@@ -270,6 +271,7 @@ DETAILS = (
         (metrics.SECONDS_SCORE, "scoring", PURPLE),
         (metrics.SECONDS_UPDATE, "update", ORANGE),
         (metrics.SECONDS_STEP, "other", MUTED),
+        (metrics.SECONDS_OVERLAP, "sampled meanwhile", GRID),
         draw=_draw_phases,
     ),
     _panel(

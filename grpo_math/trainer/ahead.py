@@ -15,7 +15,7 @@ Does not sample: generation/sync.py does.
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any
+from typing import Any, cast
 
 import torch
 from trl.trainer.utils import RepeatSampler
@@ -90,7 +90,7 @@ def order(sampler: RepeatSampler, epoch: int) -> list[int]:
     """
     if not sampler.shuffle:
         return list(range(sampler.num_samples))
-    generator = torch.Generator().manual_seed(sampler.seed)
+    generator = torch.Generator().manual_seed(cast(int, sampler.seed))
     for _ in range(epoch):
         torch.randperm(sampler.num_samples, generator=generator)
     return torch.randperm(sampler.num_samples, generator=generator).tolist()
