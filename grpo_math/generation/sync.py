@@ -368,7 +368,7 @@ class AdapterGeneration(VLLMGeneration):
         return self.llm.llm_engine.vllm_config.cache_config.block_size, self.max_model_length or 2**20
 
     def _ask(self, prompt: list[int]) -> list[Answer]:
-        """A greedy continuation with its log-probs from every server, or from every process's engine."""
+        """A greedy continuation with its log-probs from every copy on every server, or from every process's engine."""
         if self.mode == "server":
             return on_main(partial(self._ask_servers, prompt))
         from vllm import SamplingParams
@@ -383,8 +383,13 @@ class AdapterGeneration(VLLMGeneration):
 
     def _ask_servers(self, prompt: list[int]) -> list[Answer]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
-        asks = [partial(server.generate, [prompt], model=self.name, **greedy) for server in self.servers]
-        answers = [self._outliving_restarts(*each, self.folder) for each in zip(self.servers, asks, strict=True)]
+        copies = [(server, replica) for server in self.servers for replica in server.replicas()]
+        answers = [
+            self._outliving_restarts(
+                server, partial(server.generate, [prompt], model=self.name, replica=replica, **greedy), self.folder
+            )
+            for server, replica in copies
+        ]
         return [(sampled.token_ids[0], sampled.logprobs[0]) for sampled in answers]
 
 

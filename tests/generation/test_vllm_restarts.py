@@ -176,6 +176,22 @@ def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("parallel", "named"),
+    [({"data_parallel_size": 2}, ["0", "1"] * 3), ({"data_parallel_size": 2, "data_parallel_external_lb": True}, [])],
+)
+def test_the_canary_asks_every_copy_behind_an_address(parallel, named, tiny, tokenizer, tmp_path):
+    small = SmallVLLM(tiny(), parallel_config=parallel)
+    try:
+        trainer_of(small.url, tiny, tokenizer, tmp_path, max_steps=2).train()
+    finally:
+        small.stop()
+    ranks = [
+        {name.lower(): value for name, value in sent.items()}.get("x-data-parallel-rank") for sent in small.headers
+    ]
+    assert [rank for rank in ranks if rank is not None] == named
+
+
+@pytest.mark.parametrize(
     ("settings", "lora", "message"),
     [
         ({"lora_config": None}, {}, "lora_r=4 cannot be served: .* takes no adapters: .*--enable-lora"),
