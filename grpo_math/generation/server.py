@@ -377,11 +377,11 @@ class Server:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """One request, a POST where it has a body -> the JSON of the answer, or its text; None where it is empty."""
-        headers = {"Content-Type": "application/json", **(headers or {})}
+        sent = {"Content-Type": "application/json", **(headers or {})}
         if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
+            sent["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, headers=headers)
+        request = Request(self.url + path, data=data, headers=sent)
         try:
             with self._open(request, timeout=timeout or self.timeout) as response:
                 text = response.read().decode()

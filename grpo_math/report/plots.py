@@ -304,7 +304,9 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
         # Between title and plot, where it covers nothing.
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, **LEGEND}
         labels = axes.get_legend_handles_labels()[1]
-        axes.legend(ncols=len(labels), fontsize=9.5, labelcolor=MUTED, **place)
+        rows = -(-len(labels) // 4)  # more in one would squeeze the plot
+        axes.legend(ncols=-(-len(labels) // rows), fontsize=9.5, labelcolor=MUTED, **place)
+        axes.set_title(panel.title, **{**TITLE, "pad": TITLE["pad"] + 16 * (rows - 1)})
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not logged in this run", ha="center", va="center", color=MUTED, transform=axes.transAxes)

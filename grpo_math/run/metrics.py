@@ -141,7 +141,7 @@ METRICS: dict[str, Metric] = {
     SYNC_SHARE: Metric("share", "of the step's wall time that this takes", "vllm"),
     STALENESS: Metric("steps", "optimizer steps since the weights that sampled what is trained on", "ahead"),
     SECONDS_SAMPLING: Metric("seconds", "that the servers took to sample the batch, from request to answer", "ahead"),
-    SECONDS_OVERLAP: Metric("seconds", "of that, what training did not wait for, and is in no phase", "ahead"),
+    SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for: in no phase", "ahead"),
     SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
     SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
     SECONDS_UPDATE: Metric(
