@@ -8,9 +8,8 @@ import json
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.report import report
+from grpo_math.report import plots, report
 from grpo_math.report import watch as watching
-from grpo_math.report import plots
 from grpo_math.report.progress import Progress, progress, spent_words
 from grpo_math.report.run_dir import Run, read_run
 
