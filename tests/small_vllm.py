@@ -1,4 +1,5 @@
-"""A stand-in for a vLLM server, in a thread: the paths that the sync uses, answered by transformers and peft.
+"""A stand-in for a vLLM server, in a thread: the paths that the sync uses, answered by transformers and peft; and a
+small trainer with LoRA that samples from it.
 
 It reads an adapter once, when it is loaded, as vLLM does. `stop` closes it; `start` opens it again at the same port,
 with no adapters, as after a restart.
@@ -12,11 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
-from peft import PeftModel
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
+from trl.trainer import grpo_trainer
+
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
 
 SETTINGS = {
-    "lora_config": {"max_lora_rank": 16},
+    "lora_config": {"max_lora_rank": 16, "max_loras": 2},
     "model_config": {"dtype": "torch.float32", "max_model_len": 512, "logprobs_mode": "processed_logprobs"},
     "cache_config": {"block_size": 16},
 }
@@ -29,6 +35,7 @@ class SmallVLLM:
         self.headers: list[dict[str, str]] = []
         self.trouble: list[tuple[int, str]] = []  # what the next requests are answered instead
         self.before: Any = lambda path: None  # called with each path
+        self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
         self.lock = threading.Lock()
         self.generator = torch.Generator().manual_seed(0)
         self.port = 0
@@ -52,6 +59,8 @@ class SmallVLLM:
                 small.asked.append(self.path)
                 small.headers.append(dict(self.headers))
                 small.before(self.path)
+                if self.path == "/v1/completions":
+                    small.sampling(body)
                 if small.http is not self.server:  # stopped meanwhile
                     return
                 with small.lock:
@@ -117,3 +126,45 @@ class SmallVLLM:
                 made = {"token_ids": ids[len(prompt) :], "logprobs": {"token_logprobs": logprobs}}
                 choices.append({"index": len(choices), **made})
         return choices
+
+
+def letters(completions, **columns):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+PROMPTS = ("x", "What is 3 + 4?", "Hello") * 8
+
+
+def trainer_of(url, tiny, tokenizer, folder, lora=None, prompts=PROMPTS, row=None, **settings):
+    """``lora``: over the adapter's settings, or False for no adapter; ``row``: what each row has beside its prompt."""
+    trls = grpo_trainer.VLLMGeneration
+    peft = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **(lora or {})}
+    base = {
+        "use_cpu": True,
+        "bf16": False,
+        "max_steps": 4,
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": 6,
+        "learning_rate": 1e-2,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "use_vllm": True,
+        "vllm_mode": "server",
+        "vllm_server_base_url": url,
+        "vllm_server_timeout": 1.0,
+    }
+    try:
+        return MathGRPOTrainer(
+            model=tiny(),
+            reward_funcs=letters,
+            args=MathGRPOConfig(str(folder), **{**base, **settings}),
+            train_dataset=Dataset.from_list([{"prompt": prompt, **(row or {})} for prompt in prompts]),
+            processing_class=tokenizer,
+            peft_config=None if lora is False else LoraConfig(**peft),
+        )
+    finally:
+        assert grpo_trainer.VLLMGeneration is trls  # ours stood there for the constructor alone

@@ -42,6 +42,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("train.heldout", "train.pickles", "train.program", "train.resuming", "train.selection"),
     *(
         "trainer.advantages",
+        "trainer.ahead",
         "trainer.attention",
         "trainer.budget",
         "trainer.build",
@@ -67,7 +68,7 @@ TRL = {  # of these, what needs TRL itself
     "planner.simulation.run",
     *("settings.conflicts", "settings.generation", "settings.parser"),
     *("train.program", "train.resuming", "train.selection"),
-    *("trainer.build", "trainer.config", "trainer.trainer"),
+    *("trainer.ahead", "trainer.build", "trainer.config", "trainer.trainer"),
 }
 
 

@@ -28,7 +28,7 @@ class Process:
         self.server.wait(300, alive=self.alive)
 
     def start(self) -> None:
-        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "extra": self.extra}
+        options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, "extra": self.extra}
         line = command(self.model, port=self.port, executable=str(VLLM), **options)
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **environment(), **cpu, "PYTHONPATH": str(BESIDE)}

@@ -112,8 +112,8 @@ CHECKS: dict[str, Check] = {
     ),
     "sampler_apart": Check(
         "trainer and sampler disagree on log-probs",
-        "vLLM runs older weights, another precision or another sampling setting than the trainer",
-        "score in higher precision, and see that the weight sync works",
+        "vLLM runs older weights (staleness), another precision or another sampling setting (top_p) than the trainer",
+        "sample from the whole distribution, score in higher precision, and see that the weight sync works",
     ),
     "heldout_worse": Check(
         "held-out accuracy is below the base model's",

@@ -15,7 +15,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 from collections.abc import Callable, Collection, Iterator
 
 from grpo_math.checks import Finding, machine, prompts, rewards, services
-from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, without_effect
+from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, whole_distribution, without_effect
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, cut
 from grpo_math.run.main_process import on_main
@@ -44,6 +44,7 @@ CHECKS: dict[str, Check] = {
     "number_format": machine.number_formats,
     "deepspeed": deepspeed_file,
     "without_effect": without_effect,
+    "whole_distribution": whole_distribution,
     "in_use": machine.in_use,
     "output_dir": machine.output_dir,
     "problems": rewards.problems,

@@ -129,6 +129,24 @@ def _outdone(setup: Setup) -> Iterator[tuple[str, str]]:
         yield said, f"warmup_steps: {steps // 10}"
 
 
+def whole_distribution(setup: Setup) -> Iterator[Said]:
+    """vLLM samples from the whole distribution, where its log-probs correct the loss."""
+    s = setup.settings
+    cuts = [
+        f"{name}={s[name]}" for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)) if (s[name] or off) != off
+    ]
+    if not (cuts and s["use_vllm"] and s["vllm_importance_sampling_correction"]):
+        return
+    least = f", down to {s['top_p']:g}" if s["top_p"] < 1 else ""
+    said = (
+        f"{', '.join(cuts)}: vLLM's log-probs are of the tokens that it keeps, the trainer's of all, so the ratio that "
+    )
+    said += (
+        f"corrects the loss is too small, a token's by the share that is cut off{least}, a completion's by the product"
+    )
+    yield Said("warning", said, f"leave out {', '.join(cut.partition('=')[0] for cut in cuts)}")
+
+
 def deepspeed_file(setup: Setup) -> Iterator[Said]:
     """DeepSpeed's file is there, and JSON; it, FSDP and a backend have several processes, or a launcher."""
     s = setup.settings

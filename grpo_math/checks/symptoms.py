@@ -329,8 +329,11 @@ def sampler_apart(run: Run) -> Seen | None:
     apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
     if len(apart) < WINDOW or apart.level <= SAMPLER_APART:
         return None
-    words = f"{apart.level:.2g} nats a token in {apart.span}"
-    return Seen(words, {"difference": apart.level}, "cast_lm_head_to_fp32: true")
+    words, setting = f"{apart.level:.2g} nats a token in {apart.span}", "cast_lm_head_to_fp32: true"
+    for name, off in {"staleness": 0, "min_p": 0.0, "top_k": 0, "top_p": 1.0}.items():
+        if (value := run.get(name, off)) != off:
+            words, setting = f"{words}, with {name}={value:g}", f"{name}: {off}"
+    return Seen(words, {"difference": apart.level}, setting)
 
 
 def heldout_worse(run: Run) -> Seen | None:

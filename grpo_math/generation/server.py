@@ -69,15 +69,16 @@ def command(
     data_parallel: int = 1,
     gpu_memory_utilization: float | None = None,
     lora_rank: int = 0,
+    adapters: int = 1,
     seed: int = 0,
     extra: Sequence[str] = (),
     executable: str = "vllm",
 ) -> list[str]:
     """The `vllm serve` line that training can work with; its environment is `environment`'s.
 
-    With ``lora_rank`` the server takes adapters of that rank or less; with 0 it takes whole weights, over NCCL, as
-    TRL's own sync sends them. Log-probs are those of the sampled distribution (temperature and all), which TRL's
-    importance correction needs.
+    With ``lora_rank`` the server takes adapters of that rank or less, so many ``adapters`` in one batch; with 0 it
+    takes whole weights, over NCCL, as TRL's own sync sends them. Log-probs are those of the sampled distribution
+    (temperature and all), which TRL's importance correction needs.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -101,7 +102,7 @@ def command(
     if gpu_memory_utilization is not None:
         line += ["--gpu-memory-utilization", f"{gpu_memory_utilization:g}"]
     if lora_rank:
-        line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(served_rank(lora_rank))]
+        line += ["--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(served_rank(lora_rank))]
     else:
         line += ["--weight-transfer-config", '{"backend": "nccl"}']
     if key():
@@ -285,6 +286,13 @@ class Server:
             reason = "has no development paths, which the sync needs: start it with VLLM_SERVER_DEV_MODE=1"
             raise ServerError(f"{self.url} {reason}", 404) from None
 
+    def replicas(self) -> list[int | None]:
+        """The copies of the model behind this address that a request can name; None alone where it has one."""
+        parallel = self.settings().get("parallel_config", {})
+        elsewhere = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
+        copies = 1 if elsewhere else parallel.get("data_parallel_size", 1)
+        return [None] if copies == 1 else list(range(copies))
+
     # Adapters
 
     def load_adapter(self, name: str, path: str) -> None:
@@ -316,13 +324,14 @@ class Server:
         *,
         model: str,
         logprobs: bool = True,
+        replica: int | None = None,
         extra: Mapping[str, Any] | None = None,
         **sampling: float | None,
     ) -> Sampled:
         """Completions of each prompt of token ids, by the base model or an adapter of that name.
 
-        ``sampling`` are vLLM's own names, over `SAMPLING`; ``extra`` goes into the request as it is, over the rest. An
-        empty list of prompts asks nothing.
+        ``sampling`` are vLLM's own names, over `SAMPLING`; ``extra`` goes into the request as it is, over the rest;
+        ``replica``: which of the `replicas` samples, else the server chooses. An empty list of prompts asks nothing.
         """
         if not prompts:
             return Sampled([], [] if logprobs else None)
@@ -335,7 +344,8 @@ class Server:
             **({"logprobs": 0, "return_tokens_as_token_ids": True} if logprobs else {}),
             **(extra or {}),
         }
-        choices = sorted(self._ask("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
+        choices = sorted(self._ask("/v1/completions", body, headers)["choices"], key=lambda choice: choice["index"])
         if len(choices) != body["n"] * len(prompts):
             wanted = f"{len(prompts)} prompts with n={body['n']}"
             raise ServerError(f"{self.url} gave {len(choices)} completions of {wanted}")
@@ -346,12 +356,12 @@ class Server:
 
     # HTTP
 
-    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _ask(self, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None) -> Any:
         """`_send`, again where nobody is there or the server is busy."""
         started, pause = time.monotonic(), 0.5
         while True:
             try:
-                return self._send(path, body)
+                return self._send(path, body, headers=headers)
             except ServerError as error:
                 left = self.patience - (time.monotonic() - started)
                 if error.status not in (None, *BUSY) or left <= 0:
@@ -359,13 +369,19 @@ class Server:
             time.sleep(min(pause, left))
             pause *= 2
 
-    def _send(self, path: str, body: dict[str, Any] | None = None, timeout: float | None = None) -> Any:
+    def _send(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """One request, a POST where it has a body -> the JSON of the answer, or its text; None where it is empty."""
-        headers = {"Content-Type": "application/json"}
+        sent = {"Content-Type": "application/json", **(headers or {})}
         if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
+            sent["Authorization"] = f"Bearer {self._api_key}"
         data = None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, headers=headers)
+        request = Request(self.url + path, data=data, headers=sent)
         try:
             with self._open(request, timeout=timeout or self.timeout) as response:
                 text = response.read().decode()

@@ -10,6 +10,8 @@ by name and path, answers from the old adapter's keys and values. Both were seen
 
 A canary (canary.py) proves that vLLM samples what is trained.
 
+With ``staleness: 1`` the next batch is sampled while one is trained on (ahead.py): two adapters are then alive.
+
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
 /dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
 path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one, which the
@@ -23,6 +25,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,6 +46,7 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
+from grpo_math.generation.ahead import Asked
 from grpo_math.generation.canary import TOKENS, Answer, Canary
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, key, served_rank
@@ -74,6 +78,9 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     def generation(**kwargs: Any) -> VLLMGeneration:
         if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
             return AdapterGeneration(args, **kwargs)
+        if getattr(args, "staleness", 0):
+            reason = "needs an adapter: whole weights would change under what the server samples"
+            raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
         if "," in (kwargs.get("server_base_url") or ""):
             reason = "names several servers, and full weights go to one"
             raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
@@ -104,19 +111,23 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, with adapters in place of weights."""
 
+    look: Any = None  # with staleness 1, a `trainer.ahead.Ahead`, which says what comes next
+    asked: Asked | None = None  # the batch after the one that is trained on
+
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
         self.syncs, self.sent = 0, 0  # sent: folders
         self.folder: Path | None = None  # of the adapter that vLLM has
         self.servers: list[Server] = []
-        self.seed, self.rollouts = args.seed, 0  # how many were sampled by servers: the seeds follow from both
+        self.seed, self.rollouts = args.seed, 0  # how many were asked of servers: the seeds follow from both
+        self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
 
     @property
     def name(self) -> str:
         """Of the adapter that vLLM has."""
-        return self.folder.name if self.folder is not None else ""
+        return _name(self.folder)
 
     # TRL's three methods
 
@@ -161,8 +172,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.canary.due:
             self.canary.check(everyones, self.syncs)
         with profiler or nullcontext():
-            sampled = on_main(partial(self._sample, everyones[::num_generations], num_generations))
-        self.rollouts += 1
+            sampled = on_main(partial(self._answers, everyones[::num_generations], num_generations))
         first = self.accelerator.process_index * len(prompts)
         own = slice(first, first + len(prompts))
         token_ids, logprobs = sampled.token_ids[own], sampled.logprobs[own]
@@ -185,6 +195,9 @@ class AdapterGeneration(VLLMGeneration):
                 has = "takes no adapters" if lora is None else f"takes adapters up to rank {lora['max_lora_rank']}"
                 remedy = f"start it with --enable-lora --max-lora-rank {served_rank(rank)}, or lower the rank"
                 raise ConfigError("lora_r", rank, f"cannot be served: {server.url} {has}", remedy)
+            if self.staleness and lora.get("max_loras", 1) < 2:
+                reason = f"has two adapters at work, and {server.url} serves one at a time"
+                raise ConfigError("staleness", 1, reason, "start it with --max-loras 2")
             if self.max_completion_length >= longest:
                 reason = f"leaves no room for a prompt in the {longest} tokens of {server.url}"
                 remedy = "start it with a larger --max-model-len"
@@ -193,11 +206,37 @@ class AdapterGeneration(VLLMGeneration):
         self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # for its logprobs_mode
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}
 
-    def _sample(self, prompts: list[list[int]], n: int) -> Sampled:
-        """Each server takes every k-th prompt; in the order of prompts.
+    def _answers(self, prompts: list[list[int]], n: int) -> Sampled:
+        """On the main process: what the adapter as it is now says; of a rollout with ``staleness`` what was asked for
+        when the one before was taken."""
+        if self.look is None or not self.look.is_rollout:
+            if self.asked is not None:
+                self.asked.wait()
+            return self._sampling(prompts, n)()
+        if self.asked is not None and self.asked.prompts != prompts:
+            logger.warning("staleness: other prompts came than were asked for ahead; they are sampled now.")
+            self.asked = None
+        asked, started = self.asked or self.ask(prompts, n), time.perf_counter()
+        if asked.folder == self.folder:  # two requests of one adapter would both bring it to a server that restarts
+            asked.wait()
+        self.asked = None
+        self.look.send()
+        sampled = asked.result()
+        self.look.take(asked, time.perf_counter() - started)
+        self._let_go()
+        return sampled
 
-        A prompt is a request of its own, since vLLM gives all prompts of a request its one seed. The seeds follow from
-        the run's seed, so that neither another server nor a restart in between changes what is sampled.
+    def ask(self, prompts: list[list[int]], n: int) -> Asked:
+        """Ask for completions of these by the adapter as it is now, and do not wait."""
+        self.asked = Asked(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
+        return self.asked
+
+    def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], Sampled]:
+        """The call that samples, with the adapter and the seeds as they are now.
+
+        Each server takes every k-th prompt; the answers are in the order of prompts. A prompt is a request of its own,
+        since vLLM gives all prompts of a request its one seed. The seeds follow from the run's seed, so that neither
+        another server nor a restart in between changes what is sampled.
         """
         extra = dict(self.generation_kwargs)
         if self.structured_outputs_regex is not None:
@@ -212,29 +251,33 @@ class AdapterGeneration(VLLMGeneration):
             "max_tokens": self.max_completion_length,
             "extra": extra,
         }
-        k, own = len(self.servers), batch_seed(self.seed, self.rollouts)
+        folder, k, own = self.folder, len(self.servers), batch_seed(self.seed, self.rollouts)
+        self.rollouts += 1
         requests = [(prompt, batch_seed(own, number)) for number, prompt in enumerate(prompts)]
 
         def share(i: int) -> list[Sampled]:
             server = self.servers[i]
 
             def ask(request: tuple[list[int], int]) -> Sampled:
-                return server.generate([request[0]], model=self.name, seed=request[1], **settings)
+                return server.generate([request[0]], model=_name(folder), seed=request[1], **settings)
 
             def asked() -> list[Sampled]:
                 with ThreadPoolExecutor(AT_ONCE) as requesting:
                     return list(requesting.map(ask, requests[i::k]))
 
-            return self._outliving_restarts(server, asked)
+            return self._outliving_restarts(server, asked, folder)
 
-        with ThreadPoolExecutor(k) as pool:
-            shares = list(pool.map(share, range(k)))
-        found = [shares[i % k][i // k] for i in range(len(prompts))]
-        logprobs = [row for one in found for row in one.logprobs or []]
-        return Sampled([ids for one in found for ids in one.token_ids], logprobs)
+        def everyones() -> Sampled:
+            with ThreadPoolExecutor(k) as pool:
+                shares = list(pool.map(share, range(k)))
+            found = [shares[i % k][i // k] for i in range(len(prompts))]
+            logprobs = [row for one in found for row in one.logprobs or []]
+            return Sampled([ids for one in found for ids in one.token_ids], logprobs)
 
-    def _outliving_restarts(self, server: Server, call: Callable[[], Any]) -> Any:
-        """What ``call`` returns; where the server was lost, again once it is back and has the adapter."""
+        return everyones
+
+    def _outliving_restarts(self, server: Server, call: Callable[[], Any], folder: Path | None) -> Any:
+        """What ``call`` returns; where the server was lost, again once it is back and has the adapter of ``folder``."""
         for _ in range(RESTARTS):
             try:
                 with server.heard(self.server_timeout):
@@ -246,19 +289,19 @@ class AdapterGeneration(VLLMGeneration):
             try:
                 server.wait(self.server_timeout, progress=_say_once(f"waiting for {server.url} to come back"))
                 server.check_version()
-                self._load(server)
+                self._load(server, folder)
             except ServerError as error:
                 raise ServerAway(str(error)) from None
         raise ServerAway(f"{server.url} was lost {RESTARTS} times over one request: its own log says why")
 
-    def _load(self, server: Server) -> None:
-        if self.name not in server.models():
-            server.load_adapter(self.name, str(self.folder))
+    def _load(self, server: Server, folder: Path | None) -> None:
+        if _name(folder) not in server.models():
+            server.load_adapter(_name(folder), str(folder))
 
     # Adapters
 
     def _send(self, scale: float = 1.0) -> None:
-        """The adapter as it is now, to vLLM under a new name; what was there before is removed."""
+        """The adapter as it is now, to vLLM under a new name; what no request needs any more is removed."""
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1
         if self.mode == "server":
@@ -267,21 +310,22 @@ class AdapterGeneration(VLLMGeneration):
             self._publish(tensors, scale)
 
     def _publish(self, tensors: dict[str, torch.Tensor], scale: float) -> None:
-        before, self.folder = self.folder, self.root / f"{self.run}-{self.sent}"
+        self.folder = self.root / f"{self.run}-{self.sent}"
         save_adapter(self.model, tensors, self.folder, scale)
         if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
 
             self.llm.adapter = LoRARequest(self.name, self.sent, str(self.folder))
         for server in self.servers:
-            self._outliving_restarts(server, partial(self._replace, server, before))
-        if before is not None:
-            shutil.rmtree(before, ignore_errors=True)
+            self._outliving_restarts(server, partial(self._load, server, self.folder), self.folder)
+        self._let_go()
 
-    def _replace(self, server: Server, before: Path | None) -> None:
-        self._load(server)
-        if before is not None:
-            server.unload_adapter(before.name)
+    def _let_go(self) -> None:
+        """Remove the adapters, from vLLM and the disk, that are neither the last one nor under way."""
+        for folder in set(self.root.glob("[!.]*")) - {self.folder, self.asked and self.asked.folder}:
+            for server in self.servers:
+                self._outliving_restarts(server, partial(server.unload_adapter, folder.name), self.folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _samples(self) -> bool:
@@ -324,7 +368,7 @@ class AdapterGeneration(VLLMGeneration):
         return self.llm.llm_engine.vllm_config.cache_config.block_size, self.max_model_length or 2**20
 
     def _ask(self, prompt: list[int]) -> list[Answer]:
-        """A greedy continuation with its log-probs from every server, or from every process's engine."""
+        """A greedy continuation with its log-probs from every copy on every server, or from every process's engine."""
         if self.mode == "server":
             return on_main(partial(self._ask_servers, prompt))
         from vllm import SamplingParams
@@ -339,8 +383,13 @@ class AdapterGeneration(VLLMGeneration):
 
     def _ask_servers(self, prompt: list[int]) -> list[Answer]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
-        asks = [partial(server.generate, [prompt], model=self.name, **greedy) for server in self.servers]
-        answers = [self._outliving_restarts(*each) for each in zip(self.servers, asks, strict=True)]
+        copies = [(server, replica) for server in self.servers for replica in server.replicas()]
+        answers = [
+            self._outliving_restarts(
+                server, partial(server.generate, [prompt], model=self.name, replica=replica, **greedy), self.folder
+            )
+            for server, replica in copies
+        ]
         return [(sampled.token_ids[0], sampled.logprobs[0]) for sampled in answers]
 
 
@@ -360,6 +409,10 @@ class _WithAdapter:
 
     def sleep(self, level: int = 1) -> None:
         self._llm.sleep(level=1)
+
+
+def _name(folder: Path | None) -> str:
+    return folder.name if folder is not None else ""
 
 
 def _say_once(message: str) -> Callable[[float], None]:

@@ -32,10 +32,11 @@ KINDS = {"adapter": "LoRA adapter", "model": "full model", "merged": "full model
 # The settings that make the recipe, in the order of the card; a run's config.yaml has all of them.
 RECIPE = (
     *("loss_type", "baseline", "surrogate", "scale_rewards", "advantage_eps", "epsilon", "epsilon_high", "beta"),
-    *("kl_estimator", "reference_refresh_steps", "num_iterations", "resample_groups", "rewards", "reward_weights"),
-    *("template", "num_generations", "temperature", "top_p", "max_completion_length", "learning_rate"),
-    *("lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm", "per_device_train_batch_size"),
-    *("gradient_accumulation_steps", "num_processes", "distributed_type", "difficulty_band", "curriculum", "seed"),
+    *("kl_estimator", "reference_refresh_steps", "num_iterations", "staleness", "resample_groups", "rewards"),
+    *("reward_weights", "template", "num_generations", "temperature", "top_p", "max_completion_length"),
+    *("learning_rate", "lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "max_grad_norm"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "num_processes", "distributed_type"),
+    *("difficulty_band", "curriculum", "seed"),
 )
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
 # What is pushed beside the weights and the plots, where it is there.

@@ -203,7 +203,8 @@ def _share_of(mean: float, two: tuple[float, float]) -> float:
 
 
 def _draw_phases(axes: Axes, run: Run, panel: Panel) -> None:
-    """Seconds of a step, stacked; what no phase accounts for is drawn last, so that the top is the step."""
+    """Seconds of a step, stacked: after what no phase accounts for the top is the step. Above it is the sampling that
+    went on meanwhile: what the step would have waited for."""
     lines = [line for line in panel.lines if _series(run.history, line[0])[1]]
     rows = [row for row in run.history if _has(row, *(key for key, _, _ in lines))]
     window = min(51, max(1, len(rows) // 10) | 1)
@@ -270,6 +271,7 @@ DETAILS = (
         (metrics.SECONDS_SCORE, "scoring", PURPLE),
         (metrics.SECONDS_UPDATE, "update", ORANGE),
         (metrics.SECONDS_STEP, "other", MUTED),
+        (metrics.SECONDS_OVERLAP, "sampled meanwhile", GRID),
         draw=_draw_phases,
     ),
     _panel(
@@ -302,7 +304,9 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
         # Between title and plot, where it covers nothing.
         place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "frameon": False, **LEGEND}
         labels = axes.get_legend_handles_labels()[1]
-        axes.legend(ncols=len(labels), fontsize=9.5, labelcolor=MUTED, **place)
+        rows = -(-len(labels) // 4)  # more in one would squeeze the plot
+        axes.legend(ncols=-(-len(labels) // rows), fontsize=9.5, labelcolor=MUTED, **place)
+        axes.set_title(panel.title, **{**TITLE, "pad": TITLE["pad"] + 16 * (rows - 1)})
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not logged in this run", ha="center", va="center", color=MUTED, transform=axes.transAxes)

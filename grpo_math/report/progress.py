@@ -78,6 +78,20 @@ def spent(run: Run) -> dict[str, float]:
     return {name: value for name, value in seconds.items() if value > 0}
 
 
+def overlap(run: Run) -> float:
+    """Seconds of sampling that training did not wait for (``staleness: 1``).
+
+    >>> from pathlib import Path
+    >>> lines = [{"step": 4, "step_time": 9.0, "seconds/overlap": 2.0}, {"step": 5, "step_time": 9.0}]  # means of steps
+    >>> overlap(Run(Path("x"), history=lines))
+    8.0
+    """
+    rows = [row for row in run.history if metrics.SECONDS_STEP in row]
+    steps = [0, *(row[metrics.STEP] for row in rows)]
+    each = zip(rows, steps, strict=False)
+    return sum((row[metrics.STEP] - before) * row.get(metrics.SECONDS_OVERLAP, 0.0) for row, before in each)
+
+
 def spent_words(run: Run) -> str:
     """The total, and the largest parts of it; empty where no time is known."""
     seconds = spent(run)
@@ -86,7 +100,8 @@ def spent_words(run: Run) -> str:
         return ""
     parts = sorted(seconds.items(), key=lambda item: -item[1])
     named = ", ".join(f"{name} {value / total:.0%}" for name, value in parts if value >= 0.005 * total)
-    return f"{duration(total)} {'so far' if run.going else 'in all'}: {named}"
+    words, won = f"{duration(total)} {'so far' if run.going else 'in all'}: {named}", overlap(run)
+    return f"{words}; the server sampled for {duration(won)} of it while this trained" if won else words
 
 
 def duration(seconds: float) -> str:

@@ -72,6 +72,9 @@ SECONDS_STEP = "step_time"
 SECONDS_GENERATE = "seconds/generate"
 SECONDS_SYNC = "seconds/sync"
 SYNC_SHARE = "sync_share"
+STALENESS = "staleness"
+SECONDS_SAMPLING = "seconds/sampling"
+SECONDS_OVERLAP = "seconds/overlap"
 SECONDS_GRADE = "seconds/grade"
 SECONDS_SCORE = "seconds/score"
 SECONDS_UPDATE = "seconds/update"
@@ -82,6 +85,7 @@ MEMORY_RESIDENT = "memory/resident"
 
 # What a step consists of beside the update, which is the rest.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
+OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)  # in the meantime: no part of the step
 
 METRICS: dict[str, Metric] = {
     STEP: Metric("steps", "optimizer steps done"),
@@ -135,6 +139,9 @@ METRICS: dict[str, Metric] = {
     SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that uses an earlier rollout again"),
     SECONDS_SYNC: Metric("seconds", "of which bringing the weights to vLLM", "vllm"),
     SYNC_SHARE: Metric("share", "of the step's wall time that this takes", "vllm"),
+    STALENESS: Metric("steps", "optimizer steps since the weights that sampled what is trained on", "ahead"),
+    SECONDS_SAMPLING: Metric("seconds", "that the servers took to sample the batch, from request to answer", "ahead"),
+    SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for: in no phase", "ahead"),
     SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
     SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
     SECONDS_UPDATE: Metric(

@@ -17,7 +17,7 @@ GROUPS = {
         *("pack_updates", "update_token_budget", "max_seq_length_train", "long_sequences"),
         *("activation_offloading", "longest_first", "allow_float16"),
     ],
-    "vLLM": ["vllm_sync"],
+    "vLLM": ["vllm_sync", "staleness"],
     "Evaluation": ["eval_dataset", "eval_columns", "eval_split", "eval_n", "heldout_every", "heldout_n"],
     "The run": ["resume", "watchdog_minutes", "max_nonfinite_steps"],
 }

@@ -136,6 +136,7 @@ def start_of(
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
         lora_rank=settings["lora_r"] if adapter else 0,
+        adapters=1 + int(recipe.get("staleness") or 0),
         seed=int(recipe.get("seed") or 0),
         extra=[*extra, *more],
         executable=executable,

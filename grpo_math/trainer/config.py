@@ -99,6 +99,11 @@ class MathGRPOConfig(GRPOConfig):
         "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, with "
         "the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
     )
+    staleness: int = setting(
+        0,
+        "1: the vLLM server samples the next batch while this one is trained on, by the adapter of one rollout before, "
+        "and the loss is corrected for that. 0: they take turns.",
+    )
 
     def __post_init__(self) -> None:
         if self.bf16 is None:  # TRL's default asks for it on a CPU too, where transformers then refuses to start

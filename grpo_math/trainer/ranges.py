@@ -46,6 +46,7 @@ RULES: dict[Rule, str] = {
     (lambda x: 0 <= x < 1, "a number from 0, and below 1"): "lora_dropout adam_beta1 adam_beta2",
     (lambda x: x >= 1 or x == -1, "1 or more, or -1 for num_train_epochs to decide"): "max_steps",
     (lambda x: 0 <= x < 2**32, "a whole number from 0, and below 2^32"): "seed data_seed",
+    (lambda x: x in (0, 1), "0 or 1"): "staleness",
     (lambda x: 1 <= x <= 65535, "a number from 1 to 65535"): "vllm_server_port vllm_group_port",
 }
 RANGES: dict[str, Rule] = {name: rule for rule, names in RULES.items() for name in names.split()}

@@ -32,7 +32,7 @@ CHOICES = {
 
 NUMBERS = (  # our own, and one that TRL looks at once a rollout has been sampled
     *("advantage_eps", "grade_timeout", "update_token_budget", "resample_groups", "max_seq_length_train"),
-    *("max_nonfinite_steps", "reference_refresh_steps", "top_entropy_quantile"),
+    *("max_nonfinite_steps", "reference_refresh_steps", "top_entropy_quantile", "staleness"),
 )
 
 
@@ -170,6 +170,8 @@ def _refuse_vllm(c: Any) -> None:
             raise ConfigError("vllm_server_base_url", urls, reason, "name one server")
         if len(set(several)) < len(several):
             raise ConfigError("vllm_server_base_url", urls, "names a server twice", "name each once")
+    if c.staleness:
+        _refuse_staleness(c)
     for url in several if urls else ():
         if not is_address(url.strip()):
             reason = f"holds {url.strip()!r}, which is not an address"
@@ -180,6 +182,21 @@ def _refuse_vllm(c: Any) -> None:
         except re.error as error:
             reason = f"is not a regular expression ({error})"
             raise ConfigError("vllm_structured_outputs_regex", regex, reason, "correct the pattern") from None
+
+
+def _refuse_staleness(c: Any) -> None:
+    if not (c.use_vllm and c.vllm_mode == "server"):
+        now = f"use_vllm={c.use_vllm}" if not c.use_vllm else f"vllm_mode={c.vllm_mode!r}"
+        reason, remedy = f"needs a server that samples on its own ({now})", "set use_vllm: true and vllm_mode: server"
+    elif c.vllm_sync != "adapter":
+        reason = f"with vllm_sync={c.vllm_sync!r} would change the weights that a batch is being sampled by"
+        remedy = "set vllm_sync to adapter"
+    elif not c.vllm_importance_sampling_correction:
+        reason = "trains on samples of an older policy, and vllm_importance_sampling_correction=False leaves it at that"
+        remedy = "set vllm_importance_sampling_correction to true"
+    else:
+        return
+    raise ConfigError("staleness", c.staleness, reason, remedy)
 
 
 def refuse_refresh_within_a_rollout(c: Any) -> None:

@@ -136,6 +136,8 @@ class Resampler:
             with trainer.meter.only_seconds():
                 more = _last_sampled(trainer, generate(rows[rank * share : (rank + 1) * share]))
             kept = kept.picked(more, replacing(kept.right, more.right, group))
+        if trainer.ahead is not None:
+            trainer.ahead.send(drawn=True)
         left = len(dull_groups(kept.right, group))
         if left and not self.told:
             self.told = True

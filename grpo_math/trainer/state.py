@@ -17,7 +17,9 @@ from typing import Any
 import numpy
 import torch
 
+from grpo_math.generation.ahead import Asked
 from grpo_math.run.checkpoints import STATE
+from grpo_math.run.main_process import on_main
 
 # Attributes of TRL's and transformers' trainers.
 HELD = ("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy")
@@ -31,7 +33,7 @@ CUT_FOR = (
 
 
 def state_of(trainer: Any) -> dict[str, Any]:
-    """What `go_on` needs, of plain types and tensors: it is read with ``weights_only=True``."""
+    """What `go_on` needs; with `to_keep`, of plain types and tensors."""
     args, logs = trainer.args, trainer._logs
     in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
@@ -46,9 +48,20 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "budget": trainer.budget.halved_to,
         "reserve": trainer._resampler.reserve.position if trainer._resampler is not None else 0,
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
+        "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
     }
+
+
+def to_keep(trainer: Any) -> dict[str, Any]:
+    """`state_of` as a checkpoint keeps it, which is read with ``weights_only=True``: what is asked of servers is waited
+    for, by every process."""
+    held = state_of(trainer)
+    if trainer.settings.staleness:
+        on_main(lambda: held["asked"] and held["asked"].wait())
+        held["asked"] = held["asked"] and held["asked"].plain()
+    return held
 
 
 def _plain(value: Any) -> Any:
@@ -83,6 +96,7 @@ def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
         trainer._resampler.reserve.position = state["reserve"]
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
+        trainer.vllm_generation.asked = Asked.of(state.get("asked"))
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
     if state["table"]:

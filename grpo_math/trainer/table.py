@@ -1,15 +1,19 @@
 """What TRL's table of completions says of each beside its text, rewards and advantage: so that a row explains itself.
 
-Does not write the table: TRL does, as ``completions/completions_STEP.parquet`` and to the trackers.
+Completions that could not be graded are kept in a file of their own. Does not write the table: TRL does, as
+``completions/completions_STEP.parquet`` and to the trackers.
 """
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from grpo_math.grading import Grade
 from grpo_math.rewards.columns import gold_of
+from grpo_math.run import metrics
 from grpo_math.trainer.advantages import weighted
 
 
@@ -61,3 +65,10 @@ def tell(trainer: Any, rows: list[dict[str, Any]], ids: list[list[int]]) -> None
     columns = columns_of(rows, trainer._grades, rewards, ids, trainer.endings.cut)
     for name in columns.keys() - {*trainer._pending_extra_logs, *trainer.reward_func_names}:
         trainer._log_completion_extra(name, columns[name])
+
+
+def keep_ungradable(trainer: Any, rows: list[dict[str, Any]]) -> None:
+    """The golds and texts of all ranks that could not be graded go to ``ungradable.jsonl``, with their step."""
+    if rows and trainer.accelerator.is_main_process:
+        with open(Path(str(trainer.args.output_dir), "ungradable.jsonl"), "a", encoding="utf-8") as file:
+            file.writelines(json.dumps({metrics.STEP: trainer.state.global_step, **row}) + "\n" for row in rows)

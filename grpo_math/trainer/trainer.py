@@ -34,13 +34,13 @@ signatures. What TRL calls in between hands nothing on, so that a few attributes
 - before the first step the largest micro-batch is tried (`longest.py`), and activations can go to main memory;
 - a step that runs out of memory is done once more in smaller parts (`budget.py`);
 - a step whose gradient is not finite moves no weight (`nonfinite.py`);
-- with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`generation/sync.py`);
+- with vLLM and a PEFT adapter, the adapter alone goes to vLLM (`generation/sync.py`), and with ``staleness`` it samples
+  the next batch while one is trained on (`ahead.py`);
 - what a run directory holds is written by default (`run_files.py`).
 
 Does not copy TRL's loss.
 """
 
-import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -68,6 +68,7 @@ from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
 from grpo_math.trainer import gradients, longest, losses, scoring, state, table, tiles
 from grpo_math.trainer.advantages import advantages, weighted
+from grpo_math.trainer.ahead import Ahead
 from grpo_math.trainer.budget import Redo, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
 from grpo_math.trainer.endings import Endings
@@ -124,6 +125,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.use_vllm:
             generation: Any = self.vllm_generation
             generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
+        self.ahead = Ahead(self) if self.settings.staleness else None
         self.add_callback(RunFiles(self))
 
     def _set_up_updates(self) -> None:
@@ -188,10 +190,7 @@ class MathGRPOTrainer(GRPOTrainer):
         golds, texts = [gold or "" for gold in found], [text_of(completion) for completion in completions]
         formats = [row.get("answer_format") for row in inputs]
         grades = grade_batch(golds, texts, answer_format=formats, timeout=self.settings.grade_timeout)
-        ungradable = gather_object(offending(grades, golds, texts))
-        if ungradable and self.accelerator.is_main_process:
-            with open(Path(str(self.args.output_dir), "ungradable.jsonl"), "a", encoding="utf-8") as file:
-                file.writelines(json.dumps({metrics.STEP: self.state.global_step, **row}) + "\n" for row in ungradable)
+        table.keep_ungradable(self, gather_object(offending(grades, golds, texts)))
         return grades
 
     def _end_alike(self) -> None:
@@ -400,7 +399,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if self._reference is not None:
             self._reference.save(Path(output_dir), writes=self.args.should_save)
-        torch.save(state.state_of(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
+        torch.save(state.to_keep(self), Path(output_dir) / checkpoints.STATE.format(self.accelerator.process_index))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

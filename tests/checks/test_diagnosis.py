@@ -297,6 +297,15 @@ def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
     assert name not in checks_of(under, settings)
 
 
+@pytest.mark.parametrize(("name", "value", "off"), [("staleness", 1, 0), ("top_p", 0.8, 1.0), ("top_k", 20, 0)])
+def test_a_sampler_that_is_meant_to_be_another_is_named(name, value, off):
+    (found,) = [
+        f for f in diagnose(changed(sampler_difference=0.2), CONFIG | {name: value}) if f.check == "sampler_apart"
+    ]
+    assert f"with {name}={value:g}" in found.message
+    assert f"{name}: {off}" in found.remedy
+
+
 def test_a_collapse_explains_groups_that_are_all_wrong():
     def fallen(step):
         return rising(step) if step < 55 else 0.1

@@ -42,6 +42,18 @@ def test_a_setting_without_its_switch_is_refused_and_one_that_is_switched_off_is
     assert found("without_effect", "--lora_r", "8", "--use_peft") == []
 
 
+def test_a_cut_distribution_is_a_warning_where_vllms_log_probs_correct_the_loss():
+    (level, said), *more = found("whole_distribution", "--use_vllm", "--top_p", "0.8", "--min_p", "0.1")
+    assert (level, more) == ("warning", [])
+    assert said.startswith("top_p=0.8, min_p=0.1: vLLM's log-probs are of the tokens that it keeps")
+    assert "down to 0.8" in said
+    assert said.endswith("leave out top_p, min_p")
+    assert found("whole_distribution", "--use_vllm", "--top_p", "1.0", "--min_p", "0.0") == []
+    assert found("whole_distribution", "--top_p", "0.8") == []
+    uncorrected = ["--use_vllm", "--vllm_importance_sampling_correction", "false"]
+    assert found("whole_distribution", "--top_k", "20", *uncorrected) == []
+
+
 def test_dropout_under_a_kl_term_is_a_warning():
     lora = ["--use_peft", "--lora_dropout", "0.1"]
     said = "lora_dropout=0.1 with beta=0.1: the KL takes in the noise of the dropout: lora_dropout: 0.0"

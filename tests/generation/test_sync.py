@@ -11,10 +11,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import launching
 import pytest
 import torch
 from accelerate import Accelerator
@@ -83,6 +85,21 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
     print([(round(line["seconds/sync"], 3), round(line["step_time"], 2)) for line in history])
 
 
+def test_five_steps_are_sampled_while_the_one_before_is_trained_on(process, smollm, tmp_path):
+    kill_at, staleness = "-1", "1"
+    program = [str(PROGRAM), smollm, str(tmp_path), process.server.url, "5", kill_at, "0", staleness]
+    launching.run([sys.executable, *program])
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert (record["canaries"], len(record["folders"])) == (2, 1)
+    assert record["base"][0] == record["base"][1]
+    history = record["history"]
+    assert [line["staleness"] for line in history] == [0, 1, 1, 1, 1]
+    for line in history:
+        assert line["sampling/sampling_logp_difference/mean"] < 0.3  # an older adapter's
+        assert 0 <= line["seconds/overlap"] <= line["seconds/sampling"]
+    print([(round(line["seconds/sampling"], 2), round(line["seconds/overlap"], 2)) for line in history])
+
+
 OPEN_IN_VLLM = ["/collective_rpc", "/sleep?level=2", "/reset_prefix_cache", "/pause", "/invocations", "/tokenize"]
 
 
@@ -136,12 +153,8 @@ class OldName(AdapterGeneration):
     def name(self):
         return f"{self.run}-1" if self.sent else ""
 
-    def _publish(self, tensors, scale):
-        self.folder = None  # so that the first one is not removed
-        super()._publish(tensors, scale)
-
-    def _load(self, server):
-        server.load_adapter(self.folder.name, str(self.folder))
+    def _let_go(self):  # the first one is not removed
+        pass
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from small_runs import ends, history, settings, start, two
-from small_vllm import SETTINGS, SmallVLLM
+from small_vllm import SETTINGS, SmallVLLM, letters, trainer_of
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
@@ -23,48 +22,11 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
-
-
 @pytest.fixture
 def small(tiny):
     small = SmallVLLM(tiny())
     yield small
     small.stop()
-
-
-def trainer_of(url, tiny, tokenizer, folder, lora=None, **settings):
-    trls = grpo_trainer.VLLMGeneration
-    base = {
-        "use_cpu": True,
-        "bf16": False,
-        "max_steps": 4,
-        "per_device_train_batch_size": 4,
-        "num_generations": 2,
-        "max_completion_length": 6,
-        "learning_rate": 1e-2,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "logging_steps": 1,
-        "use_vllm": True,
-        "vllm_mode": "server",
-        "vllm_server_base_url": url,
-        "vllm_server_timeout": 1.0,
-    }
-    try:
-        return MathGRPOTrainer(
-            model=tiny(),
-            reward_funcs=letters,
-            args=MathGRPOConfig(str(folder), **{**base, **settings}),
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in ("x", "What is 3 + 4?", "Hello") * 8]),
-            processing_class=tokenizer,
-            peft_config=LoraConfig(**{"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **(lora or {})}),
-        )
-    finally:
-        assert grpo_trainer.VLLMGeneration is trls  # ours stood there for the constructor alone
 
 
 def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(small, tiny, tokenizer, tmp_path):
@@ -211,6 +173,22 @@ def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
         other.stop()
     for line in trainer.state.log_history:
         assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("parallel", "named"),
+    [({"data_parallel_size": 2}, ["0", "1"] * 3), ({"data_parallel_size": 2, "data_parallel_external_lb": True}, [])],
+)
+def test_the_canary_asks_every_copy_behind_an_address(parallel, named, tiny, tokenizer, tmp_path):
+    small = SmallVLLM(tiny(), parallel_config=parallel)
+    try:
+        trainer_of(small.url, tiny, tokenizer, tmp_path, max_steps=2).train()
+    finally:
+        small.stop()
+    ranks = [
+        {name.lower(): value for name, value in sent.items()}.get("x-data-parallel-rank") for sent in small.headers
+    ]
+    assert [rank for rank in ranks if rank is not None] == named
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from types import SimpleNamespace
 import numpy
 import torch
 
+from grpo_math.generation.ahead import Asked
+from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.report import verdict
 from grpo_math.run import checkpoints, files, resume
 from grpo_math.train import program
@@ -92,6 +94,8 @@ PLACES = {
     "rotation": [(MathGRPOTrainer, "store_flos")],
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
     "adapter": [(MathGRPOTrainer, "save_model")],
+    "ahead": [(AdapterGeneration, "_let_go")],
+    "answers": [(Asked, "plain")],
 }
 
 

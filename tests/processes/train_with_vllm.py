@@ -1,8 +1,9 @@
 """One training with LoRA against a vLLM server, in each of several processes, for tests/generation/test_sync.py.
 
-train_with_vllm.py MODEL FOLDER URL STEPS KILL_AT SERVER_PID -> FOLDER/record.json: what kind of launch it was, hashes
-of the base before and after, the history, and after each sync the server's greedy answer with its log-probs and the
-trainer's. Before the rollout of step KILL_AT the process group SERVER_PID is killed, and the test starts a new server.
+train_with_vllm.py MODEL FOLDER URL STEPS KILL_AT SERVER_PID [STALENESS] -> FOLDER/record.json: what kind of launch it
+was, hashes of the base before and after, the history, and after each sync the server's greedy answer with its log-probs
+and the trainer's. Before the rollout of step KILL_AT the process group SERVER_PID is killed, and the test starts a new
+server.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def base_hash(model) -> str:
     return hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in frozen)).hexdigest()
 
 
-def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid: str) -> None:
+def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid: str, staleness: str = "0") -> None:
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS * 4]
     trainer = MathGRPOTrainer(
@@ -62,6 +63,7 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=url,
+            staleness=int(staleness),
             model_init_kwargs={"dtype": "bfloat16"},
         ),
         train_dataset=Dataset.from_list(rows),

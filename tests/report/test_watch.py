@@ -8,7 +8,7 @@ import json
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.report import report
+from grpo_math.report import plots, report
 from grpo_math.report import watch as watching
 from grpo_math.report.progress import Progress, progress, spent_words
 from grpo_math.report.run_dir import Run, read_run
@@ -98,3 +98,20 @@ def test_the_steps_of_a_run_of_epochs_follow_from_its_epoch(tmp_path):
     assert progress(run) == Progress(10, 60, 150.0)
     assert progress(Run(tmp_path)) == Progress(0, None, None)
     assert spent_words(Run(tmp_path)) == ""
+
+
+def test_the_sampling_that_went_on_meanwhile_is_said(tmp_path):
+    lines = [{"step": step, "step_time": 10.0, "seconds/update": 10.0, "seconds/overlap": 6.0} for step in (1, 2)]
+    said = "20 s so far: update 100%; the server sampled for 12 s of it while this trained"
+    assert spent_words(Run(tmp_path, history=lines)).replace("in all", "so far") == said
+
+
+def test_the_sampling_that_went_on_meanwhile_stands_on_top_of_the_step(tmp_path):
+    from matplotlib.figure import Figure
+
+    lines = [{"step": step, "step_time": 10.0, "seconds/update": 8.0, "seconds/overlap": 4.0} for step in (1, 2)]
+    panel = next(panel for panel in plots.DETAILS if panel.title == "Time by phase")
+    axes = Figure().add_subplot()
+    panel.draw(axes, Run(tmp_path, history=lines), panel)
+    tops = {area.get_label(): area.get_paths()[0].vertices[:, 1].max() for area in axes.collections}
+    assert tops == {"update": 8.0, "other": 10.0, "sampled meanwhile": 14.0}

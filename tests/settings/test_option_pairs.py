@@ -30,6 +30,7 @@ VALUES = {
     "long_sequences": ["mask"],
     "longest_first": [True],
     "vllm_sync": ["merged"],
+    "staleness": [1],
     "loss_type": ["grpo", "bnpo", "dr_grpo", "luspo", "cispo", "sapo", "vespo"],
     "scale_rewards": ["batch", "none", False],
     "importance_sampling_level": ["sequence"],
@@ -62,6 +63,7 @@ SETTINGS = [{}, *SINGLES, *PAIRS]
 # Refused with a field that is at its default: the option needs the other one.
 NEEDS = {
     "vllm_sync": {"use_vllm"},
+    "staleness": {"use_vllm"},
     "kl_estimator": {"beta"},
     "use_bias_correction_kl": {"beta"},
     "sync_ref_model": {"beta"},

@@ -20,6 +20,7 @@ import yaml
 from small_runs import TINY, history
 from waiting import alive, until
 
+from grpo_math.planner.devices import Layout
 from grpo_math.train import server
 
 ROOT = Path(__file__).parents[2]
@@ -563,3 +564,11 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     assert "is ready" in done.stderr
     url = done.stderr.partition("server   http://")[2].partition(",")[0]
     assert not [pid for pid in alive(url.rpartition(":")[2]) if not ended(pid)]
+
+
+@pytest.mark.parametrize(("more", "adapters"), [({}, "1"), ({"staleness": 1}, "2")])
+def test_the_server_takes_as_many_adapters_as_are_at_work(more, adapters, monkeypatch):
+    monkeypatch.setattr(server, "_executable", lambda: "vllm")
+    recipe = {"model_name_or_path": "base", "use_peft": True, "lora_r": 16, **more}
+    command = server.start_of(recipe, Layout("server", 1, 1, 1, ""), [], 8000).command
+    assert command[command.index("--max-loras") + 1] == adapters

@@ -16,6 +16,7 @@ import numpy
 import pandas
 import pytest
 import torch
+from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import checkpoints, files, metrics, resume
@@ -24,7 +25,7 @@ from grpo_math.trainer import state
 
 PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
 TIMES = {metrics.SECONDS_STEP, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND, metrics.MEMORY_RESIDENT}
-TIMES |= {*metrics.PHASES}
+TIMES |= {*metrics.PHASES, *metrics.OF_SERVERS, metrics.SYNC_SHARE}
 KILLED = -signal.SIGKILL
 
 # Two prompts of four completions a step, and eight problems: an epoch has four steps, and the run one and a half.
@@ -46,6 +47,9 @@ BASE = {
     "report_to": "none",
 }
 LORA = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear", "lora_dropout": 0.1}
+
+
+SERVED = {**LORA, "use_vllm": True, "vllm_mode": "server", "eval_n": 0}  # by a stand-in, `served`
 
 
 def arguments(model: str, run_dir: Path, settings: dict) -> list[str]:
@@ -139,12 +143,25 @@ KINDS = {
         {**LORA, "heldout_every": 2, "heldout_n": 4, "eval_split": "heldout", "eval_n": 4},
         {"generation": [30], "adapter": [4]},
     ),
+    "one step off policy": ({**SERVED, "staleness": 1}, {"ahead": [8], "update": [6], "answers": [2]}),
+    "one step off policy, dynamic sampling": (
+        {**SERVED, "staleness": 1, "resample_groups": 1, "save_steps": 1},
+        {"update": [5]},
+    ),
 }
 
 
+@pytest.fixture
+def served(tiny):
+    """The settings of a kind, with the address of a stand-in for vLLM where it samples from one."""
+    small = SmallVLLM(tiny())
+    yield lambda kind: {**kind, "vllm_server_base_url": small.url} if kind.get("use_vllm") else kind
+    small.stop()
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_ends_as_one_that_was_not(kind, tiny, tmp_path):
-    settings, places = KINDS[kind]
+def test_a_killed_run_ends_as_one_that_was_not(kind, tiny, served, tmp_path):
+    settings, places = served(KINDS[kind][0]), KINDS[kind][1]
     jobs = [{"arguments": arguments(tiny(), tmp_path / "whole", settings)}]
     names = [(place, time) for place, times in places.items() for time in times]
     for place, time in names:
@@ -164,13 +181,14 @@ FAILING = {
     "a log of several steps": ({"logging_steps": 2, **LORA}, {"fails": 3}),
     "dynamic sampling": ({**LORA, "resample_groups": 2}, {"fails": 3}),
     "a rollout over several steps": ({**LORA, "steps_per_generation": 6, "dataset_limit": 12}, {"nan": 4}),
+    "one step off policy": ({**SERVED, "staleness": 1}, {"fails": 3}),
 }
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_a_run_that_failed_within_a_step_ends_as_one_that_did_not(kind, tiny, tmp_path):
+def test_a_run_that_failed_within_a_step_ends_as_one_that_did_not(kind, tiny, served, tmp_path):
     """What saves it has drawn random numbers, and logged the rollout that is drawn again."""
-    settings, fault = FAILING[kind]
+    settings, fault = served(FAILING[kind][0]), FAILING[kind][1]
     whole, again = (
         {"arguments": arguments(tiny(), tmp_path / name, {**settings, "save_steps": 100, "max_nonfinite_steps": 1})}
         for name in ("whole", "failed")

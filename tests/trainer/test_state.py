@@ -11,7 +11,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 NAMES = {  # as of the first checkpoints
     *("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy"),
     *("_rollout_tokens", "_tokens_per_step", "rollout", "cut_for", "nonfinite", "budget", "reserve", "sampled"),
-    *("metrics", "table"),
+    *("metrics", "table", "asked"),
 }
 
 

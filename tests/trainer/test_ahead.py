@@ -1,0 +1,277 @@
+"""One step off policy: a batch is sampled while the one before is trained on, and the loss is that of such samples."""
+
+from __future__ import annotations
+
+import threading
+import time
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import get_peft_model
+from small_vllm import SmallVLLM, letters, trainer_of
+from transformers import AutoModelForCausalLM, TrainerCallback
+from waiting import until
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.completions import batch_seed
+from grpo_math.run import metrics
+from grpo_math.trainer.ahead import Ahead, order
+from grpo_math.trainer.config import MathGRPOConfig
+
+AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
+RATE = 0.05
+PLAIN = {"loss_type": "grpo", "optim": "sgd", "learning_rate": RATE, "lr_scheduler_type": "constant"}
+PLAIN |= {"max_grad_norm": 0.0, "surrogate": "reinforce"}
+
+
+@pytest.fixture
+def small(tiny):
+    small = SmallVLLM(tiny())
+    yield small
+    small.stop()
+
+
+def lines(trainer) -> list[dict]:
+    return [line for line in trainer.state.log_history if "loss" in line]
+
+
+def trained(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for name, p in model.named_parameters() if "lora_" in name])
+
+
+def scored(model, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+
+
+def by_hand(model, small: SmallVLLM, prompts: list[list[list[int]]], tokenizer, staleness: int) -> torch.Tensor:
+    """The adapter after a step on each batch of ``prompts``, batch k sampled with the weights before step
+    k - ``staleness``: -A pi(y) / sampler(y), the ratio at most 3, mean over tokens, then over completions."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=RATE)
+    earlier = []
+    for number, batch in enumerate(prompts):
+        earlier.append(deepcopy(model).eval())
+        small.adapters["by hand"] = earlier[max(0, number - staleness)]
+        for place, prompt in enumerate(batch):
+            seed = batch_seed(batch_seed(42, number), place)
+            asked = {"model": "by hand", "prompt": [prompt], "n": 2, "max_tokens": 6, "temperature": 1.0, "seed": seed}
+            choices = small.complete(asked)
+            texts = tokenizer.batch_decode([choice["token_ids"] for choice in choices], skip_special_tokens=True)
+            rewards = torch.tensor(letters(texts))
+            advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+            for choice, advantage in zip(choices, advantages, strict=True):
+                logps = scored(model, prompt, choice["token_ids"])
+                sampler = torch.tensor(choice["logprobs"]["token_logprobs"])
+                ratio = (logps.detach() - sampler).exp().clamp(max=3.0)
+                (-(advantage * ratio * logps).mean() / (2 * len(batch))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return trained(model)
+
+
+def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
+    small, tiny, tokenizer, tmp_path
+):
+    found = {}
+    for staleness in (0, 1):
+        settings = {**AHEAD, **PLAIN, "staleness": staleness}
+        trainer = trainer_of(small.url, tiny, tokenizer, tmp_path / str(staleness), **settings)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny()), trainer.model.peft_config["default"])
+        model.load_state_dict(trainer.model.state_dict())
+        trainer.train()
+        rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer._sampler, 0)]
+        batches = [tokenizer(rows[at : at + 2])["input_ids"] for at in range(0, 10, 2)]
+        hand = by_hand(model, small, batches, tokenizer, staleness)
+        found[staleness] = trained(trainer.model)
+        assert torch.allclose(found[staleness], hand, atol=1e-6), (found[staleness] - hand).abs().max()
+        assert [line.get(metrics.STALENESS) for line in lines(trainer)] == (
+            [0, 1, 1, 1, 1] if staleness else [None] * 5
+        )
+    assert (found[0] - found[1]).abs().max() > 1e-3
+
+
+def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its_rollout(
+    small, tiny, tokenizer, tmp_path
+):
+    """The server keeps the answers to batch k + 1 back until step k is done: a trainer that waited for them would
+    never get there. An epoch has three batches."""
+    prompts = [f"What is {number} + 1?" for number in range(6)]
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, prompts=prompts, **AHEAD)
+    done = [threading.Event() for _ in range(6)]
+    done[0].set()  # the first two batches are of step 0
+    asked, batches, lock = [], [], threading.Lock()
+
+    class Done(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            done[state.global_step].set()
+
+    def hold_back(body):
+        if body["temperature"]:
+            with lock:
+                number = len(asked) // 2  # two prompts a batch
+                asked.append((body["model"], tuple(body["prompt"][0])))
+            if number:
+                assert done[number].wait(60), "the trainer waits for the answers before it trains"
+
+    taken = trainer.vllm_generation.generate
+
+    def take(prompts, **more):
+        batches.append({tuple(prompt) for prompt in prompts})
+        loaded = set(small.adapters)
+        assert len(loaded) <= 2
+        return taken(prompts, **more)
+
+    small.sampling, trainer.vllm_generation.generate = hold_back, take
+    trainer.add_callback(Done())
+    trainer.train()
+    assert [{prompt for _, prompt in asked[at : at + 2]} for at in range(0, 10, 2)] == batches
+    assert len(asked) == 10, "no batch is asked for that no step is left for"
+    sent = [int(asked[at][0].rpartition("-")[2]) for at in range(10)]
+    # Two canaries: the second sends the adapter three times.
+    assert sent == [1, 1, 1, 1, 4, 4, 5, 5, 6, 6]
+    assert len(small.adapters) == 1
+    assert [folder.name for folder in trainer.vllm_generation.root.glob("[!.]*")] == list(small.adapters)
+    for line in lines(trainer)[1:]:
+        assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
+
+
+def test_a_server_that_restarts_while_two_adapters_are_at_work_gets_both_again(small, tiny, tokenizer, tmp_path):
+    settings = {**AHEAD, "vllm_server_timeout": 30.0}
+    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", **settings)
+    whole.train()
+    again = trainer_of(small.url, tiny, tokenizer, tmp_path / "again", **settings)
+    asked, lost = [], []
+
+    def lose_both(body):
+        asked.append(body["temperature"])
+        if asked.count(1.0) == 7 and not lost:  # the first prompt of batch 3, which is asked for at rollout 2
+            lost.append(True)
+            until(lambda: len(small.adapters) == 2)  # at rollout 3
+            small.stop()
+            small.start()
+
+    small.sampling = lose_both
+    again.train()
+    assert lost
+    assert torch.equal(trained(again.model), trained(whole.model))
+
+
+def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkpoint_to_go_on_from(
+    small, tiny, tokenizer, tmp_path
+):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    sync = trainer.vllm_generation.sync_weights
+
+    def last_sync():
+        sync()
+        if trainer.state.global_step == 2:
+            small.stop()
+
+    trainer.vllm_generation.sync_weights = last_sync
+    with pytest.raises(UserError, match=r"checkpoint-\d is saved: the same command goes on from it"):
+        trainer.train()
+    small.start()
+    again = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    again.train(resume_from_checkpoint=str(max(tmp_path.glob("checkpoint-*"))))
+    assert again.state.global_step == 5
+
+
+def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(small, tiny, tokenizer, tmp_path):
+    settings = {**AHEAD, "resample_groups": 1, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, row={"answer": "0"}, **settings)
+    generation, together, adapters = trainer.vllm_generation, [], []
+    sampling = generation._sampling
+
+    def noting(prompts, n):
+        call = sampling(prompts, n)
+
+        def noted():
+            if threading.current_thread() is threading.main_thread():  # which does not ask ahead
+                together.append(generation.asked is not None and not generation.asked._found.done())
+                adapters.append(len(small.adapters))
+            return call()
+
+        return noted
+
+    class Evaluates(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                trainer.evaluate(trainer.train_dataset.select(range(2)))
+
+    small.sampling, generation._sampling = lambda body: time.sleep(0.05), noting
+    trainer.add_callback(Evaluates())
+    trainer.train()
+    assert together == [False] * 7, "five steps draw once more, and the evaluation has two batches"
+    assert adapters == [1, 1, 1, 2, 2, 1, 1], "the adapter of what is under way stays"
+    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rollouts", "staleness"),
+    [
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, 9, [0, 0.5, 1, 0.5, 0.5]),
+        ({"num_iterations": 2}, 3, [0, None, 2, None, 2]),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4}, 2, [0, None, 2, None]),
+    ],
+)
+def test_rollouts_that_are_no_steps_are_asked_for_once_each(
+    settings, rollouts, staleness, small, tiny, tokenizer, tmp_path, caplog
+):
+    """An epoch has 5 rollouts of 2 prompts and, two a step, 3 steps; or one of 6, which two steps train on."""
+    prompts = [f"What is {number} + 1?" for number in range(11)]
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, prompts=prompts, **{**AHEAD, **settings})
+    trainer.train()
+    assert trainer.vllm_generation.rollouts == rollouts
+    assert "other prompts" not in caplog.text
+    assert [line.get(metrics.STALENESS) for line in lines(trainer)] == staleness
+
+
+def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, tokenizer, tmp_path, caplog):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    trainer.ahead._next = lambda: [[1], [2]]
+    trainer.train()
+    assert caplog.text.count("other prompts came") == 4
+    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"staleness": 2}, "staleness=2 is out of range: give 0 or 1"),
+        ({"use_vllm": False}, r"staleness=1 needs a server that samples on its own \(use_vllm=False\): set use_vllm"),
+        ({"vllm_mode": "colocate"}, r"needs a server that samples on its own \(vllm_mode='colocate'\)"),
+        ({"vllm_sync": "merged"}, "staleness=1 with vllm_sync='merged' would change the weights"),
+        ({"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=False leaves it at that"),
+    ],
+)
+def test_what_cannot_work_with_it_is_refused(settings, message):
+    served = {"use_vllm": True, "vllm_mode": "server", "staleness": 1}
+    with pytest.raises(ConfigError, match=message):
+        MathGRPOConfig("x", use_cpu=True, bf16=False, **{**served, **settings})
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"tools": [letters]}, "cannot look ahead where tools decide"),
+        ({"rollout_func": letters}, "cannot look ahead where rollout_func decide"),
+        ({"train_dataset": iter(())}, "needs a train_dataset of known length"),
+    ],
+)
+def test_what_is_not_known_beforehand_is_refused(others, message):
+    trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
+    with pytest.raises(ConfigError, match=message):
+        Ahead(SimpleNamespace(**{**trainer, **others}))
+
+
+def test_a_server_with_one_adapter_at_a_time_and_a_training_of_all_weights_are_refused(tiny, tokenizer, tmp_path):
+    small = SmallVLLM(tiny(), lora_config={"max_lora_rank": 16, "max_loras": 1})
+    try:
+        with pytest.raises(ConfigError, match="serves one at a time: start it with --max-loras 2"):
+            trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+        with pytest.raises(ConfigError, match="staleness=1 needs an adapter"):
+            trainer_of(small.url, tiny, tokenizer, tmp_path, lora=False, **AHEAD)
+    finally:
+        small.stop()
