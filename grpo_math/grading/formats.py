@@ -44,6 +44,14 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("####",),
         example="#### ANSWER",
     ),
+    # After the results of its calls: what is written beside a call is not held to it.
+    "python": AnswerFormat(
+        "python",
+        marker=HASHES,
+        strict=re.compile(r"[^#]*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?", re.DOTALL),
+        tags=("####",),
+        example="#### ANSWER",
+    ),
     "boxed": AnswerFormat(
         "boxed",
         marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),

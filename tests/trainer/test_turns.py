@@ -1,0 +1,98 @@
+"""Tools in training: TRL's weights with scripted calls, what is masked, the figures, and ranks with uneven turns."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from datasets import Dataset
+from small_trainers import config, letters, relative, weights
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.errors import ConfigError
+
+END = "<|im_end|>"
+
+
+def python(code: str) -> str:
+    """
+    Calculate.
+
+    Args:
+        code: What to calculate.
+    """
+    if code == "slow":
+        raise TimeoutError("10 seconds")
+    return str(eval(code, {"__builtins__": {}}))
+
+
+def block(code):
+    return f"```python\n{code}\n```"
+
+
+# What the first turns of eight completions say (None: what the model does), and what some say then.
+FIRST = [
+    *(block("3 + 4") + END, None, block("1 / 0") + END, block("1") + block("2") + END),
+    *(block("'x ' * 200") + END, None, block("6 * 7") + END, block("slow") + END),
+]
+SECOND = {0: block("40 + 2") + END, 2: "#### 5" + END, 3: "####"}
+
+
+def rewards(completions, **columns):
+    return letters([str(messages) for messages in completions])
+
+
+def script(trainer, tokenizer, turns):
+    """The trainer with the calls of `FIRST` and `SECOND` in place of what it samples there."""
+    sampled = trainer._generate_single_turn
+
+    def single_turn(prompts, *rest, **settings):
+        ids, logprobs = sampled(prompts, *rest, **settings)
+        turns.append(len(prompts))
+        said = dict(enumerate(FIRST)) if len(prompts) == 8 else SECOND if turns[-2] == 8 else {}
+        for row, text in said.items():
+            if text is not None:
+                ids[row] = tokenizer.encode(text, add_special_tokens=False)
+        return ids, logprobs
+
+    trainer._generate_single_turn = single_turn
+
+
+def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
+    settings = {"max_steps": 3, "max_completion_length": 120, **settings}
+    calls = {name: settings.pop(name) for name in ("tools", "environment_factory") if name in settings}
+    prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
+    rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
+    return trainer_class(
+        model=folder,
+        reward_funcs=settings.pop("rewards", rewards),
+        args=config(config_class, tmp_path, **settings),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        **(calls or {"tools": [python]}),
+    )
+
+
+def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
+    tokenizer, turns = deepcopy(tokenizer), []
+    if trainer_class is GRPOTrainer:  # TRL knows no calls of this model: it takes the template that ours gets
+        made(MathGRPOTrainer, MathGRPOConfig, folder, tokenizer, tmp_path)
+    trainer = made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings)
+    script(trainer, tokenizer, turns)
+    before = weights(trainer.model)
+    trainer.train()
+    return trainer, before, weights(trainer.model), turns
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
+def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
+    theirs, before, there, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+    ours, _, here, own = trained(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, advantage_eps=1e-4, **settings)
+    assert own == turns and own[1] == 5  # of six with calls, one result is too long
+    assert relative(there, before) > 1e-5
+    assert relative(here - before, there - before) < 1e-5
+    for name in ("tools/call_frequency", "tools/failure_frequency"):
+        logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
+        assert logged[0] == logged[1] and logged[0][0] > 0
