@@ -22,7 +22,7 @@ ROOMS = [
     {"planner"},
     {"settings"},
     {"trainer", "evaluation"},
-    {"generation", "problems", "rewards"},
+    {"generation", "problems", "rewards", "tools"},
     {"grading", "run"},
     {"reading"},
     {"errors"},
