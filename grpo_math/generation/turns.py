@@ -10,6 +10,7 @@ Does not generate (the caller's ``generate`` does) and does not confine a call: 
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from grpo_math.errors import UserError
 from grpo_math.generation.chat import Message, Tool, prepare
 
 UNLIMITED = 2**31
+AT_ONCE = 64  # rows whose calls are under way; how many programs run at once is the tool's to say
 
 
 class Talk:
@@ -134,9 +136,8 @@ def play(
     going, rounds = [i for i, row in enumerate(rows) if row.wanted()], 0
     while rounds < limits.rounds:
         fed: dict[int, list[int]] = {}
-        for i in going:
+        for i, said in zip(going, _results(rows, functions, going), strict=True):
             row = rows[i]
-            said = _answered(row, functions[i])
             whole = row.ids + talk.results(said)
             if len(whole) <= limits.completion and len(prompts[i]) + len(whole) < limits.context:
                 fed[i] = whole
@@ -157,9 +158,21 @@ def play(
         going, rounds = [i for i in fed if rows[i].wanted()], rounds + 1
 
 
-def _answered(row: Played, functions: Mapping[str, Tool]) -> list[Message]:
-    """The calls of the row's last turn, made: the messages with their results, counted."""
-    return [_called(row, call, functions) for call in row.wanted()]
+def _results(
+    rows: Sequence[Played], functions: Sequence[Mapping[str, Tool]], going: Sequence[int]
+) -> list[list[Message]]:
+    """The calls of these rows' last turns, made: the messages with their results, counted.
+
+    Those of the Python tool alone run side by side, and a function of the user's own is called by one thread.
+    """
+
+    def of_row(i: int) -> list[Message]:
+        return [_called(rows[i], call, functions[i]) for call in rows[i].wanted()]
+
+    if all(tool.__module__.startswith("grpo_math.tools") for i in going for tool in functions[i].values()):
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(of_row, going))
+    return [of_row(i) for i in going]
 
 
 def _called(row: Played, call: Message, functions: Mapping[str, Tool]) -> Message:

@@ -57,7 +57,9 @@ def python(problem: str) -> Prompt:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "python", "content": "7"},
     ]
-    system, question, answer, asked = _chat("Calculate with Python, then give the number after ####.", problem, "#### 7")
+    system, question, answer, asked = _chat(
+        "Calculate with Python, then give the number after ####.", problem, "#### 7"
+    )
     return [system, question, *called, answer, asked]
 
 
@@ -87,9 +89,11 @@ def refuse_without_call(template: str, tools: Collection[str]) -> None:
     >>> refuse_without_call("python", [])
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: template='python' shows a call of python, which is not among tools: set tools: [python]
+    grpo_math.errors.ConfigError: template='python' shows a call of python, which is not among tools: ...
     """
     if template == "python" and "python" not in tools:
-        raise ConfigError("template", template, "shows a call of python, which is not among tools", "set tools: [python]")
+        raise ConfigError(
+            "template", template, "shows a call of python, which is not among tools", "set tools: [python]"
+        )
     if tools and template == "r1_zero":
         raise ConfigError("template", template, "is plain text, in which nothing can be called", "use boxed, or python")

@@ -39,8 +39,8 @@ from grpo_math.run.own import is_own, load_function
 
 __all__ = [
     "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
-    "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition", "make_shaped", "make_tool_use",
-    "number_match", "proximity", "r1_zero", "text_of", "xml_count",
+    "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition", "make_shaped",
+    "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
 ]  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def _says(said: str, result: str) -> bool:
 
 
 def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
-    """``effect`` for a right answer that a call has given, less ``failed`` for each call that failed; once a completion.
+    """``effect`` for a right answer that a call has given, less ``failed`` for each that failed.
 
     A call has given the answer where the last line of its result is the answer, and the model had not written it by
     then. So a completion earns nothing by a call that prints what it knows, by one whose result it does not use, by a
