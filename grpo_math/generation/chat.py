@@ -8,6 +8,7 @@ Does not run a call (turns.py does).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from grpo_math.errors import ConfigError, first_line
@@ -55,6 +56,7 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     )
 
     names = [tool.__name__ for tool in tools]
+    tokenizer.parse_response = partial(_parsed, tokenizer)
     if tokenizer.chat_template in (OF_SMOLLM2, *map(smollm2, (True, False))):
         fenced = names == ["python"]
         tokenizer.chat_template, tokenizer.response_template = smollm2(fenced), _response(FENCE if fenced else JSON)
@@ -68,6 +70,14 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     except ValueError as error:
         reason = f"cannot be called: TRL does not know this model's chat template ({first_line(error)})"
         raise ConfigError("tools", names, reason, "use a model that it knows, such as Qwen2.5-1.5B-Instruct") from None
+
+
+def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
+    """The tokenizer's own reading. A thousand brackets end its parser in an error that TRL does not expect."""
+    try:
+        return type(tokenizer).parse_response(tokenizer, ids, **settings)
+    except (RecursionError, LookupError, AttributeError) as error:
+        raise ValueError(f"no calls: {type(error).__name__}") from None
 
 
 def smollm2(fenced: bool) -> str:

@@ -44,14 +44,6 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("####",),
         example="#### ANSWER",
     ),
-    # After the results of its calls: what is written beside a call is not held to it.
-    "python": AnswerFormat(
-        "python",
-        marker=HASHES,
-        strict=re.compile(r"[^#]*####[ \t]*[^\s#][^\n#]*(?:\n\s*)?", re.DOTALL),
-        tags=("####",),
-        example="#### ANSWER",
-    ),
     "boxed": AnswerFormat(
         "boxed",
         marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
@@ -86,6 +78,14 @@ FORMATS: dict[str, AnswerFormat] = {
         ),
         tags=("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
         example="<reasoning>\nIt follows.\n</reasoning>\n<answer>\nANSWER\n</answer>\n",
+    ),
+    # After the results of its calls, and a number: the task itself, "#### 12 * 34", is none.
+    "python": AnswerFormat(
+        "python",
+        marker=HASHES,
+        strict=re.compile(r"[^#]*####[ \t]*-?\d[\d,]*(?:\.\d+)?(?:\n\s*)?", re.DOTALL),
+        tags=("####",),
+        example="#### ANSWER",
     ),
 }
 

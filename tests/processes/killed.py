@@ -26,6 +26,7 @@ import torch
 
 from grpo_math.report import verdict
 from grpo_math.run import checkpoints, files, resume
+from grpo_math.tools import python
 from grpo_math.train import program
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -80,7 +81,22 @@ def dies(job: dict) -> None:
             before(owner, name)
 
 
+def calls() -> None:
+    """Every other completion's first turn is a call of python: a random model never writes one."""
+    generate = MathGRPOTrainer._generate_single_turn
+
+    def calling(trainer, prompts, *args, **kwargs):
+        ids, logprobs = generate(trainer, prompts, *args, **kwargs)
+        if kwargs.get("num_generations") != 1:  # the first turn
+            for number in range(0, len(ids), 2):
+                ids[number] = trainer._tokenizer.encode(f"```python\n{number} + 1\n```<|im_end|>")
+        return ids, logprobs
+
+    MathGRPOTrainer._generate_single_turn = calling
+
+
 PLACES = {
+    "call": [(python, "_answer")],  # the program has run
     "generation": [],
     "grading": [(MathGRPOTrainer, "_grade")],
     "scoring": [(MathGRPOTrainer, "_set_advantages")],
@@ -98,6 +114,8 @@ PLACES = {
 def main(job: dict) -> int:
     if "place" in job and int(os.environ.get("RANK", 0)) == 0:
         dies(job)
+    if "--tools=python" in job["arguments"]:
+        calls()
     if "fails" in job:
         importlib.import_module("killed").FAILS = job["fails"]  # where the reward is, and not this program
     if "nan" in job:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 
+import launching
 import pytest
 from datasets import Dataset
 from small_trainers import config, letters, relative, weights
+from small_vllm import SmallVLLM
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
@@ -98,3 +101,43 @@ def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_pat
         logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
         assert logged[0] == logged[1]
         assert logged[0][0] > 0
+
+
+class Calling(SmallVLLM):
+    """A server whose model calls python n % 4 times for question n, each time with its number, and then says it."""
+
+    def complete(self, body):
+        if body["temperature"] == 0:  # the canary's
+            return super().complete(body)
+        choices = []
+        for prompt in body["prompt"]:
+            text = self.tokenizer.decode(prompt)
+            n = int(text.rpartition("question ")[2][0])
+            done = text.rpartition("question ")[2].count("<|im_start|>tool")
+            said = self.tokenizer.encode(block(n) + END if done < n % 4 else f"#### {n}{END}")
+            one = {"token_ids": said, "logprobs": {"token_logprobs": [-0.5] * len(said)}}
+            choices += [{"index": len(choices) + i, **one} for i in range(body["n"])]
+        return choices
+
+
+def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, tokenizer, tmp_path):
+    server = Calling(tiny())
+    server.tokenizer = tokenizer
+    program = str(launching.ROOT / "tests/processes/turns.py")
+    launching.run([*launching.TORCHRUN, program, tiny(), str(tmp_path), server.url], timeout=300)
+    server.stop()
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    uneven = 0
+    for rank in ranks:
+        for question, said in rank["heard"]:
+            n = int(question.split()[-1])
+            assert said == ["", str(n)] * (n % 4) + [f"#### {n}"]
+    first, second = (rank["heard"] for rank in ranks)
+    for step in range(2):
+        rounds = [sum(len(said) // 2 for _, said in heard[4 * step : 4 * step + 4]) for heard in (first, second)]
+        uneven += rounds[0] != rounds[1]
+    assert uneven, "the ranks were even by chance: take another seed"
+    assert ranks[0]["turns"] == ranks[1]["turns"]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    calls = sum(len(said) // 2 for rank in ranks for _, said in rank["heard"])
+    assert sum(line["tools/call_frequency"] for line in ranks[0]["told"]) == pytest.approx(calls / 8)
