@@ -29,7 +29,7 @@ Run = Callable[[argparse.Namespace, list[str]], int]
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
     *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
-    *("by_subject", "by_level", "contamination", "seconds", "results"),
+    *("calling", "by_subject", "by_level", "contamination", "seconds", "results"),
 )
 
 
@@ -143,6 +143,8 @@ def _add_on_problems(commands: Commands) -> None:
     add("--split", default="test", help="(default: test; it may be cut: train[:500])")
     add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
     add("--template", help="the prompt and its answer format (default: the run's, or the data set's own)")
+    add("--tools", help="what it may call: python, or module:function; several: a,b (default: the run's, or nothing)")
+    add("--python", metavar="JSON", help='limits of the tool python, as {"wall_seconds": 5} (default: the run\'s)')
     add("--samples", type=int, help="completions of each problem (default: 1; 32 for AIME and AMC)")
     add("--temperature", type=float, help="0 is greedy (default: 0; 0.6 for AIME and AMC)")
     longest: dict[str, Any] = {"dest": "max_new_tokens", "help": "tokens of one (default: the run's, or 512)"}
