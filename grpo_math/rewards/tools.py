@@ -8,6 +8,7 @@ Does not run a call, and does not grade.
 
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from grpo_math.errors import ConfigError
@@ -15,7 +16,7 @@ from grpo_math.grading.compare import value
 from grpo_math.rewards.columns import Completion, Reward, grades_of
 from grpo_math.rewards.rules import is_right
 
-NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]|\.\d)")
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
 Message = Mapping[str, Any]
 
 
@@ -56,11 +57,12 @@ def echoed(completion: Completion) -> list[bool]:
 
 
 def _says(said: str, result: str) -> bool:
-    """Whether a text holds a result: the number it is as a number, anything else word for word."""
+    """Whether a text holds a result: a number whatever its sign and its separators, anything else word for word."""
     number = value(result)
     if number is None:
         return result in said
-    return any(value(found) == number for found in NUMBER.findall(said))
+    written = {*NUMBER.findall(said), *NUMBER.findall(re.sub("[,_]", "", said))}
+    return any(Fraction(found) == abs(number) for found in written)
 
 
 def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
