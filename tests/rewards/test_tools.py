@@ -38,7 +38,7 @@ def paid(*messages, reward=None):
     [
         ((calls("print(17 * 23)"), result("391"), says("#### 391")), 1.0),
         ((calls("print(17 * 23)"), result("so\n391.0"), says("#### 391")), 1.0),
-        ((calls("1/0"), result("division by zero", status="failed"), calls("17*23"), result("391"), says("#### 391")), 1.0),
+        ((calls("1/0"), result("no", status="failed"), calls("17*23"), result("391"), says("#### 391")), 1.0),
         ((calls("print(391)"), result("391"), says("#### 391")), 0.0),
         ((calls("print(17 * 23)", said="It is 391."), result("391"), says("#### 391")), 0.0),
         ((calls("print(782-391)"), result("391"), says("#### 391")), 0.0),
