@@ -19,7 +19,7 @@ from grpo_math.errors import UserError
 from grpo_math.tools.limits import PythonLimits
 from grpo_math.tools.python import _Server, call, server
 
-ATTEMPTS = '''
+ATTEMPTS = """
 import ctypes, json, os, resource, socket, sys
 pid, port, name, secret, memory, processes, shared = json.loads({facts!r})
 libc = ctypes.CDLL(None)
@@ -72,8 +72,8 @@ tries = {{
               lambda: open("/etc/passwd").close()],
     "processes": [children, start],
     "memory": [lambda: bytearray(memory)],
-    "trainer": [lambda: open(f"/proc/{{pid}}/environ").close(), lambda: open(f"/proc/{{pid}}/mem").close(), look, attach,
-                lambda: open(f"/proc/{{pid}}/cmdline").close(), lambda: next(iter(os.environ))],
+    "trainer": [lambda: open(f"/proc/{{pid}}/environ").close(), lambda: open(f"/proc/{{pid}}/mem").close(),
+                lambda: open(f"/proc/{{pid}}/cmdline").close(), lambda: next(iter(os.environ)), look, attach],
     "signals": [lambda: os.kill(pid, 0), lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE),
                 lambda: os.setpriority(os.PRIO_PROCESS, pid, 19)],
 }}
@@ -87,7 +87,7 @@ for wall, attempts in tries.items():
         except BaseException:
             pass
 print(json.dumps(through))
-'''
+"""
 MEANING = {
     "network": "a program can open connections",
     "files": "a program can read or change files that are not its own",
