@@ -82,7 +82,7 @@ def test_a_layer_that_fails_after_it_was_found_stops_the_program(tmp_path, monke
             pytest.skip("no namespaces on this machine")
         assert python.call("1", PythonLimits(), server) == "1"
         folder.rmdir()
-        with pytest.raises(ToolError, match="cannot be started: .*No such file or directory"):
+        with pytest.raises(ToolError, match=r"cannot be started: .*No such file or directory"):
             python.call("1", PythonLimits(), server)
     finally:
         server.close()
