@@ -80,6 +80,7 @@ def test_the_walls_of_the_python_tool_are_tried_and_one_that_is_missing_ends_the
     finally:
         bare.close()
 
+
 def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
     assert found("versions") == []
     monkeypatch.setattr(machine.metadata, "version", lambda name: {"trl": "1.17.0"}.get(name, "999"))

@@ -18,7 +18,7 @@ CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/hostile_programs.yaml
 LIMITS = {"cpu_seconds": 1, "wall_seconds": 2.0, "memory_mb": 200, "output_chars": 200}
 CANARY = "canary-of-the-trainer"
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")]
 
 
 def descendants(root):

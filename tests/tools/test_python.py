@@ -111,6 +111,7 @@ def test_programs_end_with_the_process_that_asked_for_them():
     until(lambda: not any(Path(f"/proc/{one}").exists() for one in [server, *children]), 20.0)
 
 
+@pytest.mark.slow
 def test_trl_and_transformers_take_the_tools_as_they_are():
     from transformers.utils import get_json_schema
 
@@ -126,6 +127,7 @@ def test_trl_and_transformers_take_the_tools_as_they_are():
         assert public == {"python", "reset"}  # TRL takes each further one for a tool
 
 
+@pytest.mark.slow
 def test_a_function_of_ones_own_is_a_tool(tmp_path, monkeypatch):
     text = 'def add(a: int, b: int) -> str:\n    """Add.\n\n    Args:\n        a: One.\n        b: Another.\n    """\n'
     (tmp_path / "own_tools.py").write_text(f"{text}    return str(a + b)\n\ndef bare(a):\n    return a\n")
