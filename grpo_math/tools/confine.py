@@ -42,12 +42,24 @@ def called(result: int, what: str) -> int:
     return result
 
 
-def available(paths: Sequence[str]) -> dict[str, Any]:
-    """The layers that this process can put up: namespaces ("system", "user" or ""), Landlock's version, seccomp."""
-    kinds = ("system", "user") if os.geteuid() == 0 else ("user",)
+def available(paths: Sequence[str], without: Sequence[str] = ()) -> dict[str, Any]:
+    """The layers that this process can put up: namespaces ("system", "user" or ""), Landlock's version, seccomp, and
+    where this is root, another user for the program."""
+    kinds = () if "spaces" in without else ("system", "user") if os.geteuid() == 0 else ("user",)
     spaces = next((kind for kind in kinds if _works(lambda kind=kind: separate(kind, paths))), "")  # type: ignore[misc]
-    version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
-    return {"spaces": spaces, "landlock": max(version, 0), "seccomp": _works(lambda: forbid(True, False))}
+    version = 0 if "landlock" in without else libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
+    seccomp = "seccomp" not in without and _works(lambda: forbid(True, False))
+    stranger = os.geteuid() == 0 and spaces != "user" and _works(lambda: _as_stranger(spaces, paths))
+    return {"spaces": spaces, "landlock": max(version, 0), "seccomp": seccomp, "stranger": stranger}
+
+
+def _as_stranger(spaces: str, paths: Sequence[str]) -> None:
+    """Root's program as another user: it may have to do without, where only root can come to the interpreter."""
+    if spaces:
+        separate(spaces, paths)
+    _become(STRANGER, FOLDER)
+    for path in paths:
+        os.listdir(path)
 
 
 def _works(attempt: Callable[[], Any]) -> bool:
@@ -119,11 +131,9 @@ def wall_in(layers: dict[str, Any], limits: dict[str, Any], paths: Sequence[str]
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (FOLDER_MB << 20,) * 2)
     os.chdir(folder)
-    root = os.geteuid() == 0
-    if root and spaces != "user":
-        with suppress(OSError):  # not allowed in a container: its root has no rights beyond it either
-            _become(limits["user"], folder)
-    if spaces or processes == 1 or root:  # else the kernel would count the user's other processes too
+    if layers["stranger"]:
+        _become(limits["user"], folder)
+    if spaces or processes == 1 or layers["stranger"]:  # else the kernel would count the user's other processes too
         most = processes + (spaces == "user")  # the parent is in the same user namespace
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
     called(libc.syscall(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITIES_3, 0), bytes(24)), "capset")

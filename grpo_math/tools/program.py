@@ -7,15 +7,12 @@ Does not confine anything: by now the process is.
 """
 
 import ast
-import builtins
-import io
-import os
 import random
 import socket
 import sys
 import traceback
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from grpo_math.grading.frames import decode
 
@@ -25,24 +22,28 @@ def serve(control: socket.socket) -> None:
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
-    _prepare()
+    random.seed(0)  # the same in each program, so that a run can be repeated
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    out: Any = sys.stdout
+    out.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     buffer = bytearray()
     while (message := _received(control, buffer)) is not None:
-        done = run(message["code"], module.__dict__)
+        done = run(message["code"], module.__dict__, out)
         control.send(b"1" if done else b"0")
 
 
-def run(code: str, names: dict[str, Any]) -> bool:
+def run(code: str, names: dict[str, Any], out: TextIO) -> bool:
     """Did it run to its end?
 
-    >>> run("x = 6\\nx * 7", names := {}), names["x"]
+    >>> run("x = 6\\nx * 7", names := {}, sys.stdout), names["x"]
     42
     (True, 6)
-    >>> run("1 / 0", {})
+    >>> run("1 / 0", {}, sys.stdout)
     ZeroDivisionError: division by zero
     False
     """
-    done = True
+    done, sys.stdout = True, out
     try:
         tree = ast.parse(code)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -55,30 +56,16 @@ def run(code: str, names: dict[str, Any]) -> bool:
         done = error.code in (None, 0)
     except BaseException as error:
         done = False
-        _say(error)
-    try:
-        sys.stdout.flush()
-    except BaseException:
-        done = False
+        out.write(_last_line(error))
+    out.flush()
     return done
 
 
-def _say(error: BaseException) -> None:
+def _last_line(error: BaseException) -> str:
     try:
-        lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
-        print(lines[-1] if lines else type(error).__name__)
+        return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1] + "\n"
     except BaseException:
-        builtins.print(type(error).__name__)
-
-
-def _prepare() -> None:
-    """Output as text whatever is printed; the same random numbers in each program, so that a run can be repeated."""
-    sys.stdout = io.TextIOWrapper(os.fdopen(1, "wb"), "utf-8", "backslashreplace", line_buffering=True)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    sys.stdin = open(os.devnull)  # noqa: SIM115
-    random.seed(0)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(0)
+        return f"{type(error).__name__}\n"
 
 
 def _received(control: socket.socket, buffer: bytearray) -> dict[str, Any] | None:

@@ -32,6 +32,7 @@ from grpo_math.tools.limits import PythonLimits
 START_SECONDS = 60.0  # the server imports numpy and sympy, and a program's process is up
 PAUSES = (0.2, 1.0, 5.0)  # seconds, after each of which a program that the system gave no process is tried again
 NOTHING = "(no output)"
+GONE = b"Dthe program's process is gone"
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
@@ -191,9 +192,9 @@ class Program:
 
     def _said(self) -> bytes:
         try:
-            return self.control.recv(4096) or b"D"
+            return self.control.recv(4096) or GONE
         except OSError:
-            return b"D"
+            return GONE
 
     @property
     def alive(self) -> bool:

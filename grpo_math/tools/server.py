@@ -33,8 +33,7 @@ def main() -> None:
     requests = socket.socket(fileno=fd)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    layers = confine.available(paths)
-    layers |= {name: type(layers[name])() for name in without}
+    layers = confine.available(paths, without)
     for name in PREPARED:
         with suppress(Exception):
             importlib.import_module(name)
