@@ -22,7 +22,7 @@ class TrainArguments:
         "generated",
         "What to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
         "[@revision] on the Hub, a folder or a .jsonl file, generated, or generated:LEVEL,LEVEL (levels: sums, "
-        "differences, products, two_step, word).",
+        "differences, products, two_step, word, long_products).",
     )
     columns: str | None = setting(
         None,
@@ -39,12 +39,12 @@ class TrainArguments:
     tools: list[str] = setting(
         [],
         "What the model may call while it answers: python, which runs a program in a process of its own, or "
-        "module:function for your own (docs/tools.md). Takes a chat template that renders calls.",
+        "module:function for your own. Takes a chat template that renders calls.",
     )
     python: dict | None = setting(
         None,
         "Limits of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb, processes, output_chars, and "
-        "session, which keeps names from call to call of a completion. Default: those in docs/tools.md.",
+        "session, which keeps names from call to call of a completion. Default: those of PythonLimits.",
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
