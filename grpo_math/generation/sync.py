@@ -104,6 +104,8 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, with adapters in place of weights."""
 
+    context = 2**31  # tokens of prompt and completion, as the servers have it
+
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
@@ -128,7 +130,7 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         float32 = False  # on either side
         if self.mode == "server":
-            float32 = on_main(self._connect)
+            float32, self.context = on_main(self._connect)
         elif self.mode == "colocate":
             self._load_colocated()
         else:
@@ -171,11 +173,12 @@ class AdapterGeneration(VLLMGeneration):
 
     # Servers
 
-    def _connect(self) -> bool:
-        """Check every server; whether it and the trainer compute in float32."""
+    def _connect(self) -> tuple[bool, int]:
+        """Check every server; whether it and the trainer compute in float32, and the most tokens of a request."""
         base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
-        rank, dtypes = self.rank, {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
+        rank, context = self.rank, self.context
+        dtypes = {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
         for server in self.servers:
             server.wait(self.server_timeout, progress=_say_once(f"waiting for the vLLM server at {server.url}"))
             server.check_version()
@@ -189,9 +192,10 @@ class AdapterGeneration(VLLMGeneration):
                 reason = f"leaves no room for a prompt in the {longest} tokens of {server.url}"
                 remedy = "start it with a larger --max-model-len"
                 raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
+            context = min(context, longest)
             dtypes.add(settings["model_config"]["dtype"])
         self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # for its logprobs_mode
-        return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}
+        return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _sample(self, prompts: list[list[int]], n: int) -> Sampled:
         """Each server takes every k-th prompt; in the order of prompts.
@@ -209,7 +213,6 @@ class AdapterGeneration(VLLMGeneration):
             "top_k": self.top_k,
             "min_p": self.min_p or 0.0,
             "repetition_penalty": self.repetition_penalty,
-            "max_tokens": self.max_completion_length,
             "extra": extra,
         }
         k, own = len(self.servers), batch_seed(self.seed, self.rollouts)
@@ -219,7 +222,11 @@ class AdapterGeneration(VLLMGeneration):
             server = self.servers[i]
 
             def ask(request: tuple[list[int], int]) -> Sampled:
-                return server.generate([request[0]], model=self.name, seed=request[1], **settings)
+                prompt, seed = request
+                room = max(
+                    1, min(self.max_completion_length, self.context - len(prompt))
+                )  # a later turn's prompt is longer
+                return server.generate([prompt], model=self.name, seed=seed, max_tokens=room, **settings)
 
             def asked() -> list[Sampled]:
                 with ThreadPoolExecutor(AT_ONCE) as requesting:

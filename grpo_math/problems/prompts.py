@@ -63,7 +63,7 @@ def python(problem: str) -> Prompt:
     return [system, question, *called, answer, asked]
 
 
-def _chat(system: str, problem: str, worked: str | None = None) -> Prompt:
+def _chat(system: str, problem: str, worked: str | None = None) -> list[dict[str, Any]]:
     """``worked``: the assistant's answer to 3 + 4, as an example before the problem."""
     said = [("system", system)]
     if worked is not None:

@@ -80,7 +80,8 @@ class Turns:
         trainer = self.trainer
         if trainer.use_vllm and trainer.vllm_mode == "colocate":
             return int(trainer.vllm_generation.llm.llm_engine.model_config.max_model_len)
-        return int(trainer.model.config.max_position_embeddings)
+        own = int(trainer.model.config.max_position_embeddings)
+        return min(own, getattr(trainer.vllm_generation, "context", own)) if trainer.use_vllm else own
 
     def figures(self, completions: Sequence[Any], grades: Sequence[Any] | None) -> dict[str, float]:
         """Over all ranks: how often a result stood in its call already, timeouts, and who is right."""
