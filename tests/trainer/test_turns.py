@@ -42,7 +42,7 @@ SECOND = {0: block("40 + 2") + END, 2: "#### 5" + END, 3: "####"}
 
 
 def rewards(completions, **columns):
-    return letters([str(messages) for messages in completions])
+    return letters([" ".join(message["content"] for message in messages) for messages in completions])
 
 
 def script(trainer, tokenizer, turns):
