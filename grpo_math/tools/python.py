@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -70,7 +71,7 @@ class _Server:
         except (OSError, RuntimeError) as error:
             raise ToolError(f"the Python tool cannot start: {error}: end other programs") from None
         theirs.close()
-        self.requests = ours
+        self.requests, self.layers = ours, dict[str, Any]()
         ours.settimeout(START_SECONDS)
         try:
             said = ours.recv(4096)
@@ -79,11 +80,13 @@ class _Server:
         if not said:
             self.close()
             raise ToolError(f"the Python tool cannot start: its process ended or hung: try {sys.executable} -c 1")
-        self.layers: dict[str, Any] = json.loads(said)
+        self.layers = json.loads(said)
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        if folder := self.layers.get("folder"):
+            shutil.rmtree(folder, ignore_errors=True)
         self.forget()
 
     def forget(self) -> None:
@@ -114,7 +117,7 @@ def server() -> _Server:
     global _server
     with _lock:
         if _server is not None and _server.process.poll() is not None:
-            _server.forget()
+            _server.close()
             _server = None
         if _server is None:
             _server = _Server()
@@ -171,24 +174,30 @@ class Program:
         self.control.settimeout(limits.wall_seconds)
         with suppress(OSError):  # a process that has gone shows below
             self.control.sendall(encode({"code": code}))
+        waiting = select.poll()  # not select(), which fails where a trainer has a thousand files open
+        for file in (self.out, self.control.fileno()):
+            waiting.register(file, select.POLLIN)
         printed, said, hung = bytearray(), b"", False
-        while not said and len(printed) <= most:
-            left = deadline - time.monotonic()
-            readable = select.select([self.out, self.control], [], [], max(0.0, left))[0] if left > 0 else []
-            if not readable:
-                hung = True
-                break
-            if self.out in readable:
-                printed += os.read(self.out, 65536)
-            if self.control in readable:
+        while not said and len(printed) <= most and not hung:
+            ready = dict(waiting.poll(1000 * max(0.0, deadline - time.monotonic())))
+            hung = not ready or time.monotonic() > deadline
+            if self.out in ready and not self._read(printed):
+                waiting.unregister(self.out)  # the program has closed it
+            if self.control.fileno() in ready:
                 said = self._said()
-        while len(printed) <= most and select.select([self.out], [], [], 0)[0]:
-            if not (chunk := os.read(self.out, 65536)):
-                break
-            printed += chunk
+        os.set_blocking(self.out, False)
+        with suppress(BlockingIOError):
+            while len(printed) <= most and self._read(printed):
+                pass
+        os.set_blocking(self.out, True)
         if said not in (b"0", b"1") or len(printed) > most:
             self.end()
-        return _answer(printed, "T" if hung else said.decode(errors="replace"), limits)
+        return _answer(printed, "T" if hung and not said else said.decode(errors="replace"), limits)
+
+    def _read(self, printed: bytearray) -> int:
+        chunk = os.read(self.out, 65536)
+        printed += chunk
+        return len(chunk)
 
     def _said(self) -> bytes:
         try:

@@ -34,6 +34,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     layers = confine.available(paths, without)
+    layers["folder"] = "" if layers["spaces"] else tempfile.mkdtemp(prefix="grpo_math_tool_")  # the trainer removes it
+    if layers["folder"]:
+        os.chmod(layers["folder"], 0o711)
     for name in PREPARED:
         with suppress(Exception):
             importlib.import_module(name)
@@ -62,7 +65,7 @@ def _keep(limits: dict[str, Any], layers: dict[str, Any], paths: list[str], cont
     """Fork the program, hand it over, wait for its end and say how it came."""
     confine.libc.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    folder = confine.FOLDER if layers["spaces"] else tempfile.mkdtemp(prefix="grpo_math_tool_")
+    folder = confine.FOLDER if layers["spaces"] else tempfile.mkdtemp(dir=layers["folder"])
     ready, says = os.pipe()
     pid = 0
     try:

@@ -62,6 +62,7 @@ def answers(request, tmp_path_factory):
     yield given, server, secret, grown
     del os.environ["GRPO_MATH_CANARY"]
     server.close()
+    assert not server.layers["folder"] or not Path(server.layers["folder"]).exists()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -78,7 +79,8 @@ def test_nothing_is_left_behind(answers):
     assert len(CASES) >= 80
     until(lambda: not descendants(server.process.pid))
     litter = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*grpo_math_pwned*")]
-    litter += Path("/tmp").glob("grpo_math_tool_*")
+    if folder := server.layers["folder"]:
+        litter += Path(folder).iterdir()
     assert litter == []
     assert secret.read_text() == CANARY
     assert secret.stat().st_mode & 0o777 == 0o644
