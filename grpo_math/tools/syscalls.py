@@ -42,7 +42,8 @@ quotactl_fd 443 443 | settimeofday 164 170 | clock_settime 227 112 | adjtimex 15
 sethostname 170 161 | setdomainname 171 162 | iopl 172 - | ioperm 173 - | personality 135 92 | vhangup 153 58
 """
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH of <linux/audit.h>
-CLONE, FORK, VFORK, CLONE3 = (56, 220), (57, None), (58, None), (435, 435)
+CLONE, CLONE3 = (56, 220), (435, 435)
+FORKS = (57, 58)  # on x86-64 alone: fork and vfork
 PRLIMIT, PRCTL, FCNTL, IOCTL = (302, 261), (157, 167), (72, 25), (16, 29)
 X32 = 0x40000000  # numbers from here on are those of another way into the same kernel
 
@@ -73,21 +74,21 @@ def program(column: int, alone: bool, children: bool) -> bytes:
     for row in TABLE.replace("|", "\n").split("\n"):
         if row.strip() and (number := row.split()[1 + column]) != "-":
             rules += _refused(int(number), errno.EPERM)
-    for call in (FORK, VFORK):
-        if (number := call[column]) is not None and not children:
-            rules += _refused(number, errno.EAGAIN)
-    clone = CLONE[column] or 0
+    if column == 0 and not children:
+        for fork in FORKS:
+            rules += _refused(fork, errno.EAGAIN)
+    clone = CLONE[column]
     if alone:
         rules += _refused(clone, errno.EAGAIN)
     else:
         rules += _refused_if(clone, [(ANY_BIT, 0, 1, CLONE_NEW)], errno.EPERM)
         rules += [] if children else _refused_if(clone, [(ANY_BIT, 1, 0, CLONE_THREAD)], errno.EAGAIN)
-    rules += _refused(CLONE3[column] or 0, errno.ENOSYS)  # the C library then takes clone, whose flags can be seen
-    rules += _refused_if(PRLIMIT[column] or 0, [(EQUAL, 1, 0, 0)], errno.EPERM)  # of another process
-    rules += _refused_if(PRCTL[column] or 0, [(EQUAL, 0, 1, PR_SET_PDEATHSIG)], errno.EPERM)
+    rules += _refused(CLONE3[column], errno.ENOSYS)  # the C library then takes clone, whose flags can be seen
+    rules += _refused_if(PRLIMIT[column], [(EQUAL, 1, 0, 0)], errno.EPERM)  # of another process
+    rules += _refused_if(PRCTL[column], [(EQUAL, 0, 1, PR_SET_PDEATHSIG)], errno.EPERM)
     for call, commands in TO_OTHERS.items():
         for command in commands:
-            rules += _refused_if(call[column] or 0, [(EQUAL, 0, 1, command)], errno.EPERM, SECOND)
+            rules += _refused_if(call[column], [(EQUAL, 0, 1, command)], errno.EPERM, SECOND)
     rules.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("HBBI", *rule) for rule in rules)
 
