@@ -46,9 +46,11 @@ def run(code: str, names: dict[str, Any], out: TextIO) -> bool:
     done, sys.stdout = True, out
     try:
         tree = ast.parse(code)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
         exec(compile(tree, "<program>", "exec"), names)
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<program>", "eval"), names)
             if value is not None:
                 print(repr(value))

@@ -1,7 +1,7 @@
 """The Python tool: a program in, what it prints out, in a process that has nothing of this one's.
 
-A call costs a fork of a server that is warm (server.py). This end holds the wall clock and reads a bounded part of what
-is printed; a program that overruns either is killed, and with it whatever it has started. Any thread may call.
+A call costs two forks of a server that is warm (server.py). This end holds the wall clock and reads a bounded part of
+what is printed; a program that overruns either is killed, and with it whatever it has started. Any thread may call.
 
 Does not put up the walls (confine.py), and does not test them (walls.py).
 """
@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -28,9 +29,11 @@ from grpo_math.grading.frames import encode
 from grpo_math.grading.pool import default_size
 from grpo_math.grading.starter import started
 from grpo_math.tools.limits import PythonLimits
+from grpo_math.tools.syscalls import machine
 
 START_SECONDS = 60.0  # the server imports numpy and sympy, and a program's process is up
 PAUSES = (0.2, 1.0, 5.0)  # seconds, after each of which a program that the system gave no process is tried again
+PACKAGES = ("numpy", "sympy", "mpmath")
 NOTHING = "(no output)"
 GONE = b"Dthe program's process is gone"
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
@@ -54,14 +57,19 @@ class Answer(str):
 class _Server:
     """The process that programs are forked from. ``without``: layers that are not to be put up, for tests."""
 
-    def __init__(self, without: Sequence[str] = ()) -> None:
-        if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
-            raise ToolError("the Python tool needs Linux 5.3 or newer: leave python out of tools")
+    def __init__(self, packages: bool = True, without: Sequence[str] = ()) -> None:
+        if sys.platform != "linux" or not hasattr(os, "pidfd_open") or machine() is None:
+            raise ToolError("the Python tool needs Linux 5.3 or newer on x86-64 or ARM64: leave python out of tools")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         shown = paths()
         root = str(Path(__file__).resolve().parents[2])
         command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server", str(os.getpid())]
-        command += [str(theirs.fileno()), json.dumps(shown), json.dumps(list(without))]
+        command += [
+            str(theirs.fileno()),
+            json.dumps(shown),
+            json.dumps(list(without)),
+            json.dumps(PACKAGES if packages else ()),
+        ]
         env = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         env |= {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join([root, *_packages()])}
         how: dict[str, Any] = {"pass_fds": (theirs.fileno(),), "start_new_session": True, "cwd": "/", "env": env}
@@ -70,7 +78,7 @@ class _Server:
         except (OSError, RuntimeError) as error:
             raise ToolError(f"the Python tool cannot start: {error}: end other programs") from None
         theirs.close()
-        self.requests = ours
+        self.requests, self.layers = ours, dict[str, Any]()
         ours.settimeout(START_SECONDS)
         try:
             said = ours.recv(4096)
@@ -79,11 +87,13 @@ class _Server:
         if not said:
             self.close()
             raise ToolError(f"the Python tool cannot start: its process ended or hung: try {sys.executable} -c 1")
-        self.layers: dict[str, Any] = json.loads(said)
+        self.layers = json.loads(said)
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
+        if folder := self.layers.get("folder"):
+            shutil.rmtree(folder, ignore_errors=True)
         self.forget()
 
     def forget(self) -> None:
@@ -101,40 +111,43 @@ def paths() -> list[str]:
 
 
 def _packages() -> list[str]:
-    specs = [importlib.util.find_spec(name) for name in ("numpy", "sympy", "mpmath")]
+    specs = [importlib.util.find_spec(name) for name in PACKAGES]
     return list(dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin))
 
 
-_server: _Server | None = None
+_servers: dict[bool, _Server] = {}  # with numpy and sympy imported, and without
 _lock = threading.Lock()
 
 
-def server() -> _Server:
+def server(packages: bool = False) -> _Server:
     """That of this process, made on first use, and again where it has died."""
-    global _server
     with _lock:
-        if _server is not None and _server.process.poll() is not None:
-            _server.forget()
-            _server = None
-        if _server is None:
-            _server = _Server()
+        there = _servers.get(packages)
+        if there is not None and there.process.poll() is not None:
+            _servers.pop(packages).close()
+            there = None
+        if there is None:
             atexit.register(shutdown)
-        return _server
+            there = _servers[packages] = _Server(packages)
+        return there
+
+
+def server_for(code: str) -> _Server:
+    """A fork of a process that has sympy takes five times as long, and importing it a hundred times."""
+    return server(packages=any(name in code for name in PACKAGES))
 
 
 def shutdown() -> None:
-    """End the server and every program. The next call starts a new one."""
-    global _server
+    """End the servers and every program. The next call starts a new one."""
     with _lock:
-        if _server is not None:
-            _server.close()
-            _server = None
+        while _servers:
+            _servers.popitem()[1].close()
 
 
 class Program:
     """A process that runs one program after the other; names stay from one to the next."""
 
-    def __init__(self, limits: PythonLimits, of: _Server | None = None) -> None:
+    def __init__(self, limits: PythonLimits, of: Callable[[], _Server] = server) -> None:
         self.limits, self.of = limits, of
         for pause in (*PAUSES, None):
             why = self._start()
@@ -151,7 +164,7 @@ class Program:
         self.out, out = os.pipe()
         self.handle = -1
         try:
-            socket.send_fds((self.of or server()).requests, [asked.encode()], [theirs.fileno(), out])
+            socket.send_fds(self.of().requests, [asked.encode()], [theirs.fileno(), out])
             theirs.close()
             os.close(out)
             self.control.settimeout(START_SECONDS)
@@ -171,24 +184,30 @@ class Program:
         self.control.settimeout(limits.wall_seconds)
         with suppress(OSError):  # a process that has gone shows below
             self.control.sendall(encode({"code": code}))
+        waiting = select.poll()  # not select(), which fails where a trainer has a thousand files open
+        for file in (self.out, self.control.fileno()):
+            waiting.register(file, select.POLLIN)
         printed, said, hung = bytearray(), b"", False
-        while not said and len(printed) <= most:
-            left = deadline - time.monotonic()
-            readable = select.select([self.out, self.control], [], [], max(0.0, left))[0] if left > 0 else []
-            if not readable:
-                hung = True
-                break
-            if self.out in readable:
-                printed += os.read(self.out, 65536)
-            if self.control in readable:
+        while not said and len(printed) <= most and not hung:
+            ready = dict(waiting.poll(1000 * max(0.0, deadline - time.monotonic())))
+            hung = not ready or time.monotonic() > deadline
+            if self.out in ready and not self._read(printed):
+                waiting.unregister(self.out)  # the program has closed it
+            if self.control.fileno() in ready:
                 said = self._said()
-        while len(printed) <= most and select.select([self.out], [], [], 0)[0]:
-            if not (chunk := os.read(self.out, 65536)):
-                break
-            printed += chunk
+        os.set_blocking(self.out, False)
+        with suppress(BlockingIOError):
+            while len(printed) <= most and self._read(printed):
+                pass
+        os.set_blocking(self.out, True)
         if said not in (b"0", b"1") or len(printed) > most:
             self.end()
-        return _answer(printed, "T" if hung else said.decode(errors="replace"), limits)
+        return _answer(bytes(printed), "T" if hung and not said else said.decode(errors="replace"), limits)
+
+    def _read(self, printed: bytearray) -> int:
+        chunk = os.read(self.out, 65536)
+        printed += chunk
+        return len(chunk)
 
     def _said(self) -> bytes:
         try:
@@ -204,7 +223,7 @@ class Program:
         """Kill it with all that it has started."""
         if self.handle >= 0:
             with suppress(OSError):
-                signal.pidfd_send_signal(self.handle, signal.SIGKILL)  # type: ignore[attr-defined]
+                signal.pidfd_send_signal(self.handle, signal.SIGKILL)
             os.close(self.handle)
             self.handle = -1
         if self.out >= 0:
@@ -246,7 +265,7 @@ def _turns() -> threading.Semaphore:
 def call(code: str, limits: PythonLimits, of: _Server | None = None) -> Answer:
     """One program in a process of its own. Raises `ToolError` where the machine gives none, and nothing else."""
     with _turns():
-        program = Program(limits, of)
+        program = Program(limits, (lambda: of) if of else lambda: server_for(code))
         try:
             return program.run(code)
         finally:
@@ -291,7 +310,7 @@ class PythonSession:
         """
         lost = self._program is not None and not self._program.alive
         if self._program is None or lost:
-            self._program = Program(self._limits)
+            self._program = Program(self._limits, lambda: server_for(code))
         with _turns():
             answer = self._program.run(code)
         if lost:
@@ -306,12 +325,11 @@ class PythonSession:
 
 
 def _after_fork() -> None:
-    global _server, _lock
+    global _lock
     _lock = threading.Lock()
     _turns.cache_clear()
-    if _server is not None:
-        _server.forget()
-        _server = None
+    while _servers:
+        _servers.popitem()[1].forget()
 
 
 if hasattr(os, "register_at_fork"):

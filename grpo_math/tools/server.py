@@ -1,9 +1,9 @@
 """The program that programs are forked from: a clean process, which never had the trainer's memory or environment.
 
-``python -m grpo_math.tools.server PARENT_PID SOCKET PATHS WITHOUT``: it imports numpy and sympy once, says which layers
-of the walls there are, and then takes requests on the socket: limits as JSON, with two files, the program's own socket
-and the pipe for what it prints. For each it forks a keeper, which puts up the namespaces, forks the program's process,
-hands a handle of that process to the trainer, and says in the end how it ended.
+``python -m grpo_math.tools.server PARENT_PID SOCKET PATHS WITHOUT PACKAGES``: it imports the packages once, says which
+layers of the walls there are, and then takes requests on the socket: limits as JSON, with two files, the program's own
+socket and the pipe for what it prints. For each it forks a keeper, which puts up the namespaces, forks the program's
+process, hands a handle of that process to the trainer, and says in the end how it ended.
 
 Does not keep the wall clock and does not read what is printed: the trainer's end does (python.py).
 """
@@ -23,18 +23,22 @@ from typing import Any
 from grpo_math.grading.worker import end_with
 from grpo_math.tools import confine, program
 
-PREPARED = ("numpy", "sympy", "traceback", "statistics", "itertools", "fractions", "decimal", "collections", "math")
+PREPARED = ("itertools", "fractions", "decimal", "collections", "math")
 REQUEST = 4096
 
 
 def main() -> None:
-    parent, fd, paths, without = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4])
+    parent, fd = int(sys.argv[1]), int(sys.argv[2])
+    paths, without, packages = map(json.loads, sys.argv[3:])
     end_with(parent)
     requests = socket.socket(fileno=fd)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     layers = confine.available(paths, without)
-    for name in PREPARED:
+    layers["folder"] = "" if layers["spaces"] else tempfile.mkdtemp(prefix="grpo_math_tool_")  # the trainer removes it
+    if layers["folder"]:
+        os.chmod(layers["folder"], 0o711)
+    for name in (*PREPARED, *packages):
         with suppress(Exception):
             importlib.import_module(name)
     # No program finds this one's folder or environment.
@@ -62,7 +66,7 @@ def _keep(limits: dict[str, Any], layers: dict[str, Any], paths: list[str], cont
     """Fork the program, hand it over, wait for its end and say how it came."""
     confine.libc.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    folder = confine.FOLDER if layers["spaces"] else tempfile.mkdtemp(prefix="grpo_math_tool_")
+    folder = confine.FOLDER if layers["spaces"] else tempfile.mkdtemp(dir=layers["folder"])
     ready, says = os.pipe()
     pid = 0
     try:

@@ -30,6 +30,7 @@ utime 132 - | utimes 235 - | futimesat 261 - | utimensat 280 88
 setxattr 188 5 | lsetxattr 189 6 | fsetxattr 190 7 | setxattrat 463 463
 removexattr 197 14 | lremovexattr 198 15 | fremovexattr 199 16 | removexattrat 466 466
 mknod 133 - | mknodat 259 33
+sync 162 81 | syncfs 306 267 | truncate 76 45
 memfd_create 319 279 | memfd_secret 447 447 | shmget 29 194 | shmat 30 196 | shmctl 31 195
 msgget 68 186 | msgsnd 69 189 | msgrcv 70 188 | msgctl 71 187 | semget 64 190 | semop 65 193 | semctl 66 191
 mq_open 240 180 | mq_unlink 241 181 | add_key 248 217 | keyctl 250 219 | request_key 249 218
@@ -41,15 +42,17 @@ quotactl_fd 443 443 | settimeofday 164 170 | clock_settime 227 112 | adjtimex 15
 sethostname 170 161 | setdomainname 171 162 | iopl 172 - | ioperm 173 - | personality 135 92 | vhangup 153 58
 """
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH of <linux/audit.h>
-CLONE, FORK, VFORK, CLONE3 = (56, 220), (57, None), (58, None), (435, 435)
-PRLIMIT, PRCTL = (302, 261), (157, 167)
+CLONE, CLONE3 = (56, 220), (435, 435)
+FORKS = (57, 58)  # on x86-64 alone: fork and vfork
+PRLIMIT, PRCTL, FCNTL, IOCTL = (302, 261), (157, 167), (72, 25), (16, 29)
 X32 = 0x40000000  # numbers from here on are those of another way into the same kernel
 
 CLONE_THREAD, CLONE_NEW = 0x00010000, 0x7E020080  # a thread; any new namespace
 PR_SET_PDEATHSIG = 1
+TO_OTHERS = {FCNTL: (8, 10, 15), IOCTL: (0x8901, 0x8902)}  # F_SETOWN and the like: whom a file's signals go to
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of <linux/bpf_common.h>
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # of <linux/seccomp.h>
-NUMBER, ARCH, ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data: the low half of the first argument
+NUMBER, ARCH, FIRST, SECOND = 0, 4, 16, 24  # offsets in struct seccomp_data: low halves of two arguments
 Filter = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, value
 
 
@@ -71,18 +74,21 @@ def program(column: int, alone: bool, children: bool) -> bytes:
     for row in TABLE.replace("|", "\n").split("\n"):
         if row.strip() and (number := row.split()[1 + column]) != "-":
             rules += _refused(int(number), errno.EPERM)
-    for call in (FORK, VFORK):
-        if (number := call[column]) is not None and not children:
-            rules += _refused(number, errno.EAGAIN)
-    clone = CLONE[column] or 0
+    if column == 0 and not children:
+        for fork in FORKS:
+            rules += _refused(fork, errno.EAGAIN)
+    clone = CLONE[column]
     if alone:
         rules += _refused(clone, errno.EAGAIN)
     else:
         rules += _refused_if(clone, [(ANY_BIT, 0, 1, CLONE_NEW)], errno.EPERM)
         rules += [] if children else _refused_if(clone, [(ANY_BIT, 1, 0, CLONE_THREAD)], errno.EAGAIN)
-    rules += _refused(CLONE3[column] or 0, errno.ENOSYS)  # the C library then takes clone, whose flags can be seen
-    rules += _refused_if(PRLIMIT[column] or 0, [(EQUAL, 1, 0, 0)], errno.EPERM)  # of another process
-    rules += _refused_if(PRCTL[column] or 0, [(EQUAL, 0, 1, PR_SET_PDEATHSIG)], errno.EPERM)
+    rules += _refused(CLONE3[column], errno.ENOSYS)  # the C library then takes clone, whose flags can be seen
+    rules += _refused_if(PRLIMIT[column], [(EQUAL, 1, 0, 0)], errno.EPERM)  # of another process
+    rules += _refused_if(PRCTL[column], [(EQUAL, 0, 1, PR_SET_PDEATHSIG)], errno.EPERM)
+    for call, commands in TO_OTHERS.items():
+        for command in commands:
+            rules += _refused_if(call[column], [(EQUAL, 0, 1, command)], errno.EPERM, SECOND)
     rules.append((RETURN, 0, 0, ALLOW))
     return b"".join(struct.pack("HBBI", *rule) for rule in rules)
 
@@ -91,7 +97,7 @@ def _refused(number: int, error: int) -> Filter:
     return [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
 
-def _refused_if(number: int, condition: Filter, error: int) -> Filter:
-    """Refused where the condition on the first argument goes on to the next instruction."""
-    test = [(LOAD, 0, 0, ARGUMENT), *condition, (RETURN, 0, 0, ERRNO | error), (LOAD, 0, 0, NUMBER)]
+def _refused_if(number: int, condition: Filter, error: int, argument: int = FIRST) -> Filter:
+    """Refused where the condition on an argument goes on to the next instruction."""
+    test = [(LOAD, 0, 0, argument), *condition, (RETURN, 0, 0, ERRNO | error), (LOAD, 0, 0, NUMBER)]
     return [(EQUAL, 0, len(test), number), *test]

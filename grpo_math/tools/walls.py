@@ -20,7 +20,7 @@ from grpo_math.tools.limits import PythonLimits
 from grpo_math.tools.python import _Server, call, server
 
 ATTEMPTS = """
-import ctypes, json, os, resource, socket, sys
+import ctypes, fcntl, json, os, resource, socket, sys
 pid, port, name, secret, memory, processes, shared = json.loads({facts!r})
 libc = ctypes.CDLL(None)
 beside = os.path.join(os.path.dirname(secret), "written")
@@ -75,7 +75,7 @@ tries = {{
     "trainer": [lambda: open(f"/proc/{{pid}}/environ").close(), lambda: open(f"/proc/{{pid}}/mem").close(),
                 lambda: open(f"/proc/{{pid}}/cmdline").close(), lambda: next(iter(os.environ)), look, attach],
     "signals": [lambda: os.kill(pid, 0), lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE),
-                lambda: os.setpriority(os.PRIO_PROCESS, pid, 19)],
+                lambda: os.setpriority(os.PRIO_PROCESS, pid, 19), lambda: fcntl.fcntl(1, fcntl.F_SETOWN, pid)],
 }}
 through = {{}}
 for wall, attempts in tries.items():
@@ -97,6 +97,8 @@ MEANING = {
     "signals": "a program can signal or slow down the trainer",
 }
 
+TRUNCATION = 3  # the first version of Landlock that a file opened for reading cannot be emptied under
+
 
 class Wall(NamedTuple):
     """``said``: what holds it, or what a program can do."""
@@ -116,6 +118,8 @@ def walls(limits: PythonLimits, of: _Server | None = None) -> list[Wall]:
     tried = of or server()
     by = layers(tried.layers)
     through = _attempts(limits, tried)
+    if not tried.layers["spaces"] and tried.layers["landlock"] < TRUNCATION:
+        through["files"] = 1  # not tried: it would empty a file of the interpreter
     return [
         Wall(name, not through.get(name, 1), f"held by {by}" if through.get(name, 1) == 0 else said)
         for name, said in MEANING.items()

@@ -3,7 +3,7 @@
     python tests/benchmarks/tool_calls.py [--calls 40]
 
 The two take turns in one process, so that a busy machine slows both; printed are medians, their ratio with the
-quartiles of the ratio by pairs, and calls a second when a batch is given at once.
+quartiles of the ratio by pairs, and calls a second when a batch is given at once, against plain runs in a row.
 
 Does not test anything: tests/tools does.
 """
@@ -32,6 +32,7 @@ def seconds(call) -> float:
 
 def compare(name: str, code: str, calls: int, server) -> None:
     limits, ours, plain = PythonLimits(), [], []
+    python.call(code, limits, server)
     for _ in range(calls):
         ours.append(seconds(lambda: python.call(code, limits, server)))
         plain.append(seconds(lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)))
@@ -47,16 +48,17 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=40)
     calls = parser.parse_args().calls
     for without in ([], ["spaces"]):
-        server = python._Server(without=without)
-        python.call("1", PythonLimits(), server)
-        print(f"{layers(server.layers)}; {calls} calls of each")
+        servers = {packages: python._Server(packages, without) for packages in (False, True)}
+        print(f"{layers(servers[True].layers)}; {calls} calls of each")
         for name, code in CODES.items():
-            compare(name, code, calls if name == "a product" else max(4, calls // 4), server)
-        server.close()
-    started = time.perf_counter()
-    python_many(["print(1234 * 5678)"] * 4 * calls, PythonLimits())
-    rate = 4 * calls / (time.perf_counter() - started)
-    print(f"a batch of {4 * calls}: {rate:.0f} calls a second, {python.default_size()} at once")
+            compare(name, code, calls if name == "a product" else max(4, calls // 4), servers["import" in code])
+        for server in servers.values():
+            server.close()
+    python.call("1", PythonLimits())
+    code = CODES["a product"]
+    batch = seconds(lambda: python_many([code] * calls, PythonLimits()))
+    plain = seconds(lambda: [subprocess.run([sys.executable, "-c", code], capture_output=True) for _ in range(calls)])
+    print(f"a batch: {calls / batch:.0f} calls a second, {python.default_size()} at once; plain: {calls / plain:.0f}")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_the_walls_of_the_python_tool_are_tried_and_one_that_is_missing_ends_the
     [(level, message)] = said(tools=["python"], python={"cpu_second": 1})
     assert (level, message) == ("error", "python='cpu_second' is not known")
     bare = python._Server(without=["spaces", "landlock", "seccomp"])
-    monkeypatch.setattr(python, "_server", bare)
+    monkeypatch.setitem(python._servers, False, bare)
     try:
         [(level, message)] = said(tools=["python"], python={"memory_mb": 100})
         assert level == "error"

@@ -97,6 +97,7 @@ def test_they_hold_for_an_ordinary_user():
         "    server = _Server(without=without)\n"
         "    fallen = [w.name for w in walls(PythonLimits(processes=2), server) if not w.holds]\n"
         "    print(json.dumps([fallen, server.layers]))\n"
+        "    server.close()\n"
     )
     how = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/", "capture_output": True, "text": True}
     env = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
