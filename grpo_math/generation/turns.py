@@ -61,7 +61,10 @@ class Talk:
     def results(self, messages: list[Message]) -> list[int]:
         """The token ids that follow the end of a turn: what its calls gave, and the opening of the next one."""
         call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
-        asked = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        asked: list[Message] = [
+            {"role": "user", "content": "dummy"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
         before, eos = self._rendered(asked), self.tokenizer.eos_token_id
         if eos in before:  # some templates write a line break after it
             before = before[: len(before) - before[::-1].index(eos)]

@@ -53,7 +53,7 @@ def xml(problem: str) -> Prompt:
 def python(problem: str) -> Prompt:
     """A chat whose worked example calls the tool python for 3 + 4, and then gives ``#### N``."""
     call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
-    called = [
+    called: list[dict[str, Any]] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "python", "content": "7"},
     ]

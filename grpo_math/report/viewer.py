@@ -137,7 +137,7 @@ def _code(call: object) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     arguments = function.get("arguments") if isinstance(function, dict) else None
     given = {k: v for k, v in arguments.items() if v is not None} if isinstance(arguments, dict) else {}
-    if len(given) == 1 and function["name"] == "python":
+    if isinstance(function, dict) and len(given) == 1 and function.get("name") == "python":
         return str(next(iter(given.values())))
     return json.dumps(function, ensure_ascii=False, default=str)
 
