@@ -44,8 +44,9 @@ class Turns:
     def __init__(self, trainer: Any, talk: Talk) -> None:
         self.trainer, self.talk = trainer, talk
         self.rows: list[Played] = []  # of the last generation
-        together = trainer.use_vllm or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        self.waits = together and trainer.accelerator.num_processes > 1
+        plugin = trainer.accelerator.state.deepspeed_plugin
+        split = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+        self.waits = (trainer.use_vllm or split) and trainer.accelerator.num_processes > 1
 
     def play(
         self,
