@@ -47,6 +47,11 @@ def test_an_error_or_a_timeout_keeps_what_was_printed_before():
     assert (answer, answer.status) == ("half\nTimeoutError: stopped after 0.5 seconds", "timeout")
 
 
+def test_cpu_seconds_are_the_programs_own_and_not_the_clocks():
+    answer = python.call("while True: pass", PythonLimits(cpu_seconds=1, wall_seconds=100.0))
+    assert (answer, answer.status) == ("TimeoutError: stopped after 1 CPU seconds", "timeout")
+
+
 def test_output_is_cut_and_says_so():
     answer = python.call("for n in range(1000): print(n)", PythonLimits(output_chars=10))
     assert answer == "0\n1\n2\n3\n4\n\n(cut: it printed more than 10 characters)"
