@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def test_an_error_or_a_timeout_keeps_what_was_printed_before():
     limits = PythonLimits(wall_seconds=0.5)
     answer = python.call("import time\nprint('half')\ntime.sleep(60)", limits)
     assert (answer, answer.status) == ("half\nTimeoutError: stopped after 0.5 seconds", "timeout")
+
+
+def test_cpu_seconds_are_the_programs_own_and_not_the_clocks():
+    answer = python.call("while True: pass", PythonLimits(cpu_seconds=1, wall_seconds=100.0))
+    assert (answer, answer.status) == ("TimeoutError: stopped after 1 CPU seconds", "timeout")
 
 
 def test_output_is_cut_and_says_so():
@@ -92,23 +98,28 @@ def test_a_server_that_died_is_started_again():
     assert python.server().process.pid != old.pid
 
 
+def children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_programs_end_with_the_process_that_asked_for_them():
     """Killed where it stands, a trainer leaves no program behind."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            python.Program(PythonLimits(wall_seconds=100.0))
             os.write(writer, str(python.server().process.pid).encode())
-            __import__("time").sleep(100)
+            python.call("import time\ntime.sleep(100)", PythonLimits(wall_seconds=100.0))
         finally:
             os._exit(1)
     server = int(os.read(reader, 100))
-    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
-    assert children
+    until(lambda: any(map(children, children(server))))
+    [keeper] = children(server)
+    [program] = children(keeper)
+    time.sleep(0.5)  # the program is in its sleep
     os.kill(pid, 9)
     os.waitpid(pid, 0)
-    until(lambda: not any(Path(f"/proc/{one}").exists() for one in [server, *children]), 20.0)
+    until(lambda: not any(Path(f"/proc/{one}").exists() for one in (server, keeper, program)), 20.0)
 
 
 @pytest.mark.slow

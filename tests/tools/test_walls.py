@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool
 
 def fallen(without, processes=1):
     """The walls that do not hold without these layers."""
-    server = python._Server(without=without)
+    server = python._Server(packages=False, without=without)
     try:
         return {wall.name for wall in walls(PythonLimits(processes=processes), server) if not wall.holds}
     finally:
@@ -57,8 +57,18 @@ def test_a_missing_layer_is_noticed(without, through):
     assert fallen(without) - {"processes"} == through  # root without another user has no bound on its processes
 
 
+def test_an_old_landlock_alone_does_not_hold_files():
+    """Before its third version a file of the interpreter can be emptied; that is not tried, but known."""
+    server = python._Server(packages=False, without=["spaces"])
+    server.layers["landlock"] = 2
+    try:
+        assert {wall.name for wall in walls(PythonLimits(), server) if not wall.holds} == {"files"}
+    finally:
+        server.close()
+
+
 def test_a_run_without_walls_is_refused_unless_it_asks_for_that():
-    server = python._Server(without=["spaces", "landlock", "seccomp"])
+    server = python._Server(packages=False, without=["spaces", "landlock", "seccomp"])
     try:
         with pytest.raises(UserError, match=r"do not all hold here .*can open connections.*walls: any") as refused:
             refuse_without(PythonLimits(), server)
@@ -76,7 +86,7 @@ def test_a_layer_that_fails_after_it_was_found_stops_the_program(tmp_path, monke
     shown = [*python.paths(), str(folder)]
     monkeypatch.setattr(python, "PAUSES", ())
     monkeypatch.setattr(python, "paths", lambda: shown)
-    server = python._Server()
+    server = python._Server(packages=False)
     try:
         if not server.layers["spaces"]:
             pytest.skip("no namespaces on this machine")
@@ -94,7 +104,7 @@ def test_they_hold_for_an_ordinary_user():
         "import json\nfrom grpo_math.tools import PythonLimits\nfrom grpo_math.tools.python import _Server\n"
         "from grpo_math.tools.walls import walls\n"
         "for without in ([], ['spaces']):\n"
-        "    server = _Server(without=without)\n"
+        "    server = _Server(False, without)\n"
         "    fallen = [w.name for w in walls(PythonLimits(processes=2), server) if not w.holds]\n"
         "    print(json.dumps([fallen, server.layers]))\n"
         "    server.close()\n"
