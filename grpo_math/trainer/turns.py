@@ -88,8 +88,8 @@ class Turns:
         """Over all ranks: how often a result stood in its call already, timeouts, and who is right."""
         own = []
         for number, (row, said) in enumerate(zip(self.rows, completions, strict=True)):
-            right = grades is not None and grades[number].verdict is Verdict.CORRECT
-            own.append((row.calls, row.timeouts, len(results_of(said)), sum(echoed(said)), right))
+            solved = grades is not None and grades[number].verdict is Verdict.CORRECT
+            own.append((row.calls, row.timeouts, len(results_of(said)), sum(echoed(said)), solved))
         rows = torch.tensor(gather_object(own), dtype=torch.float64)
         calls, timeouts, results, echoes, right = rows.unbind(dim=1)
         called = calls > 0
