@@ -29,7 +29,7 @@ Run = Callable[[argparse.Namespace, list[str]], int]
 DEMO = "launch/configs/demo_cpu.yaml"  # found from any folder, and no path of this machine in the run's command
 SHOWN = (  # of an evaluation's results
     *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
-    *("by_subject", "by_level", "contamination", "seconds", "results"),
+    *("calling", "by_subject", "by_level", "contamination", "seconds", "results"),
 )
 
 
@@ -143,6 +143,8 @@ def _add_on_problems(commands: Commands) -> None:
     add("--split", default="test", help="(default: test; it may be cut: train[:500])")
     add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
     add("--template", help="the prompt and its answer format (default: the run's, or the data set's own)")
+    add("--tools", help="what it may call: python, or module:function; several: a,b (default: the run's, or nothing)")
+    add("--python", metavar="JSON", help='its limits, as {"wall_seconds": 5} (default: the run\'s)')
     add("--samples", type=int, help="completions of each problem (default: 1; 32 for AIME and AMC)")
     add("--temperature", type=float, help="0 is greedy (default: 0; 0.6 for AIME and AMC)")
     longest: dict[str, Any] = {"dest": "max_new_tokens", "help": "tokens of one (default: the run's, or 512)"}
@@ -152,14 +154,11 @@ def _add_on_problems(commands: Commands) -> None:
     add("--backend", default="hf", help="hf (default), vllm-server or vllm")
     add("--server", metavar="URL", help="of the vLLM server")
     add("--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)")
-    where = "(default: evaluations, or evaluation in the run directory)"
+    where = "(default: evaluations, or evaluation in the run)"
     add("--output", help=f"the results file, ending in .json, or a folder for one that the settings name {where}")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
-    add(
-        "--regrade",
-        metavar="RESULTS",
-        help="grade a results file's answers anew, without a model, into a file beside it",
-    )
+    text = "grade a results file's answers anew, without a model, into a file beside it"
+    add("--regrade", metavar="RESULTS", help=text)
     add = _command(commands, "grade", _grade, "grade the rows {gold, prediction} of a .jsonl file").add_argument
     add("file")
     add("--format", help="the answer format that was asked for (default: any)")

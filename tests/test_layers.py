@@ -22,7 +22,7 @@ ROOMS = [
     {"planner"},
     {"settings"},
     {"trainer", "evaluation"},
-    {"generation", "problems", "rewards"},
+    {"generation", "problems", "rewards", "tools"},
     {"grading", "run"},
     {"reading"},
     {"errors"},
@@ -33,6 +33,7 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.bench", "checks.deep", "checks.live"),
     *("evaluation.ask", "evaluation.backends", "evaluation.of_trainer", "evaluation.pass_rates", "evaluation.results"),
+    *("evaluation.toolbox", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     "generation.streaming",
     *("planner.simulation.device", "planner.simulation.generation", "planner.simulation.live"),

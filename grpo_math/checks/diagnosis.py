@@ -133,6 +133,21 @@ CHECKS: dict[str, Check] = {
     "learning_rate_too_low": Check(
         "the learning rate is too low", "there are gradients, and the policy stays where it was", "raise it"
     ),
+    "calls_never_used": Check(
+        "the tool is never called",
+        "no sampled completion calls it, so that no reward can teach it to",
+        "show a call in the prompt, or sample at another temperature",
+    ),
+    "calls_always_fail": Check(
+        "the calls fail",
+        "the programs are wrong, or the tool's limits too narrow for them: the table of completions holds the errors",
+        "see what they say, and give them more time or memory",
+    ),
+    "output_echoed": Check(
+        "the tool's results are echoes",
+        "the model writes the answer into the call that is to find it",
+        "pay for calls that give what was not said",
+    ),
     "loss_near_zero": Check(
         "the loss is near zero",
         "normal for on-policy GRPO: the advantages of a group sum to zero, so the loss has no size, only a gradient; "

@@ -14,7 +14,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from collections.abc import Callable, Collection, Iterator
 
-from grpo_math.checks import Finding, machine, prompts, rewards, services
+from grpo_math.checks import Finding, machine, prompts, rewards, services, tools
 from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, whole_distribution, without_effect
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, cut
@@ -58,6 +58,7 @@ CHECKS: dict[str, Check] = {
     "vllm_server": services.vllm_server,
     "ports": services.ports,
     "disk": machine.disk,
+    "python_tool": tools.python_tool,
 }
 COUNTED = ("without_effect", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
 OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # of one that is there, and whose chat template works

@@ -36,6 +36,8 @@ def chat_template(setup: Setup) -> Iterator[Said]:
         else:
             continue
         raise ConfigError("chat_template_kwargs", name, reason, "leave it out")
+    if s["tools"]:  # before the prompt is rendered, which may hold a call
+        _talk(setup)
     if _is_chat(setup):
         messages = setup.rows[0]["prompt"]
         try:
@@ -148,6 +150,9 @@ def rendered(setup: Setup, rows: Sequence[Row]) -> list[str]:
     if not _is_chat(setup):
         return [row["prompt"] for row in rows]
     asks = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
+    if setup.settings["tools"]:
+        talk = _talk(setup)
+        asks |= {"tools": talk.tools, "chat_template": talk.chat_template}
     return [setup.tokenizer.apply_chat_template(row["prompt"], **asks) for row in rows]
 
 
@@ -156,6 +161,14 @@ def longest_prompt(setup: Setup) -> int | None:
     if setup.tokenizer is None or (_is_chat(setup) and not setup.tokenizer.chat_template):
         return None
     return lengths_of(setup)[-1]
+
+
+def _talk(setup: Setup) -> Any:
+    """The tools of the recipe, and the tokenizer with a template that renders their calls; `ConfigError` without."""
+    from grpo_math.evaluation.toolbox import toolbox
+
+    tools = toolbox(setup.settings["tools"], setup.settings["python"])
+    return tools.talk(setup.tokenizer) if tools else None
 
 
 def _is_chat(setup: Setup) -> bool:

@@ -37,7 +37,6 @@ NEVER_READ = {
     ),
     "the loss is GRPO's": ("label_smoothing_factor", "label_names"),
     "the rows of a prompt stay together": ("train_sampling_strategy", "length_column_name", "dataloader_drop_last"),
-    "there are no tools": ("max_tool_calling_iterations",),
     "the problems are text": ("log_multimodal",),
     "the launcher says which process this is": ("local_rank",),
 }
@@ -66,6 +65,10 @@ def _ignored(s: Mapping[str, Any]) -> Iterator[tuple[Iterable[str], str, str]]:
         yield names, f"would be ignored: {why}", LEAVE
     if s["use_vllm"] and s["vllm_mode"] == "server":
         yield COLOCATED, "would be ignored: vllm_mode is server", "give it to the server"
+    if not s["tools"]:
+        yield ["max_tool_calling_iterations", "python"], "would be ignored without tools", "set tools: [python]"
+    elif "python" not in s["tools"]:
+        yield ["python"], "would be ignored: the tool python is not among tools", "add it, or leave this out"
     if s["use_vllm"]:
         yield GENERATES, "would be ignored: use_vllm=True generates", LEAVE
     if not s["dataloader_num_workers"]:

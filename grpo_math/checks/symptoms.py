@@ -41,6 +41,7 @@ WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed
 GRADIENT_GREW = 5.0  # times its median in the first lines; healthy gradients at most about double
 POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
 LOW_LORA, LOW_FULL = 5e-6, 1e-7  # learning rates under which an adapter, or all weights, hardly move in some 100 steps
+ALWAYS = 0.9  # of the calls that fail, or of the results that the model had written: then the tool adds nothing
 LOSS_SMALL = 0.01  # a loss that is read as zero
 
 FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
@@ -414,3 +415,33 @@ def loss_near_zero(run: Run) -> Seen | None:
 
 def percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+def calls_never_used(run: Run) -> Seen | None:
+    """No completion of the last lines calls a tool."""
+    calls = run.series(metrics.CALLS).last()
+    if len(calls) < WINDOW or any(calls.values):
+        return None
+    return Seen(
+        f"0 calls in {calls.span}", {"calls": 0.0, "steps": [calls.steps[0], calls.steps[-1]]}, "template: python"
+    )
+
+
+def _of_calls(run: Run, name: str, setting: str) -> Seen | None:
+    """Of nearly all calls of the last lines this is said."""
+    calls, share = run.series(metrics.CALLS).last(), run.series(name).last()
+    shares = [value for value, n in zip(share.values, calls.values, strict=False) if n]
+    if len(share) < WINDOW or len(shares) < WINDOW / 2 or fmean(shares) < ALWAYS:
+        return None
+    figures = {"share": fmean(shares), "steps": [share.steps[0], share.steps[-1]]}
+    return Seen(f"{percent(fmean(shares))} of them in {share.span}", figures, setting)
+
+
+def calls_always_fail(run: Run) -> Seen | None:
+    """Nearly all calls fail."""
+    return _of_calls(run, metrics.FAILURE_FREQUENCY, "python: {wall_seconds: 20, memory_mb: 1024}")
+
+
+def output_echoed(run: Run) -> Seen | None:
+    """Nearly all results stand in the calls that gave them."""
+    return _of_calls(run, metrics.ECHO_FREQUENCY, "rewards: [accuracy, tool_use]")

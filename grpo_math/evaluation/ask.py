@@ -96,6 +96,9 @@ def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str, int]:
     config = config_of(run) if run == folder or (base and (run / "config.yaml").exists()) else None
     if config:
         read = of_run.read(str(run))
+        if read.tools:
+            reason = f"was trained to call {', '.join(read.tools['tools'])}, and a question here is one turn"
+            raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         return read.base, read.trained, str(config.get("template") or PLAIN), read.max_new_tokens
     if base:
         return base, (base, str(folder)), PLAIN, 512

@@ -88,13 +88,19 @@ def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None
         raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
+def context_of(model: Any) -> int | None:
+    """The most tokens that a model, or one of that name, reads; None where its config does not say."""
+    config = loaded(model, _config) if isinstance(model, str) else model.config
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def check_context(model: Any, longest: int) -> None:
     """That prompts of so many tokens leave room for an answer."""
-    config = loaded(model, _config) if isinstance(model, str) else model.config
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = context_of(model)
     if limit is not None and longest >= limit:
         reason = f"has max_position_embeddings={limit}, and the longest prompt {longest} tokens"
-        raise ConfigError("model", getattr(config, "_name_or_path", model), reason, "leave out long problems")
+        name = model if isinstance(model, str) else model.config._name_or_path
+        raise ConfigError("model", name, reason, "leave out long problems")
 
 
 def opened(

@@ -16,6 +16,8 @@ from grpo_math.grading import Grade, Verdict
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
+CALLS = ("calls", "failures", "timeouts")  # of a completion with tools
+WITH = {"with_call": "with", "without_call": "without"}
 Record = dict[str, Any]
 Results = dict[str, Any]
 
@@ -64,7 +66,24 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
         "categories": {name: counts[name] for name in CATEGORIES},
         "pass@k": {str(k): fmean(pass_at_k(samples, sum(flags), k) for flags in right) for k in ks},
         "maj@k": {str(k): fmean(maj_at_k(given, flags, k) for given, flags in votes) for k in ks},
+        **({"calling": _calling(records)} if all("calls" in record for record in records) else {}),
         **{f"by_{name}": _by(name, problems, right) for name in PARTS if any(name in record for record in records)},
+    }
+
+
+def _calling(records: Sequence[Record]) -> dict[str, Any]:
+    """Calls, failures and timeouts for each answer, and how many answers with and without a call are right.
+
+    >>> _calling([{"calls": 2, "failures": 1, "timeouts": 0, "category": "correct"}])["with_call"]
+    {'n': 1, 'accuracy': 1.0}
+    """
+    parts = {name: [r for r in records if bool(r["calls"]) == (name == "with_call")] for name in WITH}
+    return {
+        **{name: fmean(record[name] for record in records) for name in CALLS},
+        **{
+            name: {"n": len(part), "accuracy": fmean(r["category"] in RIGHT for r in part) if part else None}
+            for name, part in parts.items()
+        },
     }
 
 
@@ -117,6 +136,12 @@ def text_of(results: Results) -> str:
         f"{n} problem{'' if n == 1 else 's'}, {drawn}",
         f"accuracy in format  {results['accuracy_in_format']:6.1%}",
     ]
+    if calling := results.get("calling"):
+        right = [f"{calling[name]['n']} answers {label} a call" + _share(calling[name]) for name, label in WITH.items()]
+        lines.append(
+            f"calls an answer      {calling['calls']:5.2f}  failed {calling['failures']:.2f}, of these out of time "
+            f"{calling['timeouts']:.2f}; {', '.join(right)}"
+        )
     if samples > 1:
         mean = results["mean@n"]
         error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
@@ -137,6 +162,10 @@ def text_of(results: Results) -> str:
             f"{label:<{width}} {count:>{digits}}  {share:6.1%}  {note}".rstrip() for label, count, share, note in block
         ]
     return "\n".join(lines)
+
+
+def _share(part: Mapping[str, Any]) -> str:
+    return "" if part["accuracy"] is None else f" {part['accuracy']:.1%} right"
 
 
 def _range(interval: Sequence[float]) -> str:

@@ -4,12 +4,13 @@ Does not evaluate them.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.resume import config_of
 from grpo_math.run.weights import weights_in
 
+TOOLS = ("tools", "python", "max_tool_calling_iterations")
 FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # what transformers reads
 
 
@@ -21,6 +22,7 @@ class OfRun(NamedTuple):
     template: str
     max_new_tokens: int
     folder: Path
+    tools: dict[str, Any]  # of the recipe: tools, python, max_tool_calling_iterations
 
     def models(self) -> dict[str, tuple[str, str | None, str]]:
         """Model, adapter and results file of each side."""
@@ -43,10 +45,11 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which goes on with it")
     kind, weights = found
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
+    tools = {name: config[name] for name in TOOLS if config.get(name)}
     folder = run / "evaluation" if output is None else Path(output)
     longest = config.get("max_completion_length")
     longest = longest if isinstance(longest, int) and longest > 0 else 512
-    return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder)
+    return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder, tools)
 
 
 def _of_revision(name: str, revision: str) -> str:

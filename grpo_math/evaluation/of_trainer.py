@@ -16,6 +16,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
 from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import problems_hash
+from grpo_math.evaluation.toolbox import toolbox_of
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
 
@@ -56,6 +57,7 @@ def over_ranks(trainer: Any, rows: list[Row], *, progress: bool = True, **settin
     """Results over all ranks, on each of them: each takes every n-th row."""
     accelerator = trainer.accelerator
     own = rows[accelerator.process_index :: accelerator.num_processes] or rows[:1]
+    settings = {"tools": toolbox_of(trainer) or (), **settings}
     settings = {"tokenizer": trainer.processing_class, "progress": progress and accelerator.is_main_process, **settings}
     found = results.evaluate(accelerator.unwrap_model(trainer.model), own, **settings)
     if accelerator.num_processes > 1:

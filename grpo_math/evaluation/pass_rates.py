@@ -19,6 +19,7 @@ from typing import Any
 from grpo_math.evaluation import journal
 from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.results import answered
+from grpo_math.evaluation.toolbox import Toolbox
 from grpo_math.grading import Verdict
 from grpo_math.problems.difficulty import Rates, Row, key
 
@@ -54,6 +55,7 @@ def measure(
     seed: int = 0,
     batch_size: int = 64,
     grade_timeout: float = 5.0,
+    tools: Toolbox | None = None,
 ) -> Rates:
     """The rates of all ``rows``; those that the file lacks are measured, over all processes, and added to it.
 
@@ -78,7 +80,7 @@ def measure(
             every = todo[start : start + share * state.num_processes]
             part = every[state.process_index :: state.num_processes]
             drawn = replace(sampling, seed=seed + len(rates) * state.num_processes + state.process_index)
-            _, grades = answered(model, tokenizer, part, drawn, grade_timeout)
+            _, grades = answered(model, tokenizer, part, drawn, grade_timeout, tools)
             lines = []
             for i, row in enumerate(part):
                 verdicts = [grade.verdict for grade in grades[i * samples : (i + 1) * samples]]

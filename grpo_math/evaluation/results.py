@@ -23,12 +23,14 @@ from tqdm import tqdm
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, journal
 from grpo_math.evaluation.backends import Sampling
-from grpo_math.evaluation.figures import PARTS, Record, Results, category, summary
+from grpo_math.evaluation.figures import CALLS, PARTS, Record, Results, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.scoring import TOLERANCE, as_published
+from grpo_math.evaluation.toolbox import Conversation, Toolbox, conversing, toolbox
 from grpo_math.generation.completions import Completion, Generate, batch_seed, batches, complete, token_ids
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.grading import Grade, grade_batch, version
+from grpo_math.problems.prompts import refuse_without_call
 from grpo_math.run.files import refuse_unwritable, write_json
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import CATEGORIES, RIGHT
@@ -39,10 +41,18 @@ Row = dict[str, Any]
 
 
 def answered(
-    model: Any, tokenizer: Any, rows: Sequence[Row], sampling: Sampling, grade_timeout: float
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    sampling: Sampling,
+    grade_timeout: float,
+    tools: Toolbox | None = None,
 ) -> tuple[list[Completion], list[Grade]]:
     """The completions of each row, row after row, and their grades."""
-    settings = asdict(sampling)
+    settings: dict[str, Any] = asdict(sampling)
+    if tools is not None:
+        talk, limits = tools.talk(tokenizer), (sampling.max_new_tokens, backends.context_of(model))
+        settings |= {"talk": talk, "through": lambda generate: conversing(generate, talk, *limits)}
     samples = settings.pop("samples")
     repeated = [row for row in rows for _ in range(samples)]
     completions = complete(model, tokenizer, [row["prompt"] for row in repeated], **settings)
@@ -67,6 +77,9 @@ def evaluate(
     output: str | Path | None = None,
     about: dict[str, Any] | None = None,
     contamination: dict[str, Any] | None = None,
+    tools: Toolbox | Sequence[str] = (),
+    python: dict[str, Any] | None = None,
+    max_tool_calling_iterations: int | None = None,
 ) -> Results:
     """Results of ``model`` (a name, or a loaded model with its ``tokenizer``) on rows of `load_problems`.
 
@@ -82,15 +95,22 @@ def evaluate(
 
     ``backend``: hf (transformers, here), vllm-server (the vLLM server at ``server``) or vllm (in this process).
     ``about`` adds facts to the results that the call must have in common with the one that it goes on with, and
-    ``contamination`` what `contamination.overlap` has found. Long because these 17 settings and their meaning are.
+    ``contamination`` what `contamination.overlap` has found. ``tools``, ``python`` and
+    ``max_tool_calling_iterations`` are a recipe's: what the model may call, as in training. Long because these 20
+    settings and their meaning are.
     """
     sampling = Sampling(samples, temperature, max_new_tokens, batch_size, seed)
     _refuse(rows, sampling)
+    box = tools if isinstance(tools, Toolbox) else toolbox(tools, python, max_tool_calling_iterations)
+    refuse_without_call(str(rows[0].get("answer_format")), box.stated["names"] if box else ())
     started = time.perf_counter()
     named = isinstance(model, str)
     if named:
-        tokenizer = _tokenizer(model, adapter, rows[0]["prompt"], backend, server, output)
+        tokenizer = _tokenizer(model, adapter, rows[0]["prompt"], backend, server, output, box)
+    talk = box.talk(tokenizer) if box else None
     settings = {**(about or {}), **_settings_of(model, adapter, backend, rows, sampling, tokenizer)}
+    if box:
+        settings["tools"] = box.stated
     answers, records = None, {}
     if named and output is not None:
         settings["weights_hash"] = weights_hash(model_path(model), adapter)
@@ -100,9 +120,11 @@ def evaluate(
 
     def opened(longest: int) -> Generate:
         backends.check_context(model, longest)
-        return backends.opened(model, adapter, tokenizer, backend, server, sampling)
+        generate = backends.opened(model, adapter, tokenizer, backend, server, sampling)
+        return conversing(generate, talk, max_new_tokens, backends.context_of(model)) if talk else generate
 
-    for batch in _answers(rows, sampling, tokenizer, opened, grade_timeout, records, progress):
+    ids = token_ids(tokenizer, [row["prompt"] for row in rows], talk)
+    for batch in _answers(rows, ids, sampling, opened, grade_timeout, records, progress):
         if answers is not None:
             journal.append(answers, batch)
         records.update((_key(record), record) for record in batch)
@@ -144,7 +166,13 @@ def _refuse(rows: Sequence[Row], sampling: Sampling) -> None:
 
 
 def _tokenizer(
-    model: str, adapter: str | None, prompt: Any, backend: str, server: str | None, output: str | Path | None
+    model: str,
+    adapter: str | None,
+    prompt: Any,
+    backend: str,
+    server: str | None,
+    output: str | Path | None,
+    tools: Toolbox | None = None,
 ) -> Any:
     """The model's, once all is checked that can be checked before weights are loaded."""
     backends.check(backend, server, adapter)
@@ -152,6 +180,8 @@ def _tokenizer(
         folder = Path(output).parent if Path(output).suffix == ".json" else Path(output)
         refuse_unwritable("output", str(output), folder, "name another file or folder")
     tokenizer = backends.loaded(model, load_tokenizer)
+    if tools:
+        tools.talk(tokenizer)
     if not isinstance(prompt, str):
         backends.check_chat(model, tokenizer, prompt)
     if backend == "hf":
@@ -186,8 +216,8 @@ def answers_file(output: str | Path) -> Path:
 
 def _answers(
     rows: Sequence[Row],
+    prompts: Sequence[list[int]],
     sampling: Sampling,
-    tokenizer: Any,
     opened: Callable[[int], Generate],
     grade_timeout: float,
     known: dict[tuple[str, int], Record],
@@ -200,7 +230,7 @@ def _answers(
     samples = sampling.samples
     jobs = [(row, sample) for row in rows for sample in range(samples)]
     keys = [(str(row["id"]), sample) for row, sample in jobs]
-    ids = [ids for ids in token_ids(tokenizer, [row["prompt"] for row in rows]) for _ in range(samples)]
+    ids = [ids for ids in prompts for _ in range(samples)]
     every = batches(ids, sampling.batch_size)
     missing = [number for number, batch in enumerate(every) if any(keys[i] not in known for i in batch)]
     if not missing:
@@ -281,4 +311,12 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
         "category": category(grade, completion.truncated),
         "tokens": completion.tokens,
         "truncated": completion.truncated,
+        **_of_calls(completion),
     }
+
+
+def _of_calls(completion: Completion) -> Record:
+    """The turns of a completion with tools, and what became of its calls."""
+    if not isinstance(completion, Conversation):
+        return {}
+    return {"turns": list(completion.messages), **{name: getattr(completion, name) for name in CALLS}}

@@ -8,23 +8,27 @@ Does not grade them, knows no vLLM (evaluation/backends.py does), and does not g
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig
 
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.turns import Talk
 
-Prompt = str | list[dict[str, str]]
+Prompt = str | list[dict[str, Any]]
 
 
-class Completion(NamedTuple):
-    """One answer of a model: its text, its length with the end token, and whether the limit cut it off."""
+@dataclass(frozen=True)
+class Completion:
+    """One answer of a model: its text, its length with the end token, whether the limit cut it off, and its tokens."""
 
     text: str
     tokens: int
     truncated: bool
+    ids: Sequence[int] = ()
 
 
 Generate = Callable[[list[list[int]], int], list[Completion]]  # the token ids of a batch's prompts, and its seed
@@ -39,10 +43,15 @@ def complete(
     max_new_tokens: int = 512,
     batch_size: int = 32,
     seed: int = 0,
+    talk: Talk | None = None,
+    through: Callable[[Generate], Generate] = lambda generate: generate,
 ) -> list[Completion]:
-    """One completion of each prompt, in order; 0 as temperature is greedy. The caller's generators stay as they are."""
-    ids = token_ids(tokenizer, prompts)
-    generate = with_model(model, tokenizer, temperature=temperature, max_new_tokens=max_new_tokens)
+    """One completion of each prompt, in order; 0 as temperature is greedy. The caller's generators stay as they are.
+
+    ``talk`` renders prompts with tools, and ``through`` makes turns of what generates.
+    """
+    ids = token_ids(tokenizer, prompts, talk)
+    generate = through(with_model(model, tokenizer, temperature=temperature, max_new_tokens=max_new_tokens))
     completions: dict[int, Completion] = {}
     for number, batch in enumerate(batches(ids, batch_size)):
         answers = generate([ids[i] for i in batch], batch_seed(seed, number))
@@ -50,8 +59,10 @@ def complete(
     return [completions[i] for i in range(len(prompts))]
 
 
-def token_ids(tokenizer: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
+def token_ids(tokenizer: Any, prompts: Sequence[Prompt], talk: Talk | None = None) -> list[list[int]]:
     """Exactly the ids that TRL trains on: the chat template for messages, the plain text otherwise."""
+    if talk is not None:
+        return [talk.prompt(cast(Any, prompt)) for prompt in prompts]
     settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
     encoded = [
         tokenizer(text=prompt) if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **settings)
@@ -113,4 +124,4 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
     """What stands in generated ids up to the first token that ends a completion."""
     end = next((t for t, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[: end + 1]
-    return Completion(tokenizer.decode(kept, skip_special_tokens=True), len(kept), end is None)
+    return Completion(tokenizer.decode(kept, skip_special_tokens=True), len(kept), end is None, kept)

@@ -113,6 +113,7 @@ class AdapterGeneration(VLLMGeneration):
 
     look: Any = None  # with staleness 1, a `trainer.ahead.Ahead`, which says what comes next
     asked: Asked | None = None  # the batch after the one that is trained on
+    context = 2**31  # tokens of prompt and completion, as the servers have it
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
@@ -139,7 +140,7 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         float32 = False  # on either side
         if self.mode == "server":
-            float32 = on_main(self._connect)
+            float32, self.context = on_main(self._connect)
         elif self.mode == "colocate":
             self._load_colocated()
         else:
@@ -181,11 +182,12 @@ class AdapterGeneration(VLLMGeneration):
 
     # Servers
 
-    def _connect(self) -> bool:
-        """Check every server; whether it and the trainer compute in float32."""
+    def _connect(self) -> tuple[bool, int]:
+        """Check every server; whether it and the trainer compute in float32, and the most tokens of a request."""
         base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
-        rank, dtypes = self.rank, {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
+        rank, context = self.rank, self.context
+        dtypes = {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
         for server in self.servers:
             server.wait(self.server_timeout, progress=_say_once(f"waiting for the vLLM server at {server.url}"))
             server.check_version()
@@ -202,9 +204,10 @@ class AdapterGeneration(VLLMGeneration):
                 reason = f"leaves no room for a prompt in the {longest} tokens of {server.url}"
                 remedy = "start it with a larger --max-model-len"
                 raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
+            context = min(context, longest)
             dtypes.add(settings["model_config"]["dtype"])
         self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # for its logprobs_mode
-        return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}
+        return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _answers(self, prompts: list[list[int]], n: int) -> Sampled:
         """On the main process: what the adapter as it is now says; of a rollout with ``staleness`` what was asked for
@@ -248,7 +251,6 @@ class AdapterGeneration(VLLMGeneration):
             "top_k": self.top_k,
             "min_p": self.min_p or 0.0,
             "repetition_penalty": self.repetition_penalty,
-            "max_tokens": self.max_completion_length,
             "extra": extra,
         }
         folder, k, own = self.folder, len(self.servers), batch_seed(self.seed, self.rollouts)
@@ -259,7 +261,9 @@ class AdapterGeneration(VLLMGeneration):
             server = self.servers[i]
 
             def ask(request: tuple[list[int], int]) -> Sampled:
-                return server.generate([request[0]], model=_name(folder), seed=request[1], **settings)
+                prompt, seed = request
+                room = max(1, min(self.max_completion_length, self.context - len(prompt)))  # a later turn's is longer
+                return server.generate([prompt], model=_name(folder), seed=seed, max_tokens=room, **settings)
 
             def asked() -> list[Sampled]:
                 with ThreadPoolExecutor(AT_ONCE) as requesting:

@@ -255,6 +255,7 @@ def _boxed(text: str) -> Found | None:
 
 FINDERS: dict[str, Callable[[str], Found | None]] = {
     "gsm8k": _hashes, "direct": _hashes, "boxed": _boxed, "r1_zero": _tagged, "xml": _tagged,
+    "python": _hashes,
 }  # fmt: skip
 
 

@@ -79,6 +79,14 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
         example="<reasoning>\nIt follows.\n</reasoning>\n<answer>\nANSWER\n</answer>\n",
     ),
+    # After the results of its calls, and a number: the task itself, "#### 12 * 34", is none.
+    "python": AnswerFormat(
+        "python",
+        marker=HASHES,
+        strict=re.compile(r"[^#]*####[ \t]*-?\d[\d,]*(?:\.\d+)?(?:\n\s*)?", re.DOTALL),
+        tags=("####",),
+        example="#### ANSWER",
+    ),
 }
 
 

@@ -24,7 +24,7 @@ GRACE = 2.0  # seconds past the limit after which the kernel ends a worker that 
 
 def main() -> None:
     parent, memory = int(sys.argv[1]), int(sys.argv[2])
-    _end_with(parent)
+    end_with(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they go to the whole group, and the parent has a step to finish
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -54,7 +54,7 @@ def main() -> None:
         _send(out, {"verdict": verdict, "reason": reason, "retire": _peak_bytes() > memory // 2})
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Let the kernel kill this process as soon as its parent is gone, whatever it is busy with. Linux knows how to."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from grpo_math.errors import ConfigError, one_of
 
 SPLITS = ("train", "heldout")
-LEVELS = {"sums": 1, "differences": 2, "products": 3, "two_step": 4, "word": 5}
+LEVELS = {"sums": 1, "differences": 2, "products": 3, "two_step": 4, "word": 5, "long_products": 6}
 
 
 class Problem(NamedTuple):
@@ -37,13 +37,17 @@ class Problem(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Smallest and largest number in a level's problems (in a difference a - b, a too is at most the largest)."""
+    """Smallest and largest number in a level's problems (in a difference a - b, a too is at most the largest).
+
+    A third number is the step between them, where not every number is taken.
+    """
 
     sums: tuple[int, int] = (1, 28)
     differences: tuple[int, int] = (1, 30)
     products: tuple[int, int] = (2, 12)
     two_step: tuple[int, int] = (1, 10)
     word: tuple[int, int] = (2, 12)
+    long_products: tuple[int, int, int] = (100, 9999, 97)
 
 
 class Shape(NamedTuple):
@@ -99,6 +103,7 @@ TEXTS: dict[str, dict[str, dict[str, str]]] = {
         "(a+b)*c": {"sum_times": "What is ({a} + {b}) * {c}?", "times_sum": "What is {c} * ({a} + {b})?"},
         "(a-b)*c": {"difference_times": "What is ({a} - {b}) * {c}?"},
     },
+    "long_products": {"a*b": {"times": "What is {a} * {b}?"}},
     "word": {
         "a+b": {
             "finds": "{A} has {a thing}. {He} finds {b} more. How many {things} does {A} have now?",
@@ -303,13 +308,13 @@ def _id(level: str, form: Form, numbers: tuple[int, ...]) -> str:
 
 
 def _all(level: str, split: str, ranges: Ranges) -> Iterator[Filled]:
-    low, high = getattr(ranges, level)
+    low, high, *step = getattr(ranges, level)
     if not 0 <= low <= high:
         raise ConfigError(f"ranges.{level}", (low, high), "is not a range", "give (smallest, largest), both >= 0")
     least = 1 if level == "word" else 0  # a story in which nothing is left reads oddly
     for form in FORMS[level]:
         shape = SHAPES[form.shape]
-        for numbers in itertools.product(range(low, high + 1), repeat=shape.numbers):
+        for numbers in itertools.product(range(low, high + 1, *step), repeat=shape.numbers):
             possible = shape.answer(*numbers) >= least and form.where(*numbers)
             if possible and _split(arithmetic(form.shape, numbers)) == split:
                 yield level, form, numbers

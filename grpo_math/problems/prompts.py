@@ -11,11 +11,12 @@ Its name is also the name of the answer format, and grading/formats.py holds wha
 Does not tokenize, and does not apply a chat template: TRL does both.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
-from grpo_math.errors import one_of
+from grpo_math.errors import ConfigError, one_of
 
-Prompt = str | list[dict[str, str]]
+Prompt = str | list[dict[str, Any]]
 
 
 def gsm8k(problem: str) -> Prompt:
@@ -49,7 +50,20 @@ def xml(problem: str) -> Prompt:
     return _chat("Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", problem)
 
 
-def _chat(system: str, problem: str, worked: str | None = None) -> Prompt:
+def python(problem: str) -> Prompt:
+    """A chat whose worked example calls the tool python for 3 + 4, and then gives ``#### N``."""
+    call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
+    called: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "python", "content": "7"},
+    ]
+    system, question, answer, asked = _chat(
+        "Calculate with Python, then give the number after ####.", problem, "#### 7"
+    )
+    return [system, question, *called, answer, asked]
+
+
+def _chat(system: str, problem: str, worked: str | None = None) -> list[dict[str, Any]]:
     """``worked``: the assistant's answer to 3 + 4, as an example before the problem."""
     said = [("system", system)]
     if worked is not None:
@@ -59,6 +73,7 @@ def _chat(system: str, problem: str, worked: str | None = None) -> Prompt:
 
 TEMPLATES: dict[str, Callable[[str], Prompt]] = {
     "gsm8k": gsm8k, "direct": direct, "boxed": boxed, "r1_zero": r1_zero, "xml": xml,
+    "python": python,
 }  # fmt: skip
 
 
@@ -66,3 +81,19 @@ def build_prompt(problem: str, template: str) -> Prompt:
     """The prompt of ``problem`` by the template's name; an unknown name is a `ConfigError`."""
     one_of("template", template, tuple(TEMPLATES))
     return TEMPLATES[template](problem)
+
+
+def refuse_without_call(template: str, tools: Collection[str]) -> None:
+    """`ConfigError` for a template and tools that cannot work together.
+
+    >>> refuse_without_call("python", [])
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: template='python' shows a call of python, which is not among tools: ...
+    """
+    if template == "python" and "python" not in tools:
+        raise ConfigError(
+            "template", template, "shows a call of python, which is not among tools", "set tools: [python]"
+        )
+    if tools and template == "r1_zero":
+        raise ConfigError("template", template, "is plain text, in which nothing can be called", "use boxed, or python")

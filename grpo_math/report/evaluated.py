@@ -12,9 +12,10 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import compare, of_run, suite
 from grpo_math.evaluation.figures import Results, text_of
-from grpo_math.problems import contamination
+from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.report import terminal
+from grpo_math.settings.recipe import check
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
@@ -56,8 +57,16 @@ def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> dict[str
     rows = load_problems(name, asked.split, template=how.template, **only)
     found = contamination.against(rows, asked.contamination) if asked.contamination else None
     about = {"data": name, "split": asked.split}
+    tools = dict(run.tools) if run else {}
+    if asked.tools is not None:
+        tools = {**tools, "tools": [one for one in asked.tools.split(",") if one]}
+    if asked.python is not None:
+        tools["python"] = check("python", asked.python)
+    if tools.get("python") and "python" not in tools.get("tools", ()):
+        raise ConfigError("python", asked.python, "would be ignored without the tool python", "add --tools python")
+    prompts.refuse_without_call(how.template, tools.get("tools", ()))
     drawn = {"samples": how.samples, "temperature": how.temperature, "max_new_tokens": longest}
-    return {"rows": rows, **drawn, "about": about, "contamination": found}
+    return {"rows": rows, **drawn, "about": about, "contamination": found, **tools}
 
 
 def answer(every: Sides, keys: Sequence[str]) -> tuple[dict[str, Any], str]:

@@ -123,7 +123,11 @@ function article(row) {
     if (side.badge) head.append(element("span", inWords(side.badge), { class: "badge", "data-badge": side.badge }));
     box.append(head, element("small", side.facts));
     if (side.note) box.append(element("p", side.note, { class: "why" }));
-    box.append(...shortened("pre", side.text || "(empty)"));
+    for (const [kind, text] of side.turns || [["", side.text || "(empty)"]]) {
+      if (kind) box.append(element("small", kind, { class: "turn" }));
+      const program = kind && kind !== "said";  // no formulas in it
+      box.append(...(program ? [element("pre", text, { class: kind.split(",")[0] })] : shortened("pre", text)));
+    }
     sides.append(box);
   }
   made.append(sides);

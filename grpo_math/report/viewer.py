@@ -106,16 +106,50 @@ def _heldout_source(run: Run, comparable: bool, prompts: Prompts) -> dict[str, A
     return _source("Held-out problems", rows, ("change", "before", "after"), CATEGORIES)
 
 
-def _side(label: str, badge: str, facts: str, text: str, note: str) -> dict[str, str]:
-    side = {"label": label, "badge": badge, "facts": visible(facts), "text": shown(text)}
+def _side(label: str, badge: str, facts: str, text: str, note: str, turns: list[list[str]]) -> dict[str, Any]:
+    side: dict[str, Any] = {"label": label, "badge": badge, "facts": visible(facts), "text": shown(text)}
+    if turns:
+        side["turns"], side["text"] = turns, "\n".join(text for _, text in turns)
     return side | ({"note": visible(note)} if note else {})
 
 
-def _heldout_side(name: str, row: dict[str, Any], template: str) -> dict[str, str]:
+def turns_of(completion: object) -> list[list[str]]:
+    """A completion with calls as (what it is, its text): what is said, code, and output; none for one turn of text.
+
+    >>> call = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
+    >>> said = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "7"},
+    ...         {"role": "assistant", "content": "#### 7"}]
+    >>> turns_of(said)
+    [['code', 'print(3 + 4)'], ['output', '7'], ['said', '#### 7']]
+    """
+    found: list[list[str]] = []
+    for message in completion if isinstance(completion, list) else ():
+        output = isinstance(message, dict) and message.get("role") == "tool"
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if text := text_of(message.get("content")) if isinstance(message, dict) else "":
+            failed = f"output, {message['status']}" if output and message.get("status") else "output"
+            found.append([failed if output else "said", shown(text)])
+        found += [["code", shown(_code(call))] for call in (calls if isinstance(calls, list) else ())]
+    return found if len(found) > 1 or any(kind != "said" for kind, _ in found) else []
+
+
+def _code(call: object) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    given = {k: v for k, v in arguments.items() if v is not None} if isinstance(arguments, dict) else {}
+    if isinstance(function, dict) and len(given) == 1 and function.get("name") == "python":
+        return str(next(iter(given.values())))
+    return json.dumps(function, ensure_ascii=False, default=str)
+
+
+def _heldout_side(name: str, row: dict[str, Any], template: str) -> dict[str, Any]:
     text = text_of(row["completion"])
     facts = "no answer" if row.get("answer") is None else f"answer {_short(row['answer'])}"
     facts += f", {row['tokens']} tokens" if row.get("tokens") is not None else ""
-    return _side(name, str(row["category"]), facts, text, why(row, text, template))
+    if "calls" in row:
+        facts += f", {row['calls']} calls, {row.get('failures')} failed"
+    turns = turns_of(row.get("turns"))
+    return _side(name, str(row["category"]), facts, text, why(row, text, template), turns)
 
 
 def _training_source(run: Run, prompts: Prompts) -> dict[str, Any]:
@@ -153,9 +187,10 @@ def _kinds(group: Group, shown: list[dict[str, str]]) -> list[str]:
     return kinds
 
 
-def _training_side(number: int, row: Row, template: str) -> dict[str, str]:
+def _training_side(number: int, row: Row, template: str) -> dict[str, Any]:
     """What was read, what each function paid, and what came of it."""
-    facts, text = [], text_of(row.get("completion"))
+    facts, turns = [], turns_of(row.get("completion"))
+    text = text_of(row["completion"][-1] if turns else row.get("completion"))
     if "extracted" in row:
         facts.append("no answer" if row["extracted"] is None else f"answer {_short(row['extracted'])}")
     if row.get("in_format") is not None:
@@ -166,7 +201,7 @@ def _training_side(number: int, row: Row, template: str) -> dict[str, str]:
     if row.get("tokens") is not None:
         facts.append(f"{row['tokens']} tokens{', cut' if row.get('truncated') else ''}")
     badge = str(row["verdict"]) if row.get("verdict") else ""
-    return _side(f"completion {number}", badge, ", ".join(facts), text, why(row, text, template))
+    return _side(f"completion {number}", badge, ", ".join(facts), text, why(row, text, template), turns)
 
 
 def _source(name: str, rows: list[dict[str, Any]], fields: tuple[str, ...], labels: dict[str, str]) -> dict[str, Any]:

@@ -34,12 +34,13 @@ from grpo_math.rewards.rules import (
     r1_zero,
     xml_count,
 )
+from grpo_math.rewards.tools import make_tool_use
 from grpo_math.run.own import is_own, load_function
 
 __all__ = [
     "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
     "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition", "make_shaped",
-    "number_match", "proximity", "r1_zero", "text_of", "xml_count",
+    "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
 ]  # fmt: skip
 
 
@@ -52,7 +53,7 @@ REWARDS: dict[str, Reward] = {
     name_of(reward): reward
     for reward in (
         *(accuracy, r1_zero, gsm8k, format_strict, format_soft, xml_count, integer_only, proximity, number_match),
-        *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge()),
+        *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge(), make_tool_use()),
         _named("gated", gated(format_soft, on=accuracy)),
     )
 }

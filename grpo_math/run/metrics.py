@@ -2,7 +2,7 @@
 
 Where TRL has a name, it is TRL's (``reward``, ``kl``, ``entropy``, ``completions/clipped_ratio``); the rest is ours.
 A line of ``history.jsonl`` holds what `promised` says; a value that is not a finite number is left out. TRL adds keys
-of its own under settings that are not in this table (an entropy bonus, tools, an auxiliary loss).
+of its own under settings that are not in this table (an entropy bonus, an auxiliary loss).
 
 >>> METRICS[REWARD].unit, METRICS[REWARD].when
 ('reward', 'rollout')
@@ -66,6 +66,13 @@ ENDED_MIN = "completions/min_terminated_length"
 ENDED_MAX = "completions/max_terminated_length"
 TRUNCATED = "completions/clipped_ratio"
 OVER_TRAIN_LENGTH = "completions/over_train_length"
+CALLS = "tools/call_frequency"
+FAILURE_FREQUENCY = "tools/failure_frequency"
+TIMEOUT_FREQUENCY = "tools/timeout_frequency"
+ECHO_FREQUENCY = "tools/echo_frequency"
+CALLED = "tools/called"
+RIGHT_WITH_CALL = "tools/right_with_call"
+RIGHT_WITHOUT_CALL = "tools/right_without_call"
 SKIPPED = "skipped"
 TOKENS = "num_tokens"
 SECONDS_STEP = "step_time"
@@ -133,6 +140,13 @@ METRICS: dict[str, Metric] = {
     ENDED_MAX: Metric("tokens", "longest of these", "rollout"),
     TRUNCATED: Metric("share", "completions cut at max_completion_length", "rollout"),
     OVER_TRAIN_LENGTH: Metric("share", "completions that max_seq_length_train cut or left out", "train_length"),
+    CALLS: Metric("calls", "calls of tools for each completion of the step", "tools"),
+    FAILURE_FREQUENCY: Metric("share", "calls that raised", "tools"),
+    TIMEOUT_FREQUENCY: Metric("share", "calls that ran out of time", "tools"),
+    ECHO_FREQUENCY: Metric("share", "results that the model had written itself by then", "tools"),
+    CALLED: Metric("share", "completions with a call", "tools"),
+    RIGHT_WITH_CALL: Metric("share", "right answers among the completions with a call", "with_call"),
+    RIGHT_WITHOUT_CALL: Metric("share", "right answers among those without one", "without_call"),
     SKIPPED: Metric("share", "steps that were left out, since their gradient was not finite"),
     TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
     SECONDS_STEP: Metric("seconds", "wall time of the step, which the phases below add up to"),

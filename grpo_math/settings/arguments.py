@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_math.errors import ConfigError, one_of
+from grpo_math.problems import prompts
 from grpo_math.problems.difficulty import CURRICULA
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.run import resume
@@ -21,7 +22,7 @@ class TrainArguments:
         "generated",
         "What to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
         "[@revision] on the Hub, a folder or a .jsonl file, generated, or generated:LEVEL,LEVEL (levels: sums, "
-        "differences, products, two_step, word).",
+        "differences, products, two_step, word, long_products).",
     )
     columns: str | None = setting(
         None,
@@ -31,9 +32,19 @@ class TrainArguments:
     dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
     dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
-    template: str = setting("gsm8k", "The prompt: gsm8k, direct, boxed, r1_zero or xml.")
+    template: str = setting("gsm8k", "The prompt: gsm8k, direct, boxed, r1_zero, xml or python.")
     rewards: list[str] = setting(
         ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
+    )
+    tools: list[str] = setting(
+        [],
+        "What the model may call while it answers: python, which runs a program in a process of its own, or "
+        "module:function for your own. Takes a chat template that renders calls.",
+    )
+    python: dict | None = setting(
+        None,
+        "Limits of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb, processes, output_chars, and "
+        "session, which keeps names from call to call of a completion. Default: those of PythonLimits.",
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
@@ -81,6 +92,7 @@ class TrainArguments:
 
     def __post_init__(self) -> None:
         one_of("template", self.template, tuple(TEMPLATES))
+        prompts.refuse_without_call(self.template, self.tools)
         one_of("curriculum", self.curriculum, CURRICULA)
         one_of("resume", self.resume, resume.MODES)
         band = self.difficulty_band

@@ -9,6 +9,7 @@ from grpo_math.settings.fields import fields
 
 GROUPS = {
     "Data": ["dataset", "columns", "dataset_split", "dataset_limit", "skip_bad_rows", "template"],
+    "Tools": ["tools", "python"],
     "Rewards and grading": ["rewards", "grade_timeout"],
     "Batch": ["prompts_per_step", "resample_groups"],
     "Difficulty": ["difficulty_band", "curriculum", "difficulty_samples", "difficulty_file"],

@@ -257,7 +257,7 @@ def _typed(field: Field, value: Any) -> Any:
         raise refused(f"is a {'list' if isinstance(value, list) else 'mapping'}, and one value is wanted")
     if isinstance(value, dict):
         return value
-    if name.endswith("_kwargs"):
+    if name.endswith("_kwargs") or kinds <= {"dict", "None"}:
         return _mapping(name, str(value))
     numbers = kinds & {"int", "float"}
     if isinstance(value, bool):

@@ -28,6 +28,7 @@ from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, Wri
 from grpo_math.evaluation import pass_rates
 from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.regrade import renew
+from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
 from grpo_math.problems.datasets import to_dataset
 from grpo_math.report.trackers import Trackers
@@ -164,8 +165,10 @@ class Run:
         config, setup, model = self.config, self.setup, self.settings.model
         on_main(lambda: lock.hold(self.run_dir, make=False))  # before anything of a run under way is looked at
         check(self.arguments, config, self.run_dir)
-        if self.arguments.needs_pass_rates:
-            self.measured_how = way_of_measuring(self.arguments, config, model)
+        arguments = self.arguments
+        self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
+        if arguments.needs_pass_rates:
+            self.measured_how = way_of_measuring(arguments, config, model, self.tools)
             default = pass_rates.default_file(self.run_dir, self.measured_how)
             self.rates_file = Path(self.arguments.difficulty_file or default)
             pass_rates.read(self.rates_file, self.measured_how)  # one of another kind is refused before weights load
@@ -183,7 +186,7 @@ class Run:
                 print(f"The run in {self.run_dir} is finished; name a new output_dir for another.", file=sys.stderr)
                 conclude(config, self.target, self.pushes)
             return False
-        self.trainer = trainer_of(config, model, setup.rows, setup.tokenizer, rewards)
+        self.trainer = trainer_of(config, model, setup.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
         return True
 
@@ -233,13 +236,16 @@ class Run:
             self.rates_file,
         )
         timeout = config.grade_timeout
-        rates = pass_rates.measure(model, tokenizer, rows, file, how, seed=config.seed, grade_timeout=timeout)
+        rates = pass_rates.measure(
+            model, tokenizer, rows, file, how, seed=config.seed, grade_timeout=timeout, tools=self.tools
+        )
         trainer.train_dataset = to_dataset(by_difficulty(rows, rates, self.arguments, config, self.is_main))
 
     def score(self, problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
         about = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
         settings = {"max_new_tokens": self.config.max_completion_length or 512, "about": about}
         settings |= {"grade_timeout": self.config.grade_timeout, "contamination": self.setup.overlap}
+        settings |= {"tools": self.tools or ()}
         return over_ranks(self.trainer, problems, progress=progress, **settings)
 
     def evaluate(self, name: str) -> None:

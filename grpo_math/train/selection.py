@@ -7,13 +7,16 @@ from typing import Any
 
 from trl import ModelConfig
 
+from grpo_math.evaluation.toolbox import Toolbox
 from grpo_math.problems import difficulty
 from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import Batch
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def way_of_measuring(train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig) -> dict[str, Any]:
+def way_of_measuring(
+    train_args: TrainArguments, config: MathGRPOConfig, model_args: ModelConfig, tools: Toolbox | None = None
+) -> dict[str, Any]:
     """What a pass rate depends on, apart from the problem."""
     revision = "" if model_args.model_revision == "main" else f"@{model_args.model_revision}"
     return {
@@ -22,6 +25,7 @@ def way_of_measuring(train_args: TrainArguments, config: MathGRPOConfig, model_a
         "temperature": config.temperature,
         "max_tokens": config.max_completion_length or 512,
         "samples": train_args.difficulty_samples,
+        **({"tools": tools.stated} if tools else {}),
     }
 
 

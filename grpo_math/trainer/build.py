@@ -21,9 +21,14 @@ class _Trainer(MathGRPOTrainer):
 
 
 def trainer_of(
-    config: MathGRPOConfig, model_args: ModelConfig, rows: list[dict[str, Any]], tokenizer: Any, rewards: list[Reward]
+    config: MathGRPOConfig,
+    model_args: ModelConfig,
+    rows: list[dict[str, Any]],
+    tokenizer: Any,
+    rewards: list[Reward],
+    tools: Any = None,
 ) -> MathGRPOTrainer:
-    """The trainer of a recipe, with its weights loaded."""
+    """The trainer of a recipe, with its weights loaded. ``tools``: an evaluation's `Toolbox`, which holds the same."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
         model_args.dtype = fast_dtype(config.use_cpu)
@@ -39,6 +44,8 @@ def trainer_of(
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
+            tools=list(tools.own) if tools else None,
+            environment_factory=tools.session if tools else None,
         )
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)  # transformers tells trackers its arguments
     return trainer

@@ -17,6 +17,7 @@ This is the only file that overrides private methods of TRL; `tests/trainer/test
 signatures. What TRL calls in between hands nothing on, so that a few attributes have to: ``_grades``,
 ``_rewards_per_func``, ``_logps``, ``Redo.running``. Where this differs from TRL:
 
+- with ``tools``, turns are played by the loop that evaluations use too, right on several ranks (`turns.py`);
 - completions are graded once where rows have an ``answer`` or a ``solution`` (`golds.py`), and the reward functions
   get the grades as ``grade``;
 - a reward function that raises is called once more; one that fails ends the run on every rank (`rewards/guard.py`);
@@ -61,9 +62,9 @@ from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import EMBEDDED, model_path
 from grpo_math.generation.sync import ServerAway, adapter_sync
 from grpo_math.grading import grade_batch, offending
-from grpo_math.rewards import REWARDS, text_of
+from grpo_math.rewards import text_of
 from grpo_math.rewards.columns import gold_of
-from grpo_math.rewards.guard import Mishaps, checked
+from grpo_math.rewards.guard import Mishaps
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.own import is_own
 from grpo_math.trainer import gradients, longest, losses, scoring, state, table, tiles
@@ -79,8 +80,10 @@ from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.parts import Cutter
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import Resampler
+from grpo_math.trainer.reward_funcs import resolved
 from grpo_math.trainer.rows import Rows, limited, scored
 from grpo_math.trainer.run_files import RunFiles
+from grpo_math.trainer.turns import Turns, talk_of
 
 logger = get_logger(__name__)
 
@@ -113,8 +116,10 @@ class MathGRPOTrainer(GRPOTrainer):
         self._last_step: dict[str, Any] | None = None  # the moment after it, for a run that fails in the next one
         self._sampler: Any = None
         said = look_for_golds(reward_funcs, kwargs.get("train_dataset", rest[0] if rest else None))
+        talk = talk_of(model, args, rest, kwargs)
         with adapter_sync(self.settings.vllm_sync, args):
-            super().__init__(model, _resolve(reward_funcs, self._mishaps), args, *rest, **kwargs)
+            super().__init__(model, resolved(reward_funcs, self._mishaps), args, *rest, **kwargs)
+        self.turns = Turns(self, talk) if talk else None
         if said:
             logger.warning(said)
         self.endings = Endings(self)
@@ -163,6 +168,9 @@ class MathGRPOTrainer(GRPOTrainer):
             except ServerAway as error:
                 raise UserError(state.saved_before(self, error)) from None
 
+    def _tool_call_loop(self, prompts: Any, *rest: Any) -> Any:
+        return self.turns.play(*rest) if self.turns else super()._tool_call_loop(prompts, *rest)
+
     def _generate(self, prompts: list[Any]) -> Any:
         found = super()._generate(prompts)
         self.endings.count(self, found[1])
@@ -180,6 +188,8 @@ class MathGRPOTrainer(GRPOTrainer):
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
             table.tell(self, inputs, completion_ids_list)
+            if self.turns:
+                self._log(self.turns.figures(completions, self._grades))
         return self._rewards_per_func
 
     def _grade(self, inputs: list[dict[str, Any]], completions: list[Any]) -> list[Any] | None:
@@ -435,13 +445,3 @@ class MathGRPOTrainer(GRPOTrainer):
             rollouts = args.gradient_accumulation_steps / (args.steps_per_generation or 1)
             self.meter.write(rollouts, vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
         super().log(logs, start_time)
-
-
-def _resolve(reward_funcs: Any, mishaps: Mishaps) -> Any:
-    """Keys of `REWARDS` become their functions, and plain functions are checked; anything else is TRL's to read."""
-    if isinstance(reward_funcs, list):
-        return [_resolve(func, mishaps) for func in reward_funcs]
-    if isinstance(reward_funcs, str):
-        reward_funcs = REWARDS.get(reward_funcs, reward_funcs)
-    is_model = isinstance(reward_funcs, torch.nn.Module)
-    return checked(reward_funcs, mishaps) if callable(reward_funcs) and not is_model else reward_funcs

@@ -100,6 +100,9 @@ def changed(lines=None, seed=0, **series):
 
 
 KEYS = {
+    "calls": metrics.CALLS,
+    "failures": metrics.FAILURE_FREQUENCY,
+    "echoes": metrics.ECHO_FREQUENCY,
     **{name.lower(): getattr(metrics, name) for name in dir(metrics) if isinstance(getattr(metrics, name), str)},
     "timeout": TIMEOUT,
     "no_answer": NO_ANSWER,
@@ -208,6 +211,9 @@ SHOWN = {
         (without_heldout(flat(kl=lambda s: 1e-7 * s)), {}),
         (without_heldout(flat(kl=lambda s: 1e-4 * s)), {}),
     ),
+    "calls_never_used": ((changed(calls=0.0), {}), (changed(calls=0.01), {})),
+    "calls_always_fail": ((changed(calls=0.5, failures=0.95), {}), (changed(calls=0.5, failures=0.8), {})),
+    "output_echoed": ((changed(calls=0.5, echoes=0.95), {}), (changed(calls=0.0, echoes=0.95), {})),
     "loss_near_zero": ((changed(loss=noisy(0.0, 0.001)), {}), (changed(loss=noisy(0.0, 0.001)), {"beta": 0.04})),
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 import threading
 from collections import namedtuple
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,6 +18,7 @@ from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.run import resume
 from grpo_math.settings.recipe import read
+from grpo_math.tools import python
 
 ARGV = ["--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"]
 
@@ -62,6 +65,32 @@ def test_dropout_under_a_kl_term_is_a_warning():
 
 
 # The machine
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+def test_the_walls_of_the_python_tool_are_tried_and_one_that_is_missing_ends_the_run(monkeypatch):
+    def said(**more):
+        asked = setup()
+        finding = dataclasses.replace(asked, settings={**asked.settings, **more})
+        return [(f.level, f.message) for f in preflight(finding, only=("python_tool",))]
+
+    assert said() == []
+    [(level, message)] = said(tools=["python"])
+    assert level == "info"
+    assert message.startswith("the Python tool's walls hold: network, files, processes, memory, trainer, signals (")
+    [(level, message)] = said(tools=["python"], python={"cpu_second": 1})
+    assert (level, message) == ("error", "python='cpu_second' is not known")
+    bare = python._Server(without=["spaces", "landlock", "seccomp"])
+    monkeypatch.setitem(python._servers, False, bare)
+    try:
+        [(level, message)] = said(tools=["python"], python={"memory_mb": 100})
+        assert level == "error"
+        assert "a program can open connections" in message
+        warned = said(tools=["python"], python={"memory_mb": 100, "walls": "any"})
+        assert {level for level, _ in warned} == {"warning"}
+        assert len(warned) >= 4
+    finally:
+        bare.close()
 
 
 def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):

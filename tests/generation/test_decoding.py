@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 from transformers.cache_utils import DynamicCache
 
 from grpo_math.generation import completions, decoding
-from grpo_math.generation.completions import complete
+from grpo_math.generation.completions import Completion, complete
 from grpo_math.generation.decoding import GrowingLayer, lean_generation, sample
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
@@ -378,5 +378,5 @@ def test_a_completion_ends_with_its_first_end_token_or_is_cut():
         def decode(self, ids, skip_special_tokens):
             return " ".join(map(str, ids))
 
-    assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == ("5 2", 2, False)
-    assert completions.read_off(Numbers(), [5, 6], [2, 3]) == ("5 6", 2, True)
+    assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == Completion("5 2", 2, False, [5, 2])
+    assert completions.read_off(Numbers(), [5, 6], [2, 3]) == Completion("5 6", 2, True, [5, 6])

@@ -21,7 +21,7 @@ from grpo_math.problems import generated
 from grpo_math.problems.generated import FORMS, LEVELS, SHAPES, SPLITS, Ranges, arithmetic, count, generate
 from grpo_math.problems.prompts import TEMPLATES, build_prompt
 
-ALL = tuple(LEVELS.values())
+ALL = tuple(LEVELS.values())[:5]  # long_products has a test of its own
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 # One case for each story, worked by hand: the numbers a, b, c and the answer.
@@ -113,6 +113,14 @@ def test_the_bytes_do_not_hang_on_the_hash_seed_of_the_process():
         for hash_seed in ("1", "2")
     }
     assert printed == {f"{generate('train', 60, 3, ALL)}\n"}
+
+
+def test_long_products_are_of_three_and_four_digits_and_split_like_the_others():
+    made = {split: generate(split, 500, 0, (LEVELS["long_products"],)) for split in SPLITS}
+    assert not {p.problem for p in made["train"]} & {p.problem for p in made["heldout"]}
+    for p in (p for problems in made.values() for p in problems):
+        a, b = map(int, re.fullmatch(r"What is (\d{3,4}) \* (\d{3,4})\?", p.problem).groups())
+        assert a * b == int(p.answer)
 
 
 def test_another_seed_gives_other_problems_in_another_order():
@@ -287,7 +295,8 @@ def test_no_problems_at_all_may_be_asked_for():
         (("train", 1, 0, (1, 1)), "levels=(1, 1) must be one or more different levels: for example (1, 2)"),
         (
             ("train", 1, 0, (9,)),
-            "levels=9 is not a level: use 1 (sums), 2 (differences), 3 (products), 4 (two_step), 5 (word)",
+            "levels=9 is not a level: use 1 (sums), 2 (differences), 3 (products), 4 (two_step), 5 (word), "
+            "6 (long_products)",
         ),
         (
             ("train", 1, 0, (1,), Ranges(sums=(5, 2))),

@@ -33,6 +33,7 @@ ACCEPTED = {
         r"<think>\boxed{1}?</think> \boxed{2}",
         r"\boxed{\{1, 2\}} \textbox{a}",
     ),
+    "python": ("#### 7", "It prints 1,234.\n#### 1,234", "#### -7.5\n"),
     "r1_zero": (
         "easy </think> <answer>7</answer>",
         "easy</think><answer>7</answer>",
@@ -90,6 +91,7 @@ REJECTED = {
         "a </think> <answer>6</answer> <answer>7</answer>",
         "a </think> <answer>6 <answer>7</answer>",
     ),
+    "python": ("", "7", "####", "#### 12 * 34", "#### x", "#### 7\n#### 8", "#### 7 apples"),
     "xml": (
         "",
         "<answer>7</answer>",
@@ -140,7 +142,7 @@ def test_the_prompt_holds_the_problem_once_and_word_for_word(template):
         assert not any(PROBLEM in message["content"] for message in prompt[:-1])
 
 
-@pytest.mark.parametrize("template", sorted(set(TEMPLATES) - {"r1_zero"}))
+@pytest.mark.parametrize("template", sorted(set(TEMPLATES) - {"r1_zero", "python"}))
 def test_a_chat_is_one_that_every_chat_template_takes(template):
     """At most one system message, at the start; then user and assistant by turns; the user speaks last."""
     messages = build_prompt(PROBLEM, template)
@@ -188,6 +190,15 @@ def test_the_worked_example_keeps_to_the_format_that_it_teaches(name):
     assert FORMATS[name].marker.findall(example) == ["7"]
 
 
+def test_the_worked_example_of_python_calls_it_and_then_keeps_to_the_format():
+    messages = build_prompt("a?", "python")
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    (call,) = messages[2]["tool_calls"]
+    assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
+    assert messages[3]["content"] == "7"
+    assert in_format(messages[4]["content"], "python")
+
+
 def test_r1_zero_is_a_text_that_has_opened_the_thinking():
     prompt = build_prompt("a?", "r1_zero")
     assert isinstance(prompt, str)
@@ -224,7 +235,7 @@ def test_the_marker_finds_the_answers(name):
     if name == "boxed":
         text = r"so \boxed {\frac{1}{2}} or \fboxed{3}, no \boxed 4"
         assert [text[match.end() :][:2] for match in marker.finditer(text)] == ["{\\", "{3"]
-    elif name in ("gsm8k", "direct"):
+    elif name in ("gsm8k", "direct", "python"):
         assert marker.findall("#### 7 \nthen\n####8") == ["7 ", "8"]
     else:
         assert marker.findall("<answer>7</answer> or <answer>\n8\n</answer>") == ["7", "\n8\n"]

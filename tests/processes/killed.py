@@ -28,6 +28,7 @@ from grpo_math.generation.ahead import Asked
 from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.report import verdict
 from grpo_math.run import checkpoints, files, resume
+from grpo_math.tools import python
 from grpo_math.train import program
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -82,7 +83,22 @@ def dies(job: dict) -> None:
             before(owner, name)
 
 
+def calls() -> None:
+    """Every other completion's first turn is a call of python: a random model never writes one."""
+    generate = MathGRPOTrainer._generate_single_turn
+
+    def calling(trainer, prompts, *args, **kwargs):
+        ids, logprobs = generate(trainer, prompts, *args, **kwargs)
+        if kwargs.get("num_generations") != 1:  # the first turn
+            for number in range(0, len(ids), 2):
+                ids[number] = trainer._tokenizer.encode(f"```python\n{number} + 1\n```<|im_end|>")
+        return ids, logprobs
+
+    MathGRPOTrainer._generate_single_turn = calling
+
+
 PLACES = {
+    "call": [(python, "_answer")],  # the program has run
     "generation": [],
     "grading": [(MathGRPOTrainer, "_grade")],
     "scoring": [(MathGRPOTrainer, "_set_advantages")],
@@ -102,6 +118,8 @@ PLACES = {
 def main(job: dict) -> int:
     if "place" in job and int(os.environ.get("RANK", 0)) == 0:
         dies(job)
+    if "--tools=python" in job["arguments"]:
+        calls()
     if "fails" in job:
         importlib.import_module("killed").FAILS = job["fails"]  # where the reward is, and not this program
     if "nan" in job:

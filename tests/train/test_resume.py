@@ -139,6 +139,10 @@ KINDS = {
         {**LORA, "use_adaptive_entropy": True, "entropy_target": 5.0, "entropy_coef": 0.01, "save_steps": 1},
         {"optimizer": [4]},
     ),
+    "with a tool": (
+        {**LORA, "tools": "python", "template": "python", "max_completion_length": 40, "eval_n": 0},
+        {"call": [11], "update": [6]},
+    ),
     "evaluated on the way": (
         {**LORA, "heldout_every": 2, "heldout_n": 4, "eval_split": "heldout", "eval_n": 4},
         {"generation": [30], "adapter": [4]},

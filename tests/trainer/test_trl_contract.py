@@ -28,6 +28,9 @@ SIGNATURES = {
         "num_generations",
         "has_tool_images",
     ],
+    "_tool_call_loop": [
+        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields")
+    ],
     "_compute_loss": ["self", "model", "inputs"],
     "_prepare_inputs": ["self", "generation_batch"],
     "training_step": ["self", "model", "inputs", "num_items_in_batch"],

@@ -1,0 +1,101 @@
+"""The tools of an evaluation: what may be called, what the results say of it, and turns in place of one completion.
+
+The loop is that of training (`generation/turns.py`), with whatever backend generates a turn.
+
+Does not confine a call: tools/ does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from grpo_math.generation.chat import Message, Tool
+from grpo_math.generation.completions import Completion, Generate, batch_seed
+from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play
+from grpo_math.rewards.columns import text_of
+from grpo_math.tools import as_mapping, environment, read_limits, read_tools
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """Functions, or what makes an environment, and the most rounds of calls; ``stated``: what the results say."""
+
+    own: Sequence[Tool]
+    session: Callable[[], Any] | None
+    rounds: int | None
+    stated: dict[str, Any] = field(default_factory=dict)
+
+    def talk(self, tokenizer: Any) -> Talk:
+        return Talk(tokenizer, self.own, self.session, self.rounds)
+
+
+@dataclass(frozen=True)
+class Conversation(Completion):
+    """A completion of several turns, and what became of its calls; ``text`` is what the model said last."""
+
+    messages: Sequence[Message] = ()
+    calls: int = 0
+    failures: int = 0
+    timeouts: int = 0
+
+
+def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
+    """The tools of a recipe's ``tools``, ``python`` and ``max_tool_calling_iterations``; None without any.
+
+    >>> toolbox(["python"], rounds=2).stated["max_tool_calling_iterations"], toolbox([])
+    (2, None)
+    """
+    if not names:
+        return None
+    limits = read_limits(python or {})
+    stated: dict[str, Any] = {"names": list(names), "max_tool_calling_iterations": rounds}
+    if "python" in names:
+        stated["python"] = as_mapping(limits)
+    return Toolbox(read_tools(names, limits), environment(names, limits), rounds, stated)
+
+
+def toolbox_of(trainer: Any) -> Toolbox | None:
+    """Those that a trainer trains with."""
+    turns = getattr(trainer, "turns", None)
+    if turns is None:
+        return None
+    talk = turns.talk
+    rounds = None if talk.most == UNLIMITED else talk.most
+    stated = {"names": [tool.__name__ for tool in talk.tools], "max_tool_calling_iterations": rounds}
+    return Toolbox(talk.own, talk.session, rounds, stated)
+
+
+def conversing(generate: Generate, talk: Talk, longest: int, context: int | None) -> Generate:
+    """Completions of several turns, of at most ``longest`` tokens with the results of their calls."""
+
+    def conversed(prompts: list[list[int]], seed: int) -> list[Completion]:
+        first, ended, turn = generate(prompts, seed), set[int](), count(1)
+
+        def seen(completions: list[Completion]) -> list[list[int]]:
+            ended.update(one.ids[-1] for one in completions if not one.truncated)
+            return [list(one.ids) for one in completions]
+
+        rows = [
+            Played(ids, [1] * len(ids), [talk.message(ids, prompt)])
+            for ids, prompt in zip(seen(first), prompts, strict=True)
+        ]
+        functions = [talk.functions() for _ in rows]
+        limits = Limits(longest, context or UNLIMITED, talk.most)
+        play(
+            talk,
+            prompts,
+            rows,
+            functions,
+            lambda asked, _: (seen(generate(asked, batch_seed(seed, next(turn)))), None),
+            limits,
+        )
+        return [_conversation(row, ended) for row in rows]
+
+    return conversed
+
+
+def _conversation(row: Played, ended: set[int]) -> Conversation:
+    truncated = not row.ids or row.ids[-1] not in ended
+    counts = {"calls": row.calls, "failures": row.failures, "timeouts": row.timeouts}
+    return Conversation(text_of(row.messages), sum(row.mask), truncated, row.ids, row.messages, **counts)

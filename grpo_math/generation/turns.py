@@ -1,0 +1,204 @@
+"""A conversation with tools: the model's turn, the calls in it, their results, its next turn, and so on.
+
+`play` is the loop of training and of evaluation alike. It does what TRL's does, row for row and token for token, and
+besides holds on several ranks: each rank has as many turns as the rank that has most, since what generates may wait for
+all of them. A call that raises is answered with the error. What it adds to TRL is the count of each completion.
+
+Does not generate (the caller's ``generate`` does) and does not confine a call: the tool does.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_math.errors import UserError
+from grpo_math.generation.chat import Message, Tool, prepare
+
+UNLIMITED = 2**31
+AT_ONCE = 64  # rows whose calls are under way; how many programs run at once is the tool's to say
+
+
+class Talk:
+    """A tokenizer, and what may be called: prompts and results as token ids, and a turn as a message.
+
+    ``session`` makes an environment of TRL's kind, whose methods are then what may be called, a new one a completion.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[Tool] = (),
+        session: Callable[[], Any] | None = None,
+        most: int | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.tokenizer, self.own, self.session = tokenizer, list(tools), session
+        self.tools = [*self.own, *(methods_of(session()) if session else ())]
+        self.most = UNLIMITED if most is None else most
+        self.chat_template = prepare(tokenizer, self.tools)
+        self.template_kwargs = dict(template_kwargs or {})
+
+    def functions(self) -> dict[str, Tool]:
+        """By name, for one completion: in a session of its own, where there are sessions."""
+        session = self.session() if self.session else None
+        if session is not None:
+            session.reset()
+        return {tool.__name__: tool for tool in (*self.own, *(methods_of(session) if session else ()))}
+
+    def prompt(self, messages: list[Message]) -> list[int]:
+        """The token ids of a conversation that the model goes on with."""
+        return self._rendered(messages, tools=self.tools, add_generation_prompt=True)
+
+    def message(self, ids: list[int], prompt: list[int]) -> Message:
+        """What the model said after ``prompt``; its calls as ``tool_calls``."""
+        from trl.chat_template_utils import parse_response
+
+        return parse_response(self.tokenizer, ids, prefix=prompt, tools=self.tools) if ids else {}
+
+    def results(self, messages: list[Message]) -> list[int]:
+        """The token ids that follow the end of a turn: what its calls gave, and the opening of the next one."""
+        call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
+        asked: list[Message] = [
+            {"role": "user", "content": "dummy"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        before, eos = self._rendered(asked), self.tokenizer.eos_token_id
+        if eos in before:  # some templates write a line break after it
+            before = before[: len(before) - before[::-1].index(eos)]
+        whole = self._rendered(asked + messages, add_generation_prompt=True)
+        if whole[: len(before)] != before:
+            raise UserError("the chat template renders a turn anew once a result follows: use another model's")
+        return whole[len(before) :]
+
+    def _rendered(self, messages: list[Message], **settings: Any) -> list[int]:
+        given = {"tokenize": True, "return_dict": False, "chat_template": self.chat_template, **self.template_kwargs}
+        return list(self.tokenizer.apply_chat_template(messages, **given, **settings))
+
+
+def methods_of(environment: Any) -> list[Tool]:
+    """What may be called of an environment, as TRL finds it: each public method but ``reset`` and ``get_reward``."""
+    found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
+    names = [name for name, _ in found if name not in ("reset", "get_reward") and not name.startswith("_")]
+    return [getattr(environment, name) for name in names]
+
+
+@dataclass
+class Played:
+    """A completion with its results: ``mask`` is 0 for tokens of a result; a timeout is a failure too.
+
+    The message with a result has a ``status`` where the call failed: failed, or timeout.
+    """
+
+    ids: list[int]
+    mask: list[int]
+    messages: list[Message]
+    logprobs: list[float] | None = None
+    calls: int = 0
+    failures: int = 0
+    timeouts: int = 0
+
+    def wanted(self) -> list[Message]:
+        """The calls of the last turn that have no result yet."""
+        last = self.messages[-1] if self.messages else {}
+        return last.get("tool_calls") or []
+
+
+# Prompts, and how many rows the rank with most of them has -> ids and their log-probs, for these prompts.
+Generate = Callable[[list[list[int]], int], tuple[list[list[int]], list[list[float]] | None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Tokens of a completion with its results, of all with the prompt, and rounds of calls.
+
+    ``widest`` says how many rows are open on the rank with most of them, for how many are here.
+    """
+
+    completion: int
+    context: int = UNLIMITED
+    rounds: int = UNLIMITED
+    widest: Callable[[int], int] = field(default=lambda open_: open_)
+
+
+def play(
+    talk: Talk,
+    prompts: Sequence[list[int]],
+    rows: Sequence[Played],
+    functions: Sequence[Mapping[str, Tool]],
+    generate: Generate,
+    limits: Limits,
+) -> None:
+    """Carry ``rows``, which hold the first turn after ``prompts``, to their end, in place.
+
+    ``functions``: by name, for each row. A result that would make a completion longer than ``limits`` is left out, and
+    the completion ends with the call.
+    """
+    going, rounds = [i for i, row in enumerate(rows) if row.wanted()], 0
+    while rounds < limits.rounds:
+        fed: dict[int, list[int]] = {}
+        for i, said in zip(going, _results(rows, functions, going), strict=True):
+            row = rows[i]
+            whole = row.ids + talk.results(said)
+            if len(whole) <= limits.completion and len(prompts[i]) + len(whole) < limits.context:
+                fed[i] = whole
+                row.messages += said
+        widest = limits.widest(len(fed))
+        if not widest:
+            break
+        turns, logprobs = generate([prompts[i] + whole for i, whole in fed.items()], widest)
+        for number, (i, whole) in enumerate(fed.items()):
+            row, turn = rows[i], turns[number][: limits.completion - len(whole)]
+            results = len(whole) - len(row.ids)
+            row.mask += [0] * results + [1] * len(turn)
+            if row.logprobs is not None and logprobs is not None:
+                row.logprobs += [0.0] * results + logprobs[number][: len(turn)]
+            row.ids = whole + turn
+            if message := talk.message(turn, prompts[i] + whole):
+                row.messages.append(message)
+        going, rounds = [i for i in fed if rows[i].wanted()], rounds + 1
+
+
+def _results(
+    rows: Sequence[Played], functions: Sequence[Mapping[str, Tool]], going: Sequence[int]
+) -> list[list[Message]]:
+    """The calls of these rows' last turns, made: the messages with their results, counted.
+
+    Those of the Python tool alone run side by side, and a function of the user's own is called by one thread.
+    """
+
+    def of_row(i: int) -> list[Message]:
+        return [_called(rows[i], call, functions[i]) for call in rows[i].wanted()]
+
+    if all(tool.__module__.startswith("grpo_math.tools") for i in going for tool in functions[i].values()):
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            return list(threads.map(of_row, going))
+    return [of_row(i) for i in going]
+
+
+def _called(row: Played, call: Message, functions: Mapping[str, Tool]) -> Message:
+    name, status = call.get("name", "unknown"), "done"
+    try:
+        if call["type"] != "function":
+            raise ValueError(f"Unsupported tool call type: {call['type']}")
+        name = call["function"]["name"]
+        if name not in functions:
+            raise ValueError(f"Tool {name} not found.")
+        result = functions[name](**call["function"]["arguments"])
+        if inspect.isawaitable(result):
+            result = asyncio.run(_of(result))
+        status = getattr(result, "status", status)  # of the Python tool, which does not raise
+    except UserError:
+        raise  # the machine's fault, and no answer for a model
+    except Exception as error:
+        status = "timeout" if isinstance(error, TimeoutError) else "failed"
+        result = {"error": str(error)}
+    row.calls, row.failures = row.calls + 1, row.failures + (status != "done")
+    row.timeouts += status == "timeout"
+    return {"role": "tool", "name": name, "content": str(result), **({} if status == "done" else {"status": status})}
+
+
+async def _of(result: Any) -> Any:
+    return await result

@@ -1,0 +1,105 @@
+"""Tools in training: what the trainer is given becomes a `Talk`, and TRL's loop over turns becomes `turns.play`.
+
+Where ranks generate together (vLLM, weights that are split), each has as many rows in a turn as the rank with most of
+them: TRL's slice of a server's answers, ``process_index * len(prompts)``, is right for nothing else. What fills up is
+a prompt of the rank's own, and its answers are dropped. Elsewhere no rank waits for another.
+
+Images stay with TRL's own loop, on one process.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from grpo_math.generation.chat import Message
+from grpo_math.generation.models import load_tokenizer
+from grpo_math.generation.turns import Limits, Played, Talk, play
+from grpo_math.grading import Verdict
+from grpo_math.rewards.tools import echoed, results_of
+from grpo_math.run import metrics
+
+
+def talk_of(model: Any, args: Any, rest: Sequence[Any], given: dict[str, Any]) -> Talk | None:
+    """What ``tools`` and ``environment_factory`` of a trainer's arguments come to; None without either.
+
+    A tokenizer that is not given is the model's, and its template one with calls (`chat.prepare`).
+    """
+    tools, session = given.get("tools") or [], given.get("environment_factory")
+    if not tools and (session is None or isinstance(session, dict)):
+        return None
+    tokenizer = rest[2] if len(rest) > 2 else given.get("processing_class")
+    if tokenizer is None:
+        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
+        given["processing_class"] = tokenizer
+    if hasattr(tokenizer, "image_processor"):
+        return None
+    return Talk(tokenizer, tools, session, args.max_tool_calling_iterations, args.chat_template_kwargs)
+
+
+class Turns:
+    """The turns after the first of a trainer's completions, and the figures of their calls."""
+
+    def __init__(self, trainer: Any, talk: Talk) -> None:
+        self.trainer, self.talk = trainer, talk
+        self.rows: list[Played] = []  # of the last generation
+        plugin = trainer.accelerator.state.deepspeed_plugin
+        split = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
+        self.waits = (trainer.use_vllm or split) and trainer.accelerator.num_processes > 1
+
+    def play(
+        self,
+        prompt_ids: list[list[int]],
+        completion_ids: list[list[int]],
+        completions: list[list[Message]],
+        logprobs: list[list[float]] | None,
+        *images: Any,
+    ) -> tuple[Any, ...]:
+        """What TRL's ``_tool_call_loop`` takes after the prompts, and returns."""
+        every: Any = logprobs or [None] * len(completion_ids)
+        given = zip(completion_ids, completions, every, strict=True)
+        rows = self.rows = [Played(list(ids), [1] * len(ids), said, own) for ids, said, own in given]
+        trainer = self.trainer
+        functions = [a | b for a, b in zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)]
+
+        def generate(asked: list[list[int]], widest: int) -> Any:
+            filled = asked + [prompt_ids[0]] * (widest - len(asked))
+            return trainer._generate_single_turn(filled, None, {}, num_generations=1)
+
+        limits = Limits(trainer.max_completion_length, self._context(), self.talk.most, self._widest)
+        play(self.talk, prompt_ids, rows, functions, generate, limits)
+        calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
+        ids, masks, said = ([getattr(row, name) for row in rows] for name in ("ids", "mask", "messages"))
+        logprobs = None if logprobs is None else [row.logprobs or [] for row in rows]
+        return masks, said, ids, logprobs, calls, failures, [[] for _ in rows]
+
+    def _widest(self, open_: int) -> int:
+        return max(gather_object([open_])) if self.waits else open_
+
+    def _context(self) -> int:
+        trainer = self.trainer
+        if trainer.use_vllm and trainer.vllm_mode == "colocate":
+            return int(trainer.vllm_generation.llm.llm_engine.model_config.max_model_len)
+        own = int(trainer.model.config.max_position_embeddings)
+        return min(own, getattr(trainer.vllm_generation, "context", own)) if trainer.use_vllm else own
+
+    def figures(self, completions: Sequence[Any], grades: Sequence[Any] | None) -> dict[str, float]:
+        """Over all ranks: how often a result stood in its call already, timeouts, and who is right."""
+        own = []
+        for number, (row, said) in enumerate(zip(self.rows, completions, strict=True)):
+            solved = grades is not None and grades[number].verdict is Verdict.CORRECT
+            own.append((row.calls, row.timeouts, len(results_of(said)), sum(echoed(said)), solved))
+        rows = torch.tensor(gather_object(own), dtype=torch.float64)
+        calls, timeouts, results, echoes, right = rows.unbind(dim=1)
+        called = calls > 0
+        found = {
+            metrics.TIMEOUT_FREQUENCY: (timeouts.sum() / calls.sum().clamp(min=1)).item(),
+            metrics.ECHO_FREQUENCY: (echoes.sum() / results.sum().clamp(min=1)).item(),
+            metrics.CALLED: called.double().mean().item(),
+        }
+        if grades is not None:
+            for name, part in ((metrics.RIGHT_WITH_CALL, right[called]), (metrics.RIGHT_WITHOUT_CALL, right[~called])):
+                if len(part):
+                    found[name] = part.mean().item()
+        return found

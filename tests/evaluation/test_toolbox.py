@@ -1,0 +1,119 @@
+"""An evaluation with tools: the turns are those of training, results name the tools, and are compared with the same."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+
+from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation import backends, results
+from grpo_math.evaluation.compare import ResultsError, comparison
+from grpo_math.evaluation.of_trainer import over_ranks
+from grpo_math.evaluation.toolbox import toolbox, toolbox_of
+from grpo_math.generation.completions import read_off, token_ids
+from grpo_math.problems.datasets import load_problems
+
+END = "<|im_end|>"
+
+
+def block(code):
+    return f"```python\n{code}\n```{END}"
+
+
+# By problem: what the model says in its first turn, and after each result.
+SAID = {
+    "What is 4 + 13?": [block("print(4 + 13)"), f"#### 17{END}"],
+    "What is 23 + 28?": [f"#### 51{END}"],
+    "else": [block("1 / 0"), block("print(0)"), "#### 1 and on"],
+}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return load_problems("generated:sums", "heldout", template="python", limit=3)
+
+
+@pytest.fixture(autouse=True)
+def said(rows, tokenizer, monkeypatch):
+    """The backend gives the turns of `SAID`; what it was asked for."""
+    asked = []
+
+    def opened(model, adapter, own, backend, server, sampling):
+        def generate(prompts, seed):
+            asked.append((prompts, seed))
+            made = []
+            for prompt in prompts:
+                text = tokenizer.decode(prompt)
+                problem, _, after = text.rpartition("user\n")[2].partition(END)
+                turns = SAID.get(problem, SAID["else"])
+                ids = tokenizer.encode(turns[min(after.count("<|im_start|>tool"), len(turns) - 1)])
+                made.append(read_off(tokenizer, ids[: sampling.max_new_tokens], [tokenizer.eos_token_id]))
+            return made
+
+        return generate
+
+    monkeypatch.setattr(backends, "opened", opened)
+    return asked
+
+
+def evaluated(tiny, tokenizer, rows, **settings):
+    model = AutoModelForCausalLM.from_pretrained(tiny())
+    settings = {"tools": ["python"], "max_new_tokens": 90, "progress": False, **settings}
+    return results.evaluate(model, rows, tokenizer=deepcopy(tokenizer), **settings)
+
+
+def test_results_hold_the_turns_and_what_became_of_the_calls(tiny, tokenizer, rows, said):
+    found = evaluated(tiny, tokenizer, rows)
+    by = {row["problem"]: row for row in found["rows"]}
+    called = by["What is 4 + 13?"]
+    assert [message["role"] for message in called["turns"]] == ["assistant", "tool", "assistant"]
+    assert called["turns"][1]["content"] == "17"
+    assert (called["completion"], called["category"], called["calls"]) == ("#### 17", "correct", 1)
+    assert called["tokens"] == len(tokenizer.encode("".join(SAID["What is 4 + 13?"])))
+    (other,) = (row for row in found["rows"] if row["problem"] not in SAID)
+    assert (other["calls"], other["failures"], other["timeouts"]) == (2, 1, 0)
+    assert other["truncated"]
+    assert other["turns"][1]["content"].endswith("ZeroDivisionError: division by zero")
+    assert found["calling"]["calls"] == pytest.approx(sum(row["calls"] for row in found["rows"]) / 3)
+    assert found["calling"]["with_call"]["n"] + found["calling"]["without_call"]["n"] == 3
+    assert found["tools"]["names"] == ["python"]
+    assert len({seed for _, seed in said}) == len(said), "two turns share a seed"
+
+
+def test_results_with_other_tools_or_limits_are_not_compared(tiny, tokenizer, rows):
+    first = evaluated(tiny, tokenizer, rows)
+    assert comparison(first, evaluated(tiny, tokenizer, rows))["difference"] == 0
+    for other in ({"python": {"wall_seconds": 3}}, {"max_tool_calling_iterations": 1}):
+        with pytest.raises(ResultsError, match="tools differs"):
+            comparison(first, evaluated(tiny, tokenizer, rows, **other))
+
+
+def test_what_cannot_work_is_refused_before_weights_load(tokenizer, rows, tmp_path):
+    with pytest.raises(ConfigError, match="not among tools"):
+        results.evaluate("nowhere", rows)
+    with pytest.raises(ConfigError, match=r"python\.wall_seconds"):
+        results.evaluate("nowhere", rows, tools=["python"], python={"wall_seconds": 0})
+    assert toolbox([]) is None
+
+
+def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(tiny, tokenizer, rows, tmp_path):
+    box = toolbox(["python"])
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2}
+    trainer = MathGRPOTrainer(
+        tiny(),
+        "accuracy",
+        MathGRPOConfig(str(tmp_path), num_generations=2, **settings),
+        Dataset.from_list(rows),
+        processing_class=deepcopy(tokenizer),
+        tools=list(box.own),
+    )
+    found = over_ranks(trainer, rows, max_new_tokens=90, progress=False)
+    assert found["tools"]["names"] == toolbox_of(trainer).stated["names"] == ["python"]
+    assert sum(row["calls"] for row in found["rows"]) > 0
+    prompts = [row["prompt"] for row in Dataset.from_list(rows)]
+    ids = token_ids(trainer.processing_class, [row["prompt"] for row in rows], trainer.turns.talk)
+    assert trainer._tokenize_prompts(prompts)[0] == ids

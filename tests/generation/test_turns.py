@@ -1,0 +1,199 @@
+"""The chat of a model that calls tools, and the loop over its turns."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import chat
+from grpo_math.generation.turns import Limits, Played, Talk, methods_of, play
+from grpo_math.problems.prompts import build_prompt
+
+
+def python(code: str) -> str:
+    """
+    Calculate.
+
+    Args:
+        code: What to calculate.
+    """
+    if code == "machine":
+        raise UserError("no more processes")
+    if code == "slow":
+        raise TimeoutError("10 seconds")
+    return str(eval(code, {"__builtins__": {}}))
+
+
+def add(a: int, b: int) -> int:
+    """
+    Add.
+
+    Args:
+        a: One.
+        b: Another.
+    """
+    return a + b
+
+
+class Notes:
+    """An environment in TRL's shape."""
+
+    def __init__(self):
+        self.held = []
+
+    def reset(self, **row):
+        self.held = ["reset"]
+
+    def note(self, text: str) -> str:
+        """
+        Keep a text.
+
+        Args:
+            text: What to keep.
+        """
+        self.held.append(text)
+        return " ".join(self.held)
+
+
+def talk_of(tokenizer, *tools, **settings):
+    return Talk(deepcopy(tokenizer), tools, **settings)
+
+
+def test_the_embedded_models_template_renders_as_before_where_nothing_is_called(tokenizer):
+    assert tokenizer.chat_template == chat.OF_SMOLLM2
+    for messages in (build_prompt("1 + 1?", "gsm8k"), [{"role": "user", "content": "1 + 1?"}]):
+        for opens in (True, False):
+            asked = {"tokenize": False, "add_generation_prompt": opens}
+            said = tokenizer.apply_chat_template(messages, **asked)
+            for fenced in (True, False):
+                assert tokenizer.apply_chat_template(messages, chat_template=chat.smollm2(fenced), **asked) == said
+
+
+def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
+    talk = talk_of(tokenizer, python)
+    text = tokenizer.decode(talk.prompt(build_prompt("1 + 1?", "python")))
+    assert "assistant\n```python\nprint(3 + 4)\n```<|im_end|>\n<|im_start|>tool\n7<|im_end|>" in text
+    ids = tokenizer.encode("```python\nprint(3 + 4)\n```<|im_end|>")
+    (call,) = talk.message(ids, talk.prompt(build_prompt("1 + 1?", "python")))["tool_calls"]
+    assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
+
+
+@pytest.mark.parametrize("said", ["#### 7<|im_end|>", "``` python\nx```<|im_end|>", "`python`", "<|im_end|>"])
+def test_what_is_no_block_is_no_call(said, tokenizer):
+    message = talk_of(tokenizer, python).message(tokenizer.encode(said), [])
+    assert not message.get("tool_calls")
+
+
+def test_other_tools_are_listed_and_called_in_json(tokenizer):
+    talk = talk_of(tokenizer, add)
+    text = tokenizer.decode(talk.prompt([{"role": "user", "content": "1 + 1?"}]))
+    assert '"name": "add"' in text
+    said = tokenizer.encode('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n</tool_call><|im_end|>')
+    assert talk.message(said, [])["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": 1}
+
+
+def test_hostile_json_is_text(tokenizer):
+    talk = talk_of(tokenizer, add)
+    for inside in ("[" * 40_000, '{"name": "add"', '{"name": ["add"], "arguments": 1}', "null", '"a"', "{}"):
+        said = tokenizer.encode(f"<tool_call>{inside}</tool_call><|im_end|>")
+        message = talk.message(said, [])
+        assert message["role"] == "assistant"
+        assert not message.get("tool_calls")
+
+
+def test_a_model_whose_template_renders_no_calls_is_refused(tokenizer):
+    other = deepcopy(tokenizer)
+    other.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    with pytest.raises(ConfigError, match="renders no calls"):
+        Talk(other, [python])
+    other.chat_template = chat.smollm2(fenced=True) + " "
+    with pytest.raises(ConfigError, match="does not know"):
+        Talk(other, [python])
+
+
+class Script:
+    """Turns by their text, in order, for each row that is asked."""
+
+    def __init__(self, tokenizer, *turns):
+        self.tokenizer, self.turns, self.prompts = tokenizer, list(turns), []
+
+    def __call__(self, prompts, widest):
+        self.prompts.append(prompts)
+        ids = [self.tokenizer.encode(text) for text in self.turns.pop(0)]
+        return ids[:widest], None
+
+
+def begun(talk, tokenizer, *texts):
+    prompts = [talk.prompt([{"role": "user", "content": f"question {i}"}]) for i in range(len(texts))]
+    turns = [tokenizer.encode(text) for text in texts]
+    rows = [
+        Played(ids, [1] * len(ids), [talk.message(ids, prompt)]) for ids, prompt in zip(turns, prompts, strict=True)
+    ]
+    return prompts, rows
+
+
+def block(code):
+    return f"```python\n{code}\n```<|im_end|>"
+
+
+def test_results_are_masked_and_counted_and_failures_are_answers(tokenizer):
+    talk = talk_of(tokenizer, python)
+    prompts, rows = begun(talk, tokenizer, block("6 * 7"), "no", block("1 / 0"), block("slow"))
+    script = Script(tokenizer, ["#### 42<|im_end|>", block("2"), "#### ?<|im_end|>"], ["#### 2<|im_end|>"])
+    play(talk, prompts, rows, [talk.functions()] * 4, script, Limits(200))
+    assert [(row.calls, row.failures, row.timeouts) for row in rows] == [(1, 0, 0), (0, 0, 0), (2, 1, 0), (1, 1, 1)]
+    first = rows[0]
+    assert tokenizer.decode(first.ids) == block("6 * 7") + "\n<|im_start|>tool\n42<|im_end|>\n" + (
+        "<|im_start|>assistant\n#### 42<|im_end|>"
+    )
+    shown = tokenizer.decode([token for token, kept in zip(first.ids, first.mask, strict=True) if kept])
+    assert shown == block("6 * 7") + "#### 42<|im_end|>"
+    assert script.prompts[1][0][: len(prompts[2]) + len(rows[2].ids)][: len(prompts[2])] == prompts[2]
+    results = [message for row in rows for message in row.messages if message["role"] == "tool"]
+    assert [message.get("status") for message in results] == [None, "failed", None, "timeout"]
+    assert "division by zero" in results[1]["content"]
+
+
+def test_a_result_that_does_not_fit_is_left_out(tokenizer):
+    talk = talk_of(tokenizer, python)
+    prompts, rows = begun(talk, tokenizer, block("'x ' * 99"), block("1"))
+    script = Script(tokenizer, ["#### 1" + " and so on" * 50])
+    play(talk, prompts, rows, [talk.functions()] * 2, script, Limits(60))
+    assert [len(row.messages) for row in rows] == [1, 3]
+    assert rows[0].calls == 1
+    assert len(rows[1].ids) == len(rows[1].mask) == 60
+
+
+def test_the_rounds_of_calls_are_bounded(tokenizer):
+    talk = talk_of(tokenizer, python)
+    prompts, rows = begun(talk, tokenizer, block("1"))
+    script = Script(tokenizer, *[[block("1")]] * 9)
+    play(talk, prompts, rows, [talk.functions()], script, Limits(4000, rounds=3))
+    assert rows[0].calls == 3
+    assert rows[0].wanted()
+
+
+def test_a_rank_without_open_rows_takes_part_in_the_turns_of_the_others(tokenizer):
+    talk, widths = talk_of(tokenizer, python), iter([2, 1, 0])
+    prompts, rows = begun(talk, tokenizer, "no")
+    script = Script(tokenizer, [], [])
+    play(talk, prompts, rows, [talk.functions()], script, Limits(100, widest=lambda own: next(widths)))
+    assert script.prompts == [[], []]
+    assert len(rows[0].messages) == 1
+
+
+def test_what_the_machine_cannot_do_ends_the_run_and_is_no_answer(tokenizer):
+    talk = talk_of(tokenizer, python)
+    prompts, rows = begun(talk, tokenizer, block("machine"))
+    with pytest.raises(UserError, match="no more processes"):
+        play(talk, prompts, rows, [talk.functions()], Script(tokenizer), Limits(100))
+
+
+def test_each_completion_has_a_session_of_its_own(tokenizer):
+    talk = talk_of(tokenizer, session=Notes)
+    assert [tool.__name__ for tool in talk.tools] == ["note"]
+    one, other = talk.functions(), talk.functions()
+    assert [one["note"]("a"), one["note"]("b"), other["note"]("c")] == ["reset a", "reset a b", "reset c"]
+    assert [method.__name__ for method in methods_of(Notes())] == ["note"]

@@ -1,0 +1,110 @@
+"""`tool_use`: a call without effect pays nothing, whatever is written around it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from grpo_math.errors import ConfigError
+from grpo_math.grading import Verdict, grade_batch
+from grpo_math.rewards import REWARDS, load_reward, make_tool_use, text_of
+from grpo_math.rewards.tools import echoed, results_of
+
+PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
+GOLD = "391"
+
+
+def calls(*codes, said=""):
+    made = [{"type": "function", "function": {"name": "python", "arguments": {"code": code}}} for code in codes]
+    return {"role": "assistant", "content": said, "tool_calls": made}
+
+
+def result(text, **status):
+    return {"role": "tool", "name": "python", "content": text, **status}
+
+
+def says(text):
+    return {"role": "assistant", "content": text}
+
+
+def paid(*messages, reward=None):
+    reward = reward or REWARDS["tool_use"]
+    return reward([PROMPT], [list(messages)], answer=[GOLD], answer_format=["python"])[0]
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ((calls("print(17 * 23)"), result("391"), says("#### 391")), 1.0),
+        ((calls("print(17 * 23)"), result("so\n391.0"), says("#### 391")), 1.0),
+        ((calls("1/0"), result("no", status="failed"), calls("17*23"), result("391"), says("#### 391")), 1.0),
+        ((calls("print(391)"), result("391"), says("#### 391")), 0.0),
+        ((calls("print(17 * 23)", said="It is 391."), result("391"), says("#### 391")), 0.0),
+        ((calls("print(782-391)"), result("391"), says("#### 391")), 0.0),
+        ((calls("print(3.91e2)"), result("391.0"), says("#### 391")), 0.0),
+        ((calls("print(17 * 23)"), result("391"), says("#### 392")), 0.0),
+        ((calls("print(2)"), result("2"), says("#### 391")), 0.0),
+        ((calls("print(17 * 23)"), result("391")), 0.0),
+        ((calls("raise ValueError(17 * 23)"), result("391", status="failed"), says("#### 391")), 0.0),
+        ((says("#### 391"),), 0.0),
+        ((says("#### 17 * 23"),), 0.0),
+        ((calls("print(17 * 23)"), result("391"), calls("print(17 * 23)"), result("391"), says("#### 391")), 1.0),
+    ],
+)  # fmt: skip
+def test_a_right_answer_that_a_call_gave_is_paid_once_and_nothing_else(messages, expected):
+    assert paid(*messages) == expected
+
+
+def test_a_text_and_an_ungradable_answer():
+    assert REWARDS["tool_use"]([""], ["#### 391"], answer=["391"]) == [0.0]
+    assert REWARDS["tool_use"]([""], ["#### 391"], answer=[""]) == [None]
+    assert load_reward("tool_use") is REWARDS["tool_use"]
+
+
+def test_failed_calls_can_cost():
+    failed = [calls("1/0"), result("division by zero", status="failed")]
+    reward = make_tool_use(effect=0.5, failed=0.2)
+    assert paid(*failed, *failed, calls("17*23"), result("391"), says("#### 391"), reward=reward) == pytest.approx(0.1)
+    for bad in ({"effect": -1}, {"failed": -1}):
+        with pytest.raises(ConfigError, match="is negative"):
+            make_tool_use(**bad)
+
+
+# Everything that a policy could put together of these, up to three turns: 8 kinds of turn, 585 completions.
+TURNS = [
+    [calls("print(17 * 23)"), result("391")],
+    [calls("print(391)"), result("391")],
+    [calls("print(int('3' + '91'))"), result("391")],
+    [calls("print(2)"), result("2")],
+    [calls("1/0"), result("ZeroDivisionError: division by zero", status="failed")],
+    [says("It is 391.")],
+    [says("#### 391")],
+    [says("#### 392")],
+]
+
+
+def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
+    """The search of docs/tools.md: 0 or 1, never without a right answer, and never more for further calls."""
+    every = [[*itertools.chain(*turns)] for n in (1, 2, 3) for turns in itertools.product(TURNS, repeat=n)]
+    columns = {"answer": [GOLD] * len(every), "answer_format": ["python"] * len(every)}
+    grades = grade_batch(columns["answer"], [text_of(one) for one in every], answer_format=columns["answer_format"])
+    rewards = REWARDS["tool_use"]([PROMPT] * len(every), every, grade=grades, **columns)
+    assert sum(rewards) > 0
+    for completion, reward, grade in zip(every, rewards, grades, strict=True):
+        assert reward in (0.0, 1.0)
+        if not reward:
+            continue
+        assert grade.verdict is Verdict.CORRECT
+        gave = [said for said, one in results_of(completion) if one["content"] == "391"]
+        assert any("391" not in said for said in gave)
+        idle = [message for message in completion if message["role"] == "tool" and message["content"] != "391"]
+        without = [message for message in completion if message not in idle]
+        assert REWARDS["tool_use"]([PROMPT], [without], answer=[GOLD], answer_format=["python"]) == [1.0]
+
+
+def test_an_echo_is_what_the_model_had_written():
+    assert echoed([calls("print(391)"), result("391"), calls("print(39100)"), result("39100")]) == [True, True]
+    assert echoed([calls("print(17 * 23)"), result("391"), calls("print('ab' + 'c')"), result("abc")]) == [False, False]
+    assert echoed([calls("print(1391)"), result("391"), calls(""), result("")]) == [False, False]
+    assert echoed("#### 391") == []

@@ -1,0 +1,91 @@
+"""Programs that fork, hang, flood, look around and break out: each row of cases/hostile_programs.yaml, with all layers
+of the walls and as in a container without namespaces; and the machine afterwards."""
+
+import os
+import re
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+from waiting import until
+
+from grpo_math.tools import PythonLimits, python
+
+CASES = yaml.safe_load((Path(__file__).parents[1] / "cases/hostile_programs.yaml").read_text(encoding="utf-8"))
+LIMITS = {"cpu_seconds": 1, "wall_seconds": 30.0, "memory_mb": 200, "output_chars": 200}
+CANARY = "canary-of-the-trainer"
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")]
+
+
+def descendants(root):
+    """The processes below one, by /proc."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            _, _, rest = stat.read_text().rpartition(")")
+        except OSError:
+            continue
+        parents[int(stat.parent.name)] = int(rest.split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
+        found |= more
+    return found - {root}
+
+
+def memory():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.fixture(scope="module", params=[(), ("spaces",)], ids=["all layers", "no namespaces"])
+def answers(request, tmp_path_factory):
+    """What each row's program gave, by its name; and the server."""
+    secret = tmp_path_factory.mktemp("trainer") / "secret"
+    secret.write_text(CANARY)
+    os.environ["GRPO_MATH_CANARY"] = CANARY
+    server = python._Server(without=request.param)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
+        calls = []
+        for case in CASES:
+            code = re.sub("|".join(words), lambda found: words[found[0]], case["code"])
+            limits = PythonLimits(**{**LIMITS, **case.get("limits", {})})
+            calls.append((code, limits, server))
+        before = memory()
+        with ThreadPoolExecutor(6) as threads:  # more than there are cores: many sleep
+            answered = list(threads.map(lambda one: python.Program(one[1], lambda: one[2]).run(one[0]), calls))
+        given = dict(zip([case["name"] for case in CASES], answered, strict=True))
+        grown = memory() - before
+    yield given, server, secret, grown
+    del os.environ["GRPO_MATH_CANARY"]
+    server.close()
+    assert not server.layers["folder"] or not Path(server.layers["folder"]).exists()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
+    answer = answers[0][case["name"]]
+    assert re.search(case["says"], answer), str(answer)
+    assert answer.status == case.get("status", answer.status), str(answer)
+    assert CANARY not in answer
+    assert len(answer) <= LIMITS["output_chars"] + 300
+
+
+def test_nothing_is_left_behind(answers):
+    _, server, secret, grown = answers
+    assert len(CASES) >= 80
+    until(lambda: not descendants(server.process.pid))
+    litter = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*grpo_math_pwned*")]
+    if folder := server.layers["folder"]:
+        litter += Path(folder).iterdir()
+    assert litter == []
+    assert secret.read_text() == CANARY
+    assert secret.stat().st_mode & 0o777 == 0o644
+    assert grown < 50_000_000
+
+
+def test_the_tool_works_on_afterwards(answers):
+    assert python.call("1 + 1", PythonLimits(**LIMITS), answers[1]) == "2"

@@ -1,0 +1,176 @@
+"""The Python tool: what it prints, cuts, refuses and remembers, and the form in which TRL takes it."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from grpo_math.errors import ConfigError
+from grpo_math.tools import PythonLimits, PythonSession, environment, python, python_many, read_limits, read_tools
+
+LIMITS = PythonLimits()
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "status"),
+    [
+        ("print(6 * 7)", "42", "done"),
+        ("x = 6\nx * 7", "42", "done"),
+        ("x = 1", "(no output)", "done"),
+        ("print('before')\n[][0]", "before\nIndexError: list index out of range", "failed"),
+        ("def f(", "SyntaxError: '(' was never closed", "failed"),
+        ("raise SystemExit('no')", "(no output)", "failed"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: 'int'\nP(3)", "P(x=3)", "done"),
+        ("'é', '∑'", "('é', '∑')", "done"),
+        ("import sys\nprint('w', file=sys.stderr)\n1", "1", "done"),
+    ],
+)
+def test_a_program_is_answered_as_by_a_python_prompt(code, text, status):
+    answer = python.call(code, LIMITS)
+    assert (answer, answer.status) == (text, status)
+
+
+@pytest.mark.parametrize("package", ["numpy", "sympy"])
+def test_packages_for_mathematics_are_there_where_they_are_installed(package):
+    pytest.importorskip(package)
+    code = {"numpy": "import numpy\nint(numpy.arange(5) @ numpy.arange(5))", "sympy": "import sympy\nsympy.prime(10)"}
+    assert python.call(code[package], LIMITS) == {"numpy": "30", "sympy": "29"}[package]
+
+
+def test_an_error_or_a_timeout_keeps_what_was_printed_before():
+    limits = PythonLimits(wall_seconds=0.5)
+    answer = python.call("import time\nprint('half')\ntime.sleep(60)", limits)
+    assert (answer, answer.status) == ("half\nTimeoutError: stopped after 0.5 seconds", "timeout")
+
+
+def test_cpu_seconds_are_the_programs_own_and_not_the_clocks():
+    answer = python.call("while True: pass", PythonLimits(cpu_seconds=1, wall_seconds=100.0))
+    assert (answer, answer.status) == ("TimeoutError: stopped after 1 CPU seconds", "timeout")
+
+
+def test_output_is_cut_and_says_so():
+    answer = python.call("for n in range(1000): print(n)", PythonLimits(output_chars=10))
+    assert answer == "0\n1\n2\n3\n4\n\n(cut: it printed more than 10 characters)"
+
+
+def test_more_than_a_pipe_holds_is_read_to_its_end():
+    assert len(python.call("print('é' * 300_000)", PythonLimits(output_chars=300_000))) == 300_000
+
+
+def test_each_call_is_new_and_random_numbers_repeat():
+    code = "import random\nseen = globals().get('seen', 0) + 1\nprint(seen, random.random(), hash('text'))"
+    assert len(set(python_many([code] * 3, LIMITS))) == 1
+
+
+def test_many_programs_are_answered_in_their_order():
+    assert python_many([f"print({n})" for n in range(12)], LIMITS) == [str(n) for n in range(12)]
+    assert python_many([], LIMITS) == []
+
+
+def test_a_session_remembers_until_it_is_reset_and_only_its_own():
+    with PythonSession(LIMITS) as one, PythonSession(LIMITS) as other:
+        assert one.python("x = 5\nopen('note', 'w').write('kept')") == "4"
+        assert one.python("x / 0") == "ZeroDivisionError: division by zero"
+        assert one.python("print(x, open('note').read())") == "5 kept"
+        assert other.python("x").startswith("NameError")
+        one.reset(problem="another", answer="1")
+        assert one.python("x").startswith("NameError")
+
+
+def test_a_session_whose_program_was_ended_says_that_its_names_are_gone():
+    with PythonSession(PythonLimits(wall_seconds=0.5)) as session:
+        session.python("x = 5")
+        assert session.python("import time; time.sleep(60)").status == "timeout"
+        assert "names are gone" in session.python("print(1)")
+        assert session.python("2") == "2"
+
+
+def test_a_server_that_died_is_started_again():
+    old = python.server().process
+    old.kill()
+    old.wait()
+    assert python.call("1 + 1", LIMITS) == "2"
+    assert python.server().process.pid != old.pid
+
+
+def children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_programs_end_with_the_process_that_asked_for_them():
+    """Killed where it stands, a trainer leaves no program behind."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, str(python.server().process.pid).encode())
+            python.call("import time\ntime.sleep(100)", PythonLimits(wall_seconds=100.0))
+        finally:
+            os._exit(1)
+    server = int(os.read(reader, 100))
+    until(lambda: any(map(children, children(server))))
+    [keeper] = children(server)
+    [program] = children(keeper)
+    time.sleep(0.5)  # the program is in its sleep
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    until(lambda: not any(Path(f"/proc/{one}").exists() for one in (server, keeper, program)), 20.0)
+
+
+@pytest.mark.slow
+def test_trl_and_transformers_take_the_tools_as_they_are():
+    from transformers.utils import get_json_schema
+
+    [tool] = read_tools(["python"], LIMITS)
+    schema = get_json_schema(tool)["function"]
+    assert schema["name"] == "python"
+    assert schema["parameters"]["required"] == ["code"]
+    factory = environment(["python"], PythonLimits(session=True))
+    assert read_tools(["python"], PythonLimits(session=True)) == []
+    with factory() as session:
+        assert get_json_schema(session.python)["function"]["name"] == "python"
+        public = {name for name in dir(session) if not name.startswith("_")}
+        assert public == {"python", "reset"}  # TRL takes each further one for a tool
+
+
+@pytest.mark.slow
+def test_a_function_of_ones_own_is_a_tool(tmp_path, monkeypatch):
+    text = 'def add(a: int, b: int) -> str:\n    """Add.\n\n    Args:\n        a: One.\n        b: Another.\n    """\n'
+    (tmp_path / "own_tools.py").write_text(f"{text}    return str(a + b)\n\ndef bare(a):\n    return a\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    python_tool, own = read_tools(["python", "own_tools:add"], LIMITS)
+    assert (python_tool.__name__, own(a=1, b=2)) == ("python", "3")
+    for names, says in (
+        (["own_tools:bare"], "cannot be shown to a model"),
+        (["own_tools:none"], "names no function of own_tools"),
+        (["python", "python"], "has two tools called python"),
+        (["shell"], "is not known"),
+    ):
+        with pytest.raises(ConfigError, match=says) as refused:
+            read_tools(names, LIMITS)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"cpu_seconds": 1.5}, "python.cpu_seconds=1.5 is not a whole number"),
+        ({"wall_seconds": True}, "python.wall_seconds=True is not a number"),
+        ({"wall_seconds": float("nan")}, "python.wall_seconds=nan is out of range"),
+        ({"processes": 0}, "python.processes=0 is out of range"),
+        ({"session": "yes"}, "python.session='yes' is neither true nor false"),
+        ({"walls": "none"}, "python.walls='none' is not known"),
+        ({"memory": 1}, "python='memory' is not known: did you mean 'memory_mb'?"),
+        ("fast", "python='fast' is not a mapping"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused(given, says):
+    with pytest.raises(ConfigError) as refused:
+        read_limits(given)
+    assert str(refused.value).startswith(says)

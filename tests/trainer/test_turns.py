@@ -1,0 +1,143 @@
+"""Tools in training: TRL's weights with scripted calls, what is masked, the figures, and ranks with uneven turns."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+
+import launching
+import pytest
+from datasets import Dataset
+from small_trainers import config, letters, relative, weights
+from small_vllm import SmallVLLM
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math import MathGRPOConfig, MathGRPOTrainer
+
+END = "<|im_end|>"
+
+
+def python(code: str) -> str:
+    """
+    Calculate.
+
+    Args:
+        code: What to calculate.
+    """
+    if code == "slow":
+        raise TimeoutError("10 seconds")
+    return str(eval(code, {"__builtins__": {}}))
+
+
+def block(code):
+    return f"```python\n{code}\n```"
+
+
+# What the first turns of eight completions say (None: what the model does), and what some say then.
+FIRST = [
+    *(block("3 + 4") + END, None, block("1 / 0") + END, block("1") + block("2") + END),
+    *(block("'x ' * 200") + END, None, block("6 * 7") + END, block("slow") + END),
+]
+SECOND = {0: block("40 + 2") + END, 2: "#### 5" + END, 3: "####"}
+
+
+def rewards(completions, **columns):
+    return letters([" ".join(message["content"] for message in messages) for messages in completions])
+
+
+def script(trainer, tokenizer, turns):
+    """The trainer with the calls of `FIRST` and `SECOND` in place of what it samples there."""
+    sampled = trainer._generate_single_turn
+
+    def single_turn(prompts, *rest, **settings):
+        ids, logprobs = sampled(prompts, *rest, **settings)
+        turns.append(len(prompts))
+        said = dict(enumerate(FIRST)) if len(prompts) == 8 else SECOND if turns[-2] == 8 else {}
+        for row, text in said.items():
+            if text is not None:
+                ids[row] = tokenizer.encode(text, add_special_tokens=False)
+        return ids, logprobs
+
+    trainer._generate_single_turn = single_turn
+
+
+def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
+    settings = {"max_steps": 3, "max_completion_length": 120, **settings}
+    calls = {name: settings.pop(name) for name in ("tools", "environment_factory") if name in settings}
+    prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
+    rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
+    return trainer_class(
+        model=folder,
+        reward_funcs=settings.pop("rewards", rewards),
+        args=config(config_class, tmp_path, **settings),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        **(calls or {"tools": [python]}),
+    )
+
+
+def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
+    tokenizer, turns = deepcopy(tokenizer), []
+    if trainer_class is GRPOTrainer:  # TRL knows no calls of this model: it takes the template that ours gets
+        made(MathGRPOTrainer, MathGRPOConfig, folder, tokenizer, tmp_path)
+    trainer = made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings)
+    script(trainer, tokenizer, turns)
+    before = weights(trainer.model)
+    trainer.train()
+    return trainer, before, weights(trainer.model), turns
+
+
+@pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
+def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
+    theirs, before, there, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+    ours, _, here, own = trained(
+        MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, advantage_eps=1e-4, **settings
+    )
+    assert own == turns
+    assert own[1] == 5  # of six with calls, one result is too long
+    assert relative(there, before) > 1e-5
+    assert relative(here - before, there - before) < 1e-5
+    for name in ("tools/call_frequency", "tools/failure_frequency"):
+        logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
+        assert logged[0] == logged[1]
+        assert logged[0][0] > 0
+
+
+class Calling(SmallVLLM):
+    """A server whose model calls python n % 4 times for question n, each time with its number, and then says it."""
+
+    def complete(self, body):
+        if body["temperature"] == 0:  # the canary's
+            return super().complete(body)
+        choices = []
+        for prompt in body["prompt"]:
+            text = self.tokenizer.decode(prompt)
+            n = int(text.rpartition("question ")[2][0])
+            done = text.rpartition("question ")[2].count("<|im_start|>tool")
+            said = self.tokenizer.encode(block(n) + END if done < n % 4 else f"#### {n}{END}")
+            one = {"token_ids": said, "logprobs": {"token_logprobs": [-0.5] * len(said)}}
+            choices += [{"index": len(choices) + i, **one} for i in range(body["n"])]
+        return choices
+
+
+def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, tokenizer, tmp_path):
+    server = Calling(tiny())
+    server.tokenizer = tokenizer
+    program = str(launching.ROOT / "tests/processes/turns.py")
+    launching.run([*launching.TORCHRUN, program, tiny(), str(tmp_path), server.url], timeout=300)
+    server.stop()
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    uneven = 0
+    for rank in ranks:
+        for question, said in rank["heard"]:
+            n = int(question.split()[-1])
+            assert said == ["", str(n)] * (n % 4) + [f"#### {n}"]
+    first, second = (rank["heard"] for rank in ranks)
+    for step in range(2):
+        rounds = [sum(len(said) // 2 for _, said in heard[4 * step : 4 * step + 4]) for heard in (first, second)]
+        uneven += rounds[0] != rounds[1]
+    assert uneven, "the ranks were even by chance: take another seed"
+    assert ranks[0]["turns"] == ranks[1]["turns"]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    calls = sum(len(said) // 2 for rank in ranks for _, said in rank["heard"])
+    assert sum(line["tools/call_frequency"] for line in ranks[0]["told"]) == pytest.approx(calls / 8)
