@@ -63,6 +63,7 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
 CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over")
+BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
@@ -138,9 +139,35 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
+    if states_it(candidate) or named_by_it(candidate):
+        return True
     computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
     values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
     return computed and (values or CALCULATES.search(pieces) is not None)
+
+
+def states_it(candidate: Candidate) -> bool:
+    """Does the gold by itself stand where the rules look for the one answer (docs/rewards.md), with the wrong answer
+    elsewhere? The last box; of `####` its line; and where no format is asked for, the last line or what comes last."""
+    gold, core = candidate.gold.text, candidate.pieces[candidate.core]
+    text = candidate.text()
+    boxes = re.findall(r"\\(?:boxed|fbox)\s*\{(.*)", text)
+    if boxes and BARE.sub("", boxes[-1]).startswith(BARE.sub("", gold)) and core not in boxes[-1].partition("}")[0]:
+        return True
+    if candidate.format == "gsm8k":
+        return core not in text.rpartition("####")[2].strip().partition("\n")[0]
+    behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
+    lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
+    return candidate.format is None and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
+
+
+def named_by_it(candidate: Candidate) -> bool:
+    """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2``; the gold in other brackets, ``\\left[`` for
+    ``[``; or the gold and an exclamation mark that ends the text (which is punctuation where no format is asked for)?"""
+    gold, core = candidate.gold.text, candidate.pieces[candidate.core]
+    named = re.search(r"[A-Za-z]_\{[^{}]*" + re.escape(core) + r"[^{}]*\}\s*(?:=|\\approx)", candidate.text())
+    exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
+    return named is not None or exclaims or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
 
 def paid(candidates: list[Candidate]) -> list[Grade]:
