@@ -103,7 +103,14 @@ def _clean(text: str) -> str:
         text = re.sub(r"\\text\s*\{\s*,?\s*(and|or)\s*,?\s*\}", r" \1 ", text)
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
-        text = INNER_DOLLAR.sub(" ", text).replace("$", "").replace(MONEY, "$").replace("\\%", "%").replace("\\#", "#").replace("\\&", "&&")
+        text = (
+            INNER_DOLLAR.sub(" ", text)
+            .replace("$", "")
+            .replace(MONEY, "$")
+            .replace("\\%", "%")
+            .replace("\\#", "#")
+            .replace("\\&", "&&")
+        )
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)

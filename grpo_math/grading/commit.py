@@ -14,7 +14,9 @@ from grpo_math.grading.spelled import NUMBER_WORDS
 
 BESIDE = 60  # characters before an answer that are looked at
 AFTERWARDS = 400  # characters behind it in which it may be taken back
-CUE = re.compile(r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot)\b", re.IGNORECASE)  # asked first, since it is quick
+CUE = re.compile(
+    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot)\b", re.IGNORECASE
+)  # asked first, since it is quick
 
 # ---------------------------------------------------------------------------- what may stand between a word and a value
 
@@ -62,7 +64,7 @@ _SCALES = (
 _HARMLESS = (  # commands behind a box that leave it alone
     r"text|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
-_TOUCHED = r"[\d!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
+_TOUCHED = r"\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
 _BEHIND = re.compile(
     rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
     rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
@@ -78,7 +80,8 @@ _BACK = re.compile(
             r"\bnever ?mind\b|\bjoking\b|\bi(?:'m| am) not sure\b|\bsorry\b|\bshould have been\b|\bi doubt\b",
             r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A(?:[^.\n]|\.(?=\})){0,40}\b(?:wrong|incorrect)\b",
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
-            rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
+            rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
+            rf"(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
             r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
             r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(]|[a-z]\s?=)",
             r"\bactually,? (?:the answer|it(?:'s| is)|that is|no|not)\b",
@@ -101,7 +104,8 @@ _LEADS_ON = re.compile(
 # ------------------------------------------------------------------------------------------------ words beside a number
 
 HEDGE = re.compile(
-    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|between|perhaps|maybe|possibly|might|could be|may be|probably)\b",
+    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|between|perhaps|maybe|possibly|might|could be|may be"
+    r"|probably)\b",
     re.IGNORECASE,
 )
 _CHANGING = (

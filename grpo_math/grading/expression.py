@@ -273,7 +273,9 @@ class _Reader:
                 break
         for before, factor in zip([None, *factors], factors, strict=False):
             of_letter = before is not None and before[0] in ("var", "mul")  # f(1, 2)
-            if len(factors) > 1 and (factor[0] == "set" or factor == INFINITE or (factor[0] == "tuple" and not of_letter)):
+            if len(factors) > 1 and (
+                factor[0] == "set" or factor == INFINITE or (factor[0] == "tuple" and not of_letter)
+            ):
                 raise Unreadable("a pair, a set or infinity in a product")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 

@@ -185,7 +185,12 @@ def _within(text: str, found: Found) -> str:
     before, behind = text[: found.start], text[found.end :]
     refused = DANGER.search(before[-BESIDE:]) is not None
     before = "" if WORDS.search(before) and not refused else before  # a sentence leads up to it
-    more = refused or len(found.parts) > 1 or re.search(r"\d|\\[a-z]", before + behind) is not None or DANGER.search(behind) is not None
+    more = (
+        refused
+        or len(found.parts) > 1
+        or re.search(r"\d|\\[a-z]", before + behind) is not None
+        or DANGER.search(behind) is not None
+    )
     standing = None if more else _standing(text, found).text
     return strip_wrappers(text) if standing is None else standing
 

@@ -76,6 +76,7 @@ _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
+_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
@@ -225,7 +226,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
-    if how == "last number" and _OPERATOR.search(before):
+    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after)):
         return None
     beside = before.rstrip(" $\\(")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)

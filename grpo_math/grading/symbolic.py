@@ -75,8 +75,10 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
 
 
 def outside_braces(text: str) -> str:
-    """The text without what stands in braces, as the "i = 1" of a sum."""
+    """The text without what stands in braces, as the "i = 1" of a sum; those of a set's members stay."""
     before = None
+    if re.search(r"[|:]|\\mid", text) is None:
+        text = text.replace("\\{", "(").replace("\\}", ")")
     while before != text:
         before, text = text, re.sub(r"\{[^{}]*\}", "", text)
     return text

@@ -62,7 +62,7 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over")
+CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|\\log|\bi\b")
 BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -141,6 +141,8 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if states_it(candidate) or named_by_it(candidate):
         return True
+    if (candidate.gold.text == "0" and "0" in pieces) or (candidate.kind == "a member less" and "\\pm" in pieces):
+        return True  # a product with 0; both signs of a value
     computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
     values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
     return computed and (values or CALCULATES.search(pieces) is not None)
@@ -162,10 +164,12 @@ def states_it(candidate: Candidate) -> bool:
 
 
 def named_by_it(candidate: Candidate) -> bool:
-    """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2``; the gold in other brackets, ``\\left[`` for
-    ``[``; or the gold and an exclamation mark that ends the text (which is punctuation where no format is asked for)?"""
+    """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets, ``\\left[`` for
+    ``[``; or the gold and an exclamation mark that ends the text, which is punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
-    named = re.search(r"[A-Za-z]_\{[^{}]*" + re.escape(core) + r"[^{}]*\}\s*(?:=|\\approx)", candidate.text())
+    named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
+        re.escape(core) + r"\s*(?:=|\\approx)", candidate.text()
+    )
     exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
     return named is not None or exclaims or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
@@ -191,6 +195,7 @@ def shortened(candidate: Candidate) -> Candidate:
         before, after = candidate.before, candidate.after
         shorter += [candidate._replace(before=_without(before, i)) for i in range(len(before))]
         shorter += [candidate._replace(after=_without(after, i)) for i in range(len(after))]
+        shorter = [c for c in shorter if not may_be_right(c)]
         still = [c for c, g in zip(shorter, paid(shorter), strict=True) if str(g.verdict) == "correct"]
         if not still:
             return candidate
