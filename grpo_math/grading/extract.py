@@ -185,13 +185,10 @@ def _within(text: str, found: Found) -> str:
     before, behind = text[: found.start], text[found.end :]
     refused = DANGER.search(before[-BESIDE:]) is not None
     before = "" if WORDS.search(before) and not refused else before  # a sentence leads up to it
-    more = (
-        refused
-        or len(found.parts) > 1
-        or re.search(r"\d|\\[a-z]", before + behind) is not None
-        or DANGER.search(behind) is not None
-    )
+    more = refused or re.search(r"\d|\\[a-z]", before + behind) is not None or DANGER.search(behind) is not None
     standing = None if more else _standing(text, found).text
+    if standing == found.text and len(set(found.parts)) > 1:  # boxes side by side are all the answer
+        standing = ", ".join(found.parts)
     return strip_wrappers(text) if standing is None else standing
 
 
@@ -236,7 +233,6 @@ def _boxed(text: str) -> Found | None:
     if "box" not in text:
         return None
     boxes: list[str] = []
-    apart = False
     first = last = len(text)
     for match in _last_boxes(text):
         content, end = _box_content(text, match.end())
@@ -247,9 +243,8 @@ def _boxed(text: str) -> Found | None:
                 boxes = [content]
             first, last = match.start(), max(end, last)
             continue
-        apart = apart or (bool(boxes) and not _joined(text[end:first]))
-        if apart:  # another answer, or a box around all of them that is still to come
-            continue
+        if boxes and not _joined(text[end:first]):
+            break
         boxes.insert(0, content)
         first, last = match.start(), last if len(boxes) > 1 else end
     if not boxes:

@@ -139,6 +139,8 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
+    if candidate.gold.text in added and candidate.gold.text.endswith("."):
+        return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and "0" in pieces) or (candidate.kind == "a member less" and "\\pm" in pieces):
@@ -153,7 +155,7 @@ def states_it(candidate: Candidate) -> bool:
     elsewhere? The last box; of `####` its line; and where no format is asked for, the last line or what comes last."""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     text = candidate.text()
-    boxes = re.findall(r"\\(?:boxed|fbox)\s*\{(.*)", text)
+    boxes = re.findall(r"\\(?:boxed|fbox)(?:\s*\{(?!\s*\})|\s)(.*)", text)
     if boxes and BARE.sub("", boxes[-1]).startswith(BARE.sub("", gold)) and core not in boxes[-1].partition("}")[0]:
         return True
     if candidate.format == "gsm8k":
@@ -164,8 +166,8 @@ def states_it(candidate: Candidate) -> bool:
 
 
 def named_by_it(candidate: Candidate) -> bool:
-    """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets, ``\\left[`` for
-    ``[``; or the gold and an exclamation mark that ends the text, which is punctuation in free text?"""
+    """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets,
+    ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
         re.escape(core) + r"\s*(?:=|\\approx)", candidate.text()
