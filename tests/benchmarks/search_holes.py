@@ -143,11 +143,25 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
-    if (candidate.gold.text == "0" and "0" in pieces) or (candidate.kind == "a member less" and "\\pm" in pieces):
-        return True  # a product with 0; both signs of a value
+    if (candidate.gold.text == "0" and "0" in pieces) or (
+        candidate.pieces[candidate.core] == "1" and candidate.gold.text in pieces
+    ):
+        return True  # a product with 0 or 1
+    if candidate.kind == "a member less" and "\\pm" in pieces:
+        return True  # both signs of a value
     computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
     values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
     return computed and (values or CALCULATES.search(pieces) is not None)
+
+
+def held(text: str) -> str:
+    """What a box holds: the braces that the text begins with, or without them its line."""
+    depth = 0
+    for at, char in enumerate(text if text.startswith("{") else ""):
+        depth += (char == "{") - (char == "}")
+        if depth == 0:
+            return text[1:at]
+    return text.partition("\n")[0]
 
 
 def states_it(candidate: Candidate) -> bool:
@@ -155,8 +169,9 @@ def states_it(candidate: Candidate) -> bool:
     elsewhere? The last box; of `####` its line; and where no format is asked for, the last line or what comes last."""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     text = candidate.text()
-    boxes = re.findall(r"\\(?:boxed|fbox)(?:\s*\{(?!\s*\})|\s)(.*)", text)
-    if boxes and BARE.sub("", boxes[-1]).startswith(BARE.sub("", gold)) and core not in boxes[-1].partition("}")[0]:
+    boxes = [held(text[box.end() :]) for box in re.finditer(r"\\(?:boxed|fbox)\s*", text)]
+    full = [BARE.sub("", box) for box in boxes if BARE.sub("", box)]
+    if full and full[-1] == BARE.sub("", gold):
         return True
     if candidate.format == "gsm8k":
         return core not in text.rpartition("####")[2].strip().partition("\n")[0]
