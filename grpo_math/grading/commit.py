@@ -116,7 +116,7 @@ _CHANGING = (
 )
 DANGER = re.compile(
     rf"(?:(?<![A-Za-z])(?:{'|'.join([*_CHANGING.split(), *sorted(NUMBER_WORDS)])}|at (?:least|most)|one of"
-    r"|(?:less|more|fewer|greater|larger|smaller|other) than)\b|n['’]t\b)",
+    r"|(?:less|more|fewer|greater|larger|smaller|other) than)(?![A-Za-z])|n['’]t\b)",
     re.IGNORECASE,
 )  # words beside a number that may make it another one
 
