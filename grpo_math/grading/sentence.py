@@ -77,6 +77,7 @@ _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|s
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
+_ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTERS = re.compile(r"\b[A-J]\b\W*(?:,|\band\b|\bor\b)\W*\b[A-J]\b")  # several choices
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
@@ -202,7 +203,7 @@ def _bare(text: str) -> Said | None:
         formulas = list(INLINE_MATH.finditer(line))
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
-        if not (formulas or numbers or chosen or _LETTERS.search(line)):
+        if not (formulas or numbers or chosen or _LETTERS.search(line)) or _ASKS.search(line):
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
@@ -254,7 +255,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if chain is not None:
         value = f"{chain[1]} = {value}"
     value = strip_wrappers(value.strip())
-    stated = (above[-NEAR:] if re.search("[a-z]", sentence) else "") + before[: len(before) - len(sentence)]
+    stated = (above[-NEAR:] if re.search("[a-z%#]", sentence) else "") + before[: len(before) - len(sentence)]
     # A fragment: it may repeat what the sentence before says.
     if stated.strip() and _ABBREVIATED.search(stated) is None and _LINK.fullmatch(sentence):
         said = conclusion(stated)

@@ -62,7 +62,7 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|\\log|\bi\b")
+CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|two|six|seven|\\mid|\\log|\bi\b")
 BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -144,9 +144,9 @@ def may_be_right(candidate: Candidate) -> bool:
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and "0" in pieces) or (
-        candidate.pieces[candidate.core] == "1" and candidate.gold.text in pieces
+        candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
     ):
-        return True  # a product with 0 or 1
+        return True  # a product with 0 or 1, or a zero before a number
     if candidate.kind == "a member less" and "\\pm" in pieces:
         return True  # both signs of a value
     computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
