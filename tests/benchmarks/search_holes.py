@@ -173,11 +173,13 @@ def states_it(candidate: Candidate) -> bool:
     full = [BARE.sub("", box) for box in boxes if BARE.sub("", box)]
     if full and full[-1] == BARE.sub("", gold):
         return True
-    if candidate.format == "gsm8k":
-        return core not in text.rpartition("####")[2].strip().partition("\n")[0]
+    line = text.rpartition("####")[2].partition("\n")[0].strip()
+    if candidate.format == "gsm8k" and line:
+        return core not in line
     behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
     lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
-    return candidate.format is None and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
+    free = candidate.format is None or (candidate.format == "gsm8k" and not line)
+    return free and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
 
 
 def named_by_it(candidate: Candidate) -> bool:
