@@ -68,6 +68,10 @@ BOLD_MATH = re.compile(
 FONT = re.compile(
     r"\\(?:mathrm|operatorname|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*"
 )
+INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, which it must not glue together
+QUAD = re.compile(  # between two values: a list
+    r"(?<=[\w)}\]])\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z]))"
+)
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
@@ -88,7 +92,8 @@ def _clean(text: str) -> str:
         text = re.sub(r",\\!\s*", "{,}", text).replace("\\!", "")
         text = THIN.sub(lambda m: "," if "," in m.group() and m.group() != "\\," else "", text)
         text = SPACE.sub(lambda m: m.group() if m.group() == "\\\\" else " ", text)
-        text = re.sub(r"\\q?quad(?=[a-z])", " ", text)
+        if "quad" in text:
+            text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", text))
         text = DEGREES.sub("°", text)
         text = BOLD_MATH.sub("", text)
         text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else "", text)
@@ -98,7 +103,14 @@ def _clean(text: str) -> str:
         text = re.sub(r"\\text\s*\{\s*,?\s*(and|or)\s*,?\s*\}", r" \1 ", text)
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
-        text = text.replace("$", "").replace(MONEY, "$").replace("\\%", "%").replace("\\#", "#").replace("\\&", "&&")
+        text = (
+            INNER_DOLLAR.sub(" ", text)
+            .replace("$", "")
+            .replace(MONEY, "$")
+            .replace("\\%", "%")
+            .replace("\\#", "#")
+            .replace("\\&", "&&")
+        )
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)

@@ -14,14 +14,16 @@ from grpo_math.grading.spelled import NUMBER_WORDS
 
 BESIDE = 60  # characters before an answer that are looked at
 AFTERWARDS = 400  # characters behind it in which it may be taken back
-CUE = re.compile(r"n['’]t\b|\b(?:n?or|n?either|not|never|cannot)\b", re.IGNORECASE)  # asked first, since it is quick
+CUE = re.compile(
+    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot)\b", re.IGNORECASE
+)  # asked first, since it is quick
 
 # ---------------------------------------------------------------------------- what may stand between a word and a value
 
 _FILL = (
     r"(?:[ \t]|\n(?=\$\$|\\\[)|[$*_(\\\[{\"']|[A-Za-z]\s?="
     r"|\b(?:the|its?|it's|is|that|my|final|correct|right|answer|option|choice|simply|exactly|equal(?: to)?)\b"
-    r"|\b(?:be|been|an?)\b"
+    r"|\b(?:be|been|an?)\b|(?:text|math|[fm]?box)[a-z]*(?=\s*\{)"
     r"){0,16}\Z"
 )
 _MAYBE = r"(?:\s+(?:maybe|perhaps|possibly|even|else)\b)?"
@@ -35,8 +37,8 @@ _VALUE = (
 
 # ----------------------------------------------------------------------------------------------------- before an answer
 
-_DENIAL = re.compile(rf"(?:\bnot|\bnever|n['’]t|\bcannot|\bneither|\bnor){_FILL}", re.IGNORECASE)
-_OR = re.compile(rf"(?:\b(?:n?or|either|neither)\b{_MAYBE}){_FILL}", re.IGNORECASE)
+_DENIAL = re.compile(rf"(?:(?<![A-Za-z])(?:not|never|cannot|neither|nor)|n['’]t){_FILL}", re.IGNORECASE)
+_OR = re.compile(rf"(?:(?<![A-Za-z])(?:n?or|either|neither)\b{_MAYBE}){_FILL}", re.IGNORECASE)
 _SAID = re.compile(
     rf"\b(?:either|neither)\b|{_ANSWER_IS}:? \$?\(?(?:{_NUMBER}|[A-J])\)?[$,\s]*(?:n?or\b|\Z)", re.IGNORECASE
 )
@@ -62,7 +64,7 @@ _SCALES = (
 _HARMLESS = (  # commands behind a box that leave it alone
     r"text|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
-_TOUCHED = r"[\d!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
+_TOUCHED = r"\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
 _BEHIND = re.compile(
     rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
     rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
@@ -76,11 +78,12 @@ _BACK = re.compile(
             r"\bwait\b|\bkidding\b|\bscratch that\b|\bcorrection\b|\b(?:a|my) mistake\b|\bwas mistaken\b|\boops\b",
             r"\bi me?ant?\b|\bhold on\b|\bsecond thoughts?\b|\b(?:disregard|ignore) (?:that|this|the)\b|\bnope\b",
             r"\bnever ?mind\b|\bjoking\b|\bi(?:'m| am) not sure\b|\bsorry\b|\bshould have been\b|\bi doubt\b",
-            r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A[^.\n]{0,40}\b(?:wrong|incorrect)\b",
+            r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A(?:[^.\n]|\.(?=\})){0,40}\b(?:wrong|incorrect)\b",
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
-            rf"\A[^.!?\n]{{0,40}}?(?:\b|[\s$}}])(?:is|was|are)(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
+            rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
+            rf"(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
             r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
-            r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(])",
+            r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(]|[a-z]\s?=)",
             r"\bactually,? (?:the answer|it(?:'s| is)|that is|no|not)\b",
         ]
     ),
@@ -101,7 +104,8 @@ _LEADS_ON = re.compile(
 # ------------------------------------------------------------------------------------------------ words beside a number
 
 HEDGE = re.compile(
-    r"\b(?:either|neither|nor|one of|any of|between|perhaps|maybe|possibly|might|could be|may be|probably)\b",
+    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|between|perhaps|maybe|possibly|might|could be|may be"
+    r"|probably)\b",
     re.IGNORECASE,
 )
 _CHANGING = (
@@ -111,8 +115,8 @@ _CHANGING = (
     "unless except root twice double triple thrice mod modulo if point almost nearly under above below between"
 )
 DANGER = re.compile(
-    rf"(?:\b(?:{'|'.join([*_CHANGING.split(), *sorted(NUMBER_WORDS)])}|at (?:least|most)|one of"
-    r"|(?:less|more|fewer|greater|larger|smaller|other) than)\b|n['’]t\b)",
+    rf"(?:(?<![A-Za-z])(?:{'|'.join([*_CHANGING.split(), *sorted(NUMBER_WORDS)])}|at (?:least|most)|one of"
+    r"|(?:less|more|fewer|greater|larger|smaller|other) than)(?![A-Za-z])|n['’]t\b)",
     re.IGNORECASE,
 )  # words beside a number that may make it another one
 

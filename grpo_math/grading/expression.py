@@ -273,8 +273,10 @@ class _Reader:
                 break
         for before, factor in zip([None, *factors], factors, strict=False):
             of_letter = before is not None and before[0] in ("var", "mul")  # f(1, 2)
-            if len(factors) > 1 and (factor[0] == "set" or (factor[0] == "tuple" and not of_letter)):
-                raise Unreadable("a pair or a set in a product")
+            if len(factors) > 1 and (
+                factor[0] == "set" or factor == INFINITE or (factor[0] == "tuple" and not of_letter)
+            ):
+                raise Unreadable("a pair, a set or infinity in a product")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 
     def signed(self) -> Tree:
@@ -486,7 +488,8 @@ class _Reader:
             return ("call", "floor" if name == "lfloor" else "ceil", inner)
         if name in ("overline", "bar", "hat", "tilde"):
             start = self.at
-            self.argument()
+            if not _names_only(self.argument()):
+                raise Unreadable(f"\\{name} over more than letters")
             return ("var", name + self.text[start : self.at].strip())
         if name in FUNCTIONS:
             return self.call(name)
@@ -597,6 +600,14 @@ def _number(digits: str) -> Fraction:
         if len(digits) > MAX_DIGITS:
             raise TooLarge(f"a number of more than {MAX_DIGITS} digits")
     return Fraction(digits)
+
+
+def _names_only(tree: Tree) -> bool:
+    """Letters and digits, a letter among them, as under the bar of a segment or of a number in digits."""
+    parts = tree[1:] if tree[0] == "mul" else (tree,)
+    return any(p[0] != "num" for p in parts) and all(
+        p[0] in ("var", "num") or p in (("const", "e"), ("const", "i")) for p in parts
+    )
 
 
 def negated(tree: Tree) -> Tree:

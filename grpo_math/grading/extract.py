@@ -187,6 +187,8 @@ def _within(text: str, found: Found) -> str:
     before = "" if WORDS.search(before) and not refused else before  # a sentence leads up to it
     more = refused or re.search(r"\d|\\[a-z]", before + behind) is not None or DANGER.search(behind) is not None
     standing = None if more else _standing(text, found).text
+    if standing == found.text and len(set(found.parts)) > 1:  # boxes side by side are all the answer
+        standing = ", ".join(found.parts)
     return strip_wrappers(text) if standing is None else standing
 
 

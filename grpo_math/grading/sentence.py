@@ -28,7 +28,7 @@ ANSWER_PHRASE = re.compile(
     r"[*_\s]{0,4}(?:(?:simply|just|therefore|thus|equal to|exactly|option|choice|indeed|given by)\b)?[:：*_\s]{0,4}",
     re.IGNORECASE,
 )
-SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\\)[.!?](?!\s*=)(?:[\"')*\]]*)(?=\s|$)")
+SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\\)(?:[.?]|!(?! +[a-z]))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)")
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
     r"|[,;] not (?=\S).*|,? (?:is|was) (?:the|our|my) (?:\w+ )?(?:answer|solution|result|value)\b.*",
@@ -53,7 +53,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$]|\b[A-J])\)?\s*(?:,|;|/|-|–|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?[($\\]*\Z",
+    r"(?:[\d)}$]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\q?quad\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -74,6 +74,11 @@ _LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}\d{0,2}:\s*(?=[\d$(.\\-])|\d{1,2} [A-Z
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
+_MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
+_CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
+_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
+_ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
+_LETTERS = re.compile(r"\b[A-J]\b\W*(?:,|\band\b|\bor\b)\W*\b[A-J]\b")  # several choices
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
@@ -198,20 +203,22 @@ def _bare(text: str) -> Said | None:
         formulas = list(INLINE_MATH.finditer(line))
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
-        if not (formulas or numbers or chosen):
+        if not (formulas or numbers or chosen or _LETTERS.search(line)) or _ASKS.search(line):
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
+        if not (formulas or numbers or chosen):
+            continue
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
-        return _last(line, start, last or chosen[-1], how, len(numbers))
+        return _last(line, start, last or chosen[-1], how, len(numbers), text[:start])
     number = next((m for m in reversed(list(NUMBER.finditer(text))) if m.group().strip()), None)
     if number is not None:
         return _last(text, 0, number, "last number", 1)
     return everything if 0 < len(whole) <= 60 and not _is_sentence(whole) else None
 
 
-def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int) -> Said | None:
+def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, above: str = "") -> Said | None:
     """A line's last value, with the words beside it that may change it; None where the line does not stand by it."""
     before = line[max(0, found.start() - NEAR) : found.start()]
     sentence = re.split(r"[.!?]\s", before)[-1]
@@ -223,27 +230,32 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int) -
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
-    if how == "last number" and _OPERATOR.search(before):
+    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after)):
         return None
     beside = before.rstrip(" $\\(")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
     if how == "last number" and not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside):
         return None  # it is a part of something
+    end = SENTENCE_END.search(after)
     if (
         not_meant(sentence)
         or JOINED.search(before)
         or (numbers > 1 and HEDGE.search(sentence) and re.search(r"\d", sentence))
-        or re.match(r"[\s$)}\]]*\?", after)
+        or (end is not None and "?" in end.group())
     ):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
-    follows = FOLLOWED.match(after)
+    follows, measured = FOLLOWED.match(after), _MEASURED.match(after)
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     if how != "last choice" and (led is not None or follows is not None):
-        end = SENTENCE_END.search(after)
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])
+    elif measured is not None and canonical(measured[1]) is not None:
+        value += measured.group()
+    chain = _CHAIN.search(before) if how == "last number" else None
+    if chain is not None:
+        value = f"{chain[1]} = {value}"
     value = strip_wrappers(value.strip())
-    stated = before[: len(before) - len(sentence)]
+    stated = (above[-NEAR:] if re.search("[a-z%#]", sentence) else "") + before[: len(before) - len(sentence)]
     # A fragment: it may repeat what the sentence before says.
     if stated.strip() and _ABBREVIATED.search(stated) is None and _LINK.fullmatch(sentence):
         said = conclusion(stated)

@@ -322,7 +322,7 @@ def expanded(tree: Tree) -> Tree:
             items += both[1:] if both[0] == "list" and item[0] != "list" else [both]
         return ("list", *items)
     if tree[0] == "relation" and len(tree) == 4 and tree[2] == "=" and has_kind(tree[3], "pm"):
-        tree = tree[3]
+        tree = tree[3] if has_names(tree[1]) and stated(tree) is not None else tree
     return ("list", _chosen(tree, False), _chosen(tree, True))
 
 

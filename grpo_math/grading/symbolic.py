@@ -19,6 +19,7 @@ from grpo_math.grading.clean import clean
 from grpo_math.grading.compare import compare, readings
 from grpo_math.grading.house import HOUSE, House
 from grpo_math.grading.numeric import NUMERIC, Overflow
+from grpo_math.grading.words import several
 
 NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # what an answer may call its value
 MAX_CHARACTERS = 400  # its parser's time grows faster than the text; golds of MATH have at most 159
@@ -59,8 +60,10 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
         return ("bad_gold" if len(gold) > MAX_CHARACTERS else "unparseable"), f"more than {MAX_CHARACTERS} characters"
     gold_sides, sides = (outside_braces(text).split("=") for text in (gold, answer))
     unnamed = len(sides) > 2 or NAME.fullmatch(sides[0].strip()) is None
-    if len(sides) > 1 and len(gold_sides) == 1 and unnamed:  # it would compare the last member of a chain alone
+    if len(sides) > max(len(gold_sides), 2 - unnamed):  # it would compare the last member of a chain alone
         return "wrong", "a chain"
+    if several(answer) - several(gold):  # it would take what it can read out of them
+        return "wrong", "more than one answer"
     gold_read, answer_read = bool(readings(clean(gold))), bool(readings(clean(answer)))
     gold_parsed, answer_parsed = _parsed(gold), _parsed(answer)
     if not gold_parsed:
@@ -72,8 +75,10 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
 
 
 def outside_braces(text: str) -> str:
-    """The text without what stands in braces, as the "i = 1" of a sum."""
+    """The text without what stands in braces, as the "i = 1" of a sum; those of a set's members stay."""
     before = None
+    if re.search(r"[|:]|\\mid", text) is None:
+        text = text.replace("\\{", "(").replace("\\}", ")")
     while before != text:
         before, text = text, re.sub(r"\{[^{}]*\}", "", text)
     return text

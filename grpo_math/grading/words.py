@@ -13,6 +13,7 @@ from string import ascii_lowercase
 from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.expression import SHORT_WORDS as SMALL_WORDS
 from grpo_math.grading.sentence import DATE, WORD
+from grpo_math.grading.text import strip_wrappers
 from grpo_math.grading.verdict import Verdict
 
 Compare = Callable[[str, str], "tuple[Verdict | None, str]"]
@@ -23,7 +24,7 @@ LETTER = re.compile(
     re.I,
 )
 BESIDE = re.compile(
-    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps)\b|[,;/&|]|.*(?:\([A-Ja-j]\)|(?-i:\b[A-J]+\b)|\b(?:not|wrong|incorrect|false|or)\b)",
+    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:\b[A-J]+\b)|\b(?:not|wrong|incorrect|false|or)\b)",
     re.I,
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -43,6 +44,10 @@ BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
 NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
     r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
     r"|lor|land|approx|hat|sout|begin\s*\{(?:cases|array))(?![A-Za-z]))|[^\\$%;\"`~\n]"
+)
+SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
+    r"\A[_^]|[$;\"`~\n]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(]|\\[dt]?frac)"
+    r"|(?:[\d)}]|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
 
@@ -138,6 +143,15 @@ def is_prose(text: str) -> bool:
     )
 
 
+def several(text: str) -> set[str]:
+    r"""The signs in a text that it holds more than one formula.
+
+    >>> several(r"$1$2$ \lor 3") == {"$", r"\lor"}, several(r"\{1, 2\} \cup \{3\}")
+    (True, set())
+    """
+    return {mark.strip() for mark in SEVERAL.findall(strip_wrappers(text))}
+
+
 def for_math_verify(text: str) -> bool:
     r"""Is a text that our grammar cannot read mathematics of the kinds that Math-Verify is kept for, and no words?
 
@@ -149,6 +163,6 @@ def for_math_verify(text: str) -> bool:
     """
     if BEYOND.search(text) is None or text.count("=") > text.count("_{") + 1:
         return False
-    if NOTHING_ELSE.sub("", text):
+    if NOTHING_ELSE.sub("", text) or SEVERAL.search(text) is not None:
         return False
     return all(word.lower() in ITS_WORDS or word in ascii_lowercase for word in WORD.findall(text))  # ijk, xyz

@@ -62,7 +62,8 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over")
+CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|two|six|seven|\\mid|\\log|\bi\b")
+BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
@@ -138,9 +139,58 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
+    if candidate.gold.text in added and candidate.gold.text.endswith("."):
+        return True  # it ends its sentence
+    if states_it(candidate) or named_by_it(candidate):
+        return True
+    if (candidate.gold.text == "0" and "0" in pieces) or (
+        candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
+    ):
+        return True  # a product with 0 or 1, or a zero before a number
+    if candidate.kind == "a member less" and "\\pm" in pieces:
+        return True  # both signs of a value
     computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
     values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
     return computed and (values or CALCULATES.search(pieces) is not None)
+
+
+def held(text: str) -> str:
+    """What a box holds: the braces that the text begins with, or without them its line."""
+    depth = 0
+    for at, char in enumerate(text if text.startswith("{") else ""):
+        depth += (char == "{") - (char == "}")
+        if depth == 0:
+            return text[1:at]
+    return text.partition("\n")[0]
+
+
+def states_it(candidate: Candidate) -> bool:
+    """Does the gold by itself stand where the rules look for the one answer (docs/rewards.md), with the wrong answer
+    elsewhere? The last box; of `####` its line; and where no format is asked for, the last line or what comes last."""
+    gold, core = candidate.gold.text, candidate.pieces[candidate.core]
+    text = candidate.text()
+    boxes = [held(text[box.end() :]) for box in re.finditer(r"\\(?:boxed|fbox)\s*", text)]
+    full = [BARE.sub("", box) for box in boxes if BARE.sub("", box)]
+    if full and full[-1] == BARE.sub("", gold):
+        return True
+    line = text.rpartition("####")[2].partition("\n")[0].strip()
+    if candidate.format == "gsm8k" and line:
+        return core not in line
+    behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
+    lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
+    free = candidate.format is None or (candidate.format == "gsm8k" and not line)
+    return free and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
+
+
+def named_by_it(candidate: Candidate) -> bool:
+    """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets,
+    ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
+    gold, core = candidate.gold.text, candidate.pieces[candidate.core]
+    named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
+        re.escape(core) + r"\s*(?:=|\\approx)", candidate.text()
+    )
+    exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
+    return named is not None or exclaims or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
 
 def paid(candidates: list[Candidate]) -> list[Grade]:
@@ -164,6 +214,7 @@ def shortened(candidate: Candidate) -> Candidate:
         before, after = candidate.before, candidate.after
         shorter += [candidate._replace(before=_without(before, i)) for i in range(len(before))]
         shorter += [candidate._replace(after=_without(after, i)) for i in range(len(after))]
+        shorter = [c for c in shorter if not may_be_right(c)]
         still = [c for c, g in zip(shorter, paid(shorter), strict=True) if str(g.verdict) == "correct"]
         if not still:
             return candidate
