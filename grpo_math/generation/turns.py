@@ -65,6 +65,7 @@ class Talk:
             {"role": "user", "content": "dummy"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
+        messages = [{**message, "content": self._inert(message["content"])} for message in messages]
         before, eos = self._rendered(asked), self.tokenizer.eos_token_id
         if eos in before:  # some templates write a line break after it
             before = before[: len(before) - before[::-1].index(eos)]
@@ -72,6 +73,13 @@ class Talk:
         if whole[: len(before)] != before:
             raise UserError("the chat template renders a turn anew once a result follows: use another model's")
         return whole[len(before) :]
+
+    def _inert(self, text: str) -> str:
+        """What a tool gave, without the tokens that would end its turn and open another: broken after a character."""
+        for token in map(str.strip, self.tokenizer.added_tokens_encoder):
+            if len(token) > 1 and token in text:
+                text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
 
     def _rendered(self, messages: list[Message], **settings: Any) -> list[int]:
         given = {"tokenize": True, "return_dict": False, "chat_template": self.chat_template, **self.template_kwargs}
