@@ -163,6 +163,8 @@ def for_math_verify(text: str) -> bool:
     """
     if BEYOND.search(text) is None or text.count("=") > text.count("_{") + 1:
         return False
+    if text.count("\\{") != text.count("\\}"):  # a set that never ends
+        return False
     if NOTHING_ELSE.sub("", text) or SEVERAL.search(text) is not None:
         return False
     return all(word.lower() in ITS_WORDS or word in ascii_lowercase for word in WORD.findall(text))  # ijk, xyz

@@ -147,6 +147,8 @@ def may_be_right(candidate: Candidate) -> bool:
         candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
+    if candidate.kind == "rounded" and "\\approx" in pieces:
+        return True  # what is rounded stands before "is about"
     if candidate.kind == "a member less" and "\\pm" in pieces:
         return True  # both signs of a value
     computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
@@ -189,6 +191,7 @@ def named_by_it(candidate: Candidate) -> bool:
     named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
         re.escape(core) + r"\s*(?:=|\\approx)", candidate.text()
     )
+    named = named or re.match(r"\s*[A-Za-z] ?\([^()]*\) = ", "".join(candidate.pieces))
     exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
     return named is not None or exclaims or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
