@@ -306,7 +306,8 @@ def _draw(axes: Axes, run: Run, panel: Panel) -> None:
         labels = axes.get_legend_handles_labels()[1]
         rows = -(-len(labels) // 4)  # more in one would squeeze the plot
         axes.legend(ncols=-(-len(labels) // rows), fontsize=9.5, labelcolor=MUTED, **place)
-        axes.set_title(panel.title, **{**TITLE, "pad": TITLE["pad"] + 16 * (rows - 1)})
+        if rows > 1:
+            axes.set_title(panel.title, **{**TITLE, "pad": TITLE["pad"] + 16 * (rows - 1)})
     else:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not logged in this run", ha="center", va="center", color=MUTED, transform=axes.transAxes)
