@@ -313,7 +313,8 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
         ({"dataset": "imo"}, f"dataset='imo' is not known: use one of {', '.join(ACCEPTED)}"),
         (
             {"dataset": "generated:sum"},
-            "level='sum' is not known: did you mean 'sums'? (sums, differences, products, two_step, word, long_products)",
+            "level='sum' is not known: did you mean 'sums'? "
+            "(sums, differences, products, two_step, word, long_products)",
         ),
         ({"dataset": "generated", "split": "dev"}, "split='dev' is not known: use one of train, heldout"),
         (

@@ -24,7 +24,7 @@ def call(name, completions, **columns):
 
 def test_every_key_names_a_function_of_that_name():
     wanted = "accuracy r1_zero gsm8k format_strict format_soft xml_count integer_only proximity number_match shaped"
-    wanted += " overlong repetition llm_judge gated"
+    wanted += " overlong repetition llm_judge tool_use gated"
     assert set(REWARDS) == set(wanted.split())
     assert all(function.__name__ == key for key, function in REWARDS.items())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from copy import deepcopy
 from types import SimpleNamespace
 
@@ -181,8 +180,9 @@ def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkp
 def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(small, tiny, tokenizer, tmp_path):
     settings = {**AHEAD, "resample_groups": 1, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, row={"answer": "0"}, **settings)
-    generation, together, adapters = trainer.vllm_generation, [], []
+    generation, together, adapters, answers = trainer.vllm_generation, [], [], threading.Event()
     sampling = generation._sampling
+    answers.set()
 
     def noting(prompts, n):
         call = sampling(prompts, n)
@@ -191,6 +191,8 @@ def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(
             if threading.current_thread() is threading.main_thread():  # which does not ask ahead
                 together.append(generation.asked is not None and not generation.asked._found.done())
                 adapters.append(len(small.adapters))
+            elif trainer.state.global_step == 2:
+                answers.clear()  # of the batch that the evaluation finds under way
             return call()
 
         return noted
@@ -198,9 +200,10 @@ def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(
     class Evaluates(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 3:
+                threading.Timer(0.5, answers.set).start()
                 trainer.evaluate(trainer.train_dataset.select(range(2)))
 
-    small.sampling, generation._sampling = lambda body: time.sleep(0.05), noting
+    small.sampling, generation._sampling = lambda body: answers.wait(), noting
     trainer.add_callback(Evaluates())
     trainer.train()
     assert together == [False] * 7, "five steps draw once more, and the evaluation has two batches"
