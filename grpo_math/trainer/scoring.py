@@ -73,7 +73,7 @@ def _say_unpacked(model: Any, reason: object, what: str = "rows") -> None:
 def try_out(trainer: Any, model: Any) -> None:
     """Two short rows, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or takes its
     positions from elsewhere, shows it before anything is cut for packing."""
-    vocabulary = trainer.model.get_input_embeddings().weight.size(0)
+    vocabulary = _bare(trainer.model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
     ids = torch.tensor([[5, 9, 4, 8, 6, 7, 3, 9], [5, 9, 4, 8, 3, 3, 8, 6]], device=trainer.accelerator.device)
     rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
     model.eval()
