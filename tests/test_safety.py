@@ -57,7 +57,8 @@ def test_no_call_loads_code():
         if name.startswith("Auto") and name.endswith(".from_pretrained"):  # else transformers asks on the terminal
             assert keyword(call, "trust_remote_code") == "False", where
         assert keyword(call, "allow_pickle") in (None, "False"), where
-        assert name not in ("eval", "exec", "os.system"), where
+        if path.parts[-2:] != ("tools", "program.py"):  # a model's program, behind walls: tests/tools
+            assert name not in ("eval", "exec", "os.system"), where
         assert keyword(call, "shell") in (None, "False"), where
         if name == "torch.load":
             assert keyword(call, "weights_only") == "True", where
