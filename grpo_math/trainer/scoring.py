@@ -72,14 +72,17 @@ def _say_unpacked(model: Any, reason: object, what: str = "rows") -> None:
 
 def try_out(trainer: Any, model: Any) -> None:
     """Two short rows, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or takes its
-    positions from elsewhere, shows it before anything is cut for packing."""
+    positions from elsewhere, shows it before anything is cut for packing. Where weights are split over ranks
+    (ZeRO-3, FSDP), packed alone."""
+    plugin = trainer.accelerator.state.deepspeed_plugin
+    split = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
     vocabulary = _bare(trainer.model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
     ids = torch.tensor([[5, 9, 4, 8, 6, 7, 3, 9], [5, 9, 4, 8, 3, 3, 8, 6]], device=trainer.accelerator.device)
     rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
     model.eval()
     with torch.no_grad():
         logps = trainer._get_per_token_logps_and_entropies(*rows)[0]
-        if trainer.scorer is not None:
+        if trainer.scorer is not None and not split:
             scorer, trainer.scorer = trainer.scorer, None
             apart = (logps - trainer._get_per_token_logps_and_entropies(*rows)[0]).abs().max().item()
             whole = trainer.accelerator.mixed_precision == "no" and trainer.model.dtype == torch.float32
