@@ -143,8 +143,6 @@ def whole_distribution(setup: Setup) -> Iterator[Said]:
     least = f", down to {s['top_p']:g}" if s["top_p"] < 1 else ""
     said = (
         f"{', '.join(cuts)}: vLLM's log-probs are of the tokens that it keeps, the trainer's of all, so the ratio that "
-    )
-    said += (
         f"corrects the loss is too small, a token's by the share that is cut off{least}, a completion's by the product"
     )
     yield Said("warning", said, f"leave out {', '.join(cut.partition('=')[0] for cut in cuts)}")

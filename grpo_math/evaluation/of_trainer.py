@@ -19,6 +19,7 @@ from grpo_math.evaluation.fingerprint import problems_hash
 from grpo_math.evaluation.toolbox import toolbox_of
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
+from grpo_math.run.weights import split_by
 
 Row = dict[str, Any]
 
@@ -87,8 +88,6 @@ def rows_of(problems: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def _refuse_split_weights(trainer: Any) -> None:
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    split = "FSDP" if getattr(trainer, "is_fsdp_enabled", False) else "ZeRO-3"
-    if split == "FSDP" or (plugin is not None and plugin.zero_stage == 3):
+    if split := split_by(trainer.accelerator):
         reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
         raise ConfigError("trainer", type(trainer).__name__, reason, "evaluate the saved model with grpo-math evaluate")

@@ -15,7 +15,6 @@ from grpo_math.generation.completions import Completion, Generate, batch_seed
 from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play
 from grpo_math.rewards.columns import text_of
 from grpo_math.tools import as_mapping, environment, read_limits, read_tools
-from grpo_math.tools.walls import refuse_without
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,6 @@ class Conversation(Completion):
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
     """The tools of a recipe's ``tools``, ``python`` and ``max_tool_calling_iterations``; None without any.
 
-    Raises `UserError` where a wall of the Python tool does not hold on this machine.
-
     >>> toolbox(["python"], rounds=2).stated["max_tool_calling_iterations"], toolbox([])
     (2, None)
     """
@@ -54,7 +51,6 @@ def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, round
     limits = read_limits(python or {})
     stated: dict[str, Any] = {"names": list(names), "max_tool_calling_iterations": rounds}
     if "python" in names:
-        refuse_without(limits)
         stated["python"] = as_mapping(limits)
     return Toolbox(read_tools(names, limits), environment(names, limits), rounds, stated)
 

@@ -16,6 +16,7 @@ from grpo_math.planner.settings import Settings
 OFFLOAD_STASH = 5  # tensors that TRL's offloading keeps on the GPU until they are copied (max_fwd_stash_size)
 HEAD_TOKENS, HEAD_VOCAB = 4096, 32768  # a tile of TRL 1.16's fused LM head (TOKEN_CHUNK_SIZE, and its chunk size)
 
+LONG = 512  # tokens of a completion from which a CPU goes by trainer/cascade.py
 TILE, MOST_TILES = 1024, 4  # the least tokens of a tile of trainer/tiles.py, and the most tiles
 
 
@@ -166,9 +167,6 @@ def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     return max(1, min(MOST_TILES, tokens // TILE))
 
 
-LONG = 512  # trainer/cascade.py
-
-
 def packs(shape: Shape, settings: Settings) -> bool:
     """Whether the trainer packs. `attention.unsupported`: not where another kernel is asked for."""
     return settings["pack_updates"] and (settings["attn_implementation"] or "sdpa") == "sdpa"
@@ -198,13 +196,11 @@ def _attention_saved(shape: Shape, precise: Precision, work: Work, kernel: str, 
             return tokens * 3 * c * q + scores * heads * kept
         return tokens * (4 * c * q + 4 * heads) + scores * c
     c = 4 if cpu else c  # trainer/attention.py computes in float32 there
-    keys = tokens - work.scored + work.rows * (work.prompt - 1 + work.completion)
-    keys += work.last and work.prompt - 1 + work.last
+    before = work.prompt - 1
+    keys = tokens - work.scored + work.rows * (before + work.completion) + (work.last and before + work.last)
     if kernel == "eager":  # capped scores, sequence by sequence: tanh, the softmax in float32, its cast, and a mask
-        scores = work.prompts * (work.prompt - 1) ** 2 + work.rows * work.completion * (
-            work.prompt - 1 + work.completion
-        )
-        scores += work.last * (work.prompt - 1 + work.last)
+        scores = work.prompts * before**2 + work.rows * work.completion * (before + work.completion)
+        scores += work.last * (before + work.last)
         return tokens * c * q + 2 * keys * c * q + scores * (heads * (4 + c + (c if c != 4 else 0)) + 1)
     if cpu and work.completion >= LONG:
         keys = tokens  # a cascade: nothing is gathered

@@ -16,7 +16,8 @@ from grpo_math.grading.compare import value
 from grpo_math.rewards.columns import Completion, Reward, grades_of
 from grpo_math.rewards.rules import is_right
 
-NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
+# Python reads no integer of more than 4,300 digits.
+NUMBER = re.compile(r"(?<![\w.])\d{1,1000}(?:\.\d{1,1000})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
 Message = Mapping[str, Any]
 
 

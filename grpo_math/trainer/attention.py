@@ -23,7 +23,8 @@ from grpo_math.trainer.varlen import Scores
 
 NAME, EAGER = "packed_sdpa", "packed_eager"  # in place of sdpa, and of eager
 ATTENDING = {"full_attention", "sliding_attention", "hybrid"}  # kinds of layers that call an attention
-KNOWN_LAYERS = ATTENDING | {"linear_attention", "conv", "mlp", "moe"}  # of states, `recurrent.py` takes care
+STATEFUL = {"linear_attention", "conv", "hybrid"}  # of states, `recurrent.py` takes care
+KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 # What layers hand on besides, and attention has no use for.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from grpo_math.errors import ConfigError
+from grpo_math.run.weights import split_by
 from grpo_math.trainer.arrange import fill
 from grpo_math.trainer.rows import Rows
 
@@ -46,10 +47,9 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
     }
 
 
-def is_tried(asked: bool | None, accelerator: Any, fsdp: bool) -> bool:
+def is_tried(asked: bool | None, accelerator: Any) -> bool:
     """Whether it is: on a GPU, or where it was asked for."""
-    zero = accelerator.state.deepspeed_plugin
-    if fsdp or (zero is not None and zero.zero_stage >= 3):
+    if split_by(accelerator):
         if asked:
             reason = "needs the whole model on each process, and FSDP and ZeRO-3 split it"
             raise ConfigError("longest_first", True, reason, "leave it out")

@@ -13,6 +13,7 @@ from accelerate.logging import get_logger
 from accelerate.utils import is_peft_model
 from torch import Tensor
 
+from grpo_math.run.weights import split_by
 from grpo_math.trainer import attention, recurrent
 from grpo_math.trainer.arrange import arrange
 from grpo_math.trainer.budget import TokenBudget
@@ -74,15 +75,13 @@ def try_out(trainer: Any, model: Any) -> None:
     """Two short rows, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or takes its
     positions from elsewhere, shows it before anything is cut for packing. Where weights are split over ranks
     (ZeRO-3, FSDP), packed alone."""
-    plugin = trainer.accelerator.state.deepspeed_plugin
-    split = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
     vocabulary = _bare(trainer.model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
     ids = torch.tensor([[5, 9, 4, 8, 6, 7, 3, 9], [5, 9, 4, 8, 3, 3, 8, 6]], device=trainer.accelerator.device)
     rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
     model.eval()
     with torch.no_grad():
         logps = trainer._get_per_token_logps_and_entropies(*rows)[0]
-        if trainer.scorer is not None and not split:
+        if trainer.scorer is not None and not split_by(trainer.accelerator):
             scorer, trainer.scorer = trainer.scorer, None
             apart = (logps - trainer._get_per_token_logps_and_entropies(*rows)[0]).abs().max().item()
             whole = trainer.accelerator.mixed_precision == "no" and trainer.model.dtype == torch.float32
@@ -105,7 +104,7 @@ class PackedScorer:
         config = self.models[0].config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
         self.attending = sum(kind in attention.ATTENDING for kind in kinds)
-        self.stateful = sum(kind not in ("full_attention", "sliding_attention", "mlp", "moe") for kind in kinds)
+        self.stateful = sum(kind in attention.STATEFUL for kind in kinds)
 
     def leave(self, reason: object) -> None:
         """Rows are scored, and updates cut, as without packing."""

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from grpo_math.run.weights import split_by
+
 LEAST = 1024  # tokens of a tile: smaller products leave a large GPU idle
 MOST = 4  # tiles: for each of them 4-bit weights are spelled out once more
 
@@ -35,13 +37,12 @@ MAPS = ("Linear", "Linear4bit")
 NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
-def set_up_as_asked(models: list[Any], args: Any, accelerator: Any, fsdp: bool) -> int:
+def set_up_as_asked(models: list[Any], args: Any, accelerator: Any) -> int:
     """`set_up` as the training arguments allow: not where parameters are split or compiled. How many layers' MLPs are
     in tiles in an update."""
-    zero = accelerator.state.deepspeed_plugin
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     learns = bool(args.gradient_checkpointing and not reentrant)
-    if fsdp or (zero is not None and zero.zero_stage == 3) or args.torch_compile:
+    if split_by(accelerator) or args.torch_compile:
         return 0
     return learns * set_up(models, learns)
 

@@ -137,7 +137,7 @@ class MathGRPOTrainer(GRPOTrainer):
         settings, accelerator = self.settings, self.accelerator
         models = [accelerator.unwrap_model(model) for model in (self.model, self.ref_model) if model is not None]
         packs = settings.pack_updates and scoring.set_up(self, models)
-        self.tiled = tiles.set_up_as_asked(models, self.args, accelerator, self.is_fsdp_enabled)
+        self.tiled = tiles.set_up_as_asked(models, self.args, accelerator)
         whole = self._entropy_bonus_enabled or self.aux_loss_enabled or self.top_entropy_quantile < 1.0
         only_signal = self.beta == 0.0 and not whole and not is_own(settings.surrogate)
         self.cutter = Cutter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
@@ -151,7 +151,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self._offload = get_act_offloading_ctx_manager(cast(Any, self.model), warn_if_no_head=False)
         if (limit := settings.max_seq_length_train) and self._is_vlm:
             raise ConfigError("max_seq_length_train", limit, "does not work with images", "leave it at 0")
-        tries = longest.is_tried(settings.longest_first, accelerator, self.is_fsdp_enabled)
+        tries = longest.is_tried(settings.longest_first, accelerator)
         self._first_passes = [scoring.try_out] * packs + [longest.try_longest] * tries
 
     # Generation

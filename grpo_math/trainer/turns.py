@@ -19,6 +19,7 @@ from grpo_math.generation.turns import Limits, Played, Talk, play
 from grpo_math.grading import Verdict
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run import metrics
+from grpo_math.run.weights import split_by
 
 
 def talk_of(model: Any, args: Any, rest: Sequence[Any], given: dict[str, Any]) -> Talk | None:
@@ -44,9 +45,8 @@ class Turns:
     def __init__(self, trainer: Any, talk: Talk) -> None:
         self.trainer, self.talk = trainer, talk
         self.rows: list[Played] = []  # of the last generation
-        plugin = trainer.accelerator.state.deepspeed_plugin
-        split = trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3)
-        self.waits = (trainer.use_vllm or split) and trainer.accelerator.num_processes > 1
+        together = trainer.use_vllm or split_by(trainer.accelerator)
+        self.waits = bool(together) and trainer.accelerator.num_processes > 1
 
     def play(
         self,

@@ -5,25 +5,12 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
+from small_tools import python
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.turns import Limits, Played, Talk, methods_of, play
 from grpo_math.problems.prompts import build_prompt
-
-
-def python(code: str) -> str:
-    """
-    Calculate.
-
-    Args:
-        code: What to calculate.
-    """
-    if code == "machine":
-        raise UserError("no more processes")
-    if code == "slow":
-        raise TimeoutError("10 seconds")
-    return str(eval(code, {"__builtins__": {}}))
 
 
 def add(a: int, b: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from datasets import Dataset
 from small_runs import ends, history, settings, start, two
-from small_vllm import SETTINGS, SmallVLLM, letters, trainer_of
+from small_vllm import SETTINGS, SmallVLLM, letters, stop_after_sync, trainer_of
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
@@ -56,14 +56,7 @@ def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(smal
 
 def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(small, tiny, tokenizer, tmp_path):
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
-    sync = trainer.vllm_generation.sync_weights
-
-    def last_sync():
-        sync()
-        if trainer.state.global_step == 2:
-            small.stop()
-
-    trainer.vllm_generation.sync_weights = last_sync
+    stop_after_sync(small, trainer, step=2)
     with pytest.raises(UserError, match=r"checkpoint-2 is saved: the same command goes on from it") as error:
         trainer.train()
     assert "\n" not in str(error.value)

@@ -56,6 +56,14 @@ def test_a_right_answer_that_a_call_gave_is_paid_once_and_nothing_else(messages,
     assert paid(*messages) == expected
 
 
+def test_a_number_of_any_length_is_read_or_passed_over():
+    long = "9" * 6000
+    wrong = (calls(f"print({long})"), result("7"), says("#### 7"))
+    assert paid(*wrong) == 0.0
+    assert echoed([*wrong[:2], says(long)]) == [False]
+    assert paid(calls(f"print(17 * 23)  # {long}.{long}e999"), result("391"), says("#### 391")) == 1.0
+
+
 def test_a_text_and_an_ungradable_answer():
     assert REWARDS["tool_use"]([""], ["#### 391"], answer=["391"]) == [0.0]
     assert REWARDS["tool_use"]([""], ["#### 391"], answer=[""]) == [None]

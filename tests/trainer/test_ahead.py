@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import get_peft_model
-from small_vllm import SmallVLLM, letters, trainer_of
+from small_vllm import SmallVLLM, letters, stop_after_sync, trainer_of
 from transformers import AutoModelForCausalLM, TrainerCallback
 from waiting import until
 
@@ -161,14 +161,7 @@ def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkp
     small, tiny, tokenizer, tmp_path
 ):
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
-    sync = trainer.vllm_generation.sync_weights
-
-    def last_sync():
-        sync()
-        if trainer.state.global_step == 2:
-            small.stop()
-
-    trainer.vllm_generation.sync_weights = last_sync
+    stop_after_sync(small, trainer, step=2)
     with pytest.raises(UserError, match=r"checkpoint-\d is saved: the same command goes on from it"):
         trainer.train()
     small.start()

@@ -8,6 +8,7 @@ from copy import deepcopy
 import launching
 import pytest
 from datasets import Dataset
+from small_tools import python
 from small_trainers import config, letters, relative, weights
 from small_vllm import SmallVLLM
 from trl import GRPOConfig, GRPOTrainer
@@ -15,18 +16,6 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 
 END = "<|im_end|>"
-
-
-def python(code: str) -> str:
-    """
-    Calculate.
-
-    Args:
-        code: What to calculate.
-    """
-    if code == "slow":
-        raise TimeoutError("10 seconds")
-    return str(eval(code, {"__builtins__": {}}))
 
 
 def block(code):
