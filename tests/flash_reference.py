@@ -79,3 +79,25 @@ def register() -> torch.library.Library:
     library.impl("_flash_attention_forward", forward, "CPU")
     library.impl("_flash_attention_backward", backward, "CPU")
     return library
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+    window_size=(-1, -1), softcap=0.0
+):  # fmt: skip
+    """flash-attn 2's, after `register`. Caps no scores."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert not dropout_p
+    assert not softcap
+    offsets = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    window = (window_size[0], 0) if causal else window_size
+    return varlen_attn(q, k, v, *offsets, scale=softmax_scale, window_size=window, enable_gqa=True)
+
+
+def flash_attn_func(q, k, v, **settings):
+    """Of a batch (B, L, H, D), as sequences of one length."""
+    rows, length = q.shape[:2]
+    at_q, at_k = (torch.arange(rows + 1, dtype=torch.int32) * states.size(1) for states in (q, k))
+    flat = (states.flatten(0, 1) for states in (q, k, v))
+    return flash_attn_varlen_func(*flat, at_q, at_k, length, k.size(1), **settings).unflatten(0, (rows, length))

@@ -39,31 +39,70 @@ SIZES = {
 }
 # What else a family needs at these sizes.
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+ALL_HEADS = {"num_key_value_heads": 4}
 CONVOLVED = {"layer_types": ["conv", "full_attention"]}
 OWN = {
     **dict.fromkeys(("granitemoehybrid", "minimax", "olmo_hybrid"), MIXED),
     **dict.fromkeys(("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"), MIXED),
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2},
-    "kimi_linear": MIXED | {"num_key_value_heads": 4},
+    "kimi_linear": MIXED | ALL_HEADS,
     **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLVED),
     "mamba2": {"num_heads": 8},
     "nemotron_h": {"layer_types": ["linear_attention", "full_attention", "moe", "mlp"], "num_hidden_layers": 4},
     "zamba": {"layer_types": ["linear_attention", "hybrid", "hybrid"], "num_hidden_layers": 3},
-    "deepseek_v2": {"num_key_value_heads": 4, "first_k_dense_replace": 2},
-    "deepseek_v3": {"num_key_value_heads": 4, "first_k_dense_replace": 2},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        "hybrid_layer_ids": [1, 2],
+        "num_hidden_layers": 3,
+        **dict.fromkeys(("num_key_value_heads", "num_query_groups", "n_mamba_heads"), 4),
+        **dict.fromkeys(("attention_head_dim", "mamba_headdim", "mamba_d_state", "kv_channels"), 16),
+        "attention_hidden_size": 64,
+    },
+    "deepseek_v2": ALL_HEADS | {"first_k_dense_replace": 2},
+    "deepseek_v3": ALL_HEADS | {"first_k_dense_replace": 2},
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "minicpm3", "youtu"), ALL_HEADS),
     "falcon": {"multi_query": True, "new_decoder_architecture": False},
-    "glm4_moe_lite": {"num_key_value_heads": 4},
+    "gemma4_text": {"layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 8},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 8,
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": [0.0, 0.0],
+    },
+    "glm4_moe_lite": ALL_HEADS,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
 }
+
+
+VISION = {
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 32),
+    "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}
+# Families that see, too: what is trained has the sizes of their text models.
+SEEING = {
+    "gemma3": {"vision_config": VISION, "mm_tokens_per_image": 4},
+    "gemma4": {"vision_config": None, "audio_config": None},
+    "qwen3_5": {},
+    "qwen3_5_moe": {},
+}
+
+
+def sizes_of(family):
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(family)
+    return {name: value for name, value in SIZES.items() if _sets(default, name)} | OWN.get(family, {})
 
 
 def tiny_model(family, **settings):
     """Raises what the family's config or model raises at these sizes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    default = AutoConfig.for_model(family)
-    known = {name: value for name, value in SIZES.items() if _sets(default, name)}
-    config = AutoConfig.for_model(family, **{**known, **OWN.get(family, {}), **settings})
+    seeing = SEEING.get(family)
+    sizes = sizes_of(family) if seeing is None else {"text_config": sizes_of(f"{family}_text"), **seeing}
+    config = AutoConfig.for_model(family, **{**sizes, **settings})
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     if size > LARGEST:
@@ -78,7 +117,8 @@ def tiny_model(family, **settings):
 def _sets(config, name):
     """Whether a config has this field, and can be given it; a window where it has one."""
     fixed = isinstance(getattr(type(config), name, None), property)
-    return hasattr(config, name) and not fixed and (name != "sliding_window" or config.sliding_window is not None)
+    fields = config.to_dict()
+    return name in fields and not fixed and (name != "sliding_window" or config.sliding_window is not None)
 
 
 def scored(kind, trainer, prompts=(7, 3, 12)):

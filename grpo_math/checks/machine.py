@@ -123,8 +123,10 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     kernel = s["attn_implementation"]
     if kernel and "/" not in kernel and "|" not in kernel:
         one_of("attn_implementation", kernel, tuple(ATTENTION))
-        if (package := ATTENTION[kernel]) and not importlib.util.find_spec(package):
-            raise ConfigError("attn_implementation", kernel, f"needs the package {package}", "use sdpa, or install it")
+        package = ATTENTION[kernel]
+        if package and not any(map(importlib.util.find_spec, (package, "kernels"))):
+            remedy = "use sdpa, or install it, or kernels"
+            raise ConfigError("attn_implementation", kernel, f"needs the package {package}", remedy)
 
 
 def memory_plan(setup: Setup) -> Iterator[Said]:

@@ -168,8 +168,8 @@ def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
 
 
 def packs(shape: Shape, settings: Settings) -> bool:
-    """Whether the trainer packs. `attention.unsupported`: not where another kernel is asked for."""
-    return settings["pack_updates"] and (settings["attn_implementation"] or "sdpa") == "sdpa"
+    """Whether the trainer packs. `attention.unsupported`: not where eager attention is asked for."""
+    return settings["pack_updates"] and settings["attn_implementation"] != "eager"
 
 
 def attention_kernel(shape: Shape, settings: Settings) -> str:

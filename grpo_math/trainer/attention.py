@@ -3,9 +3,9 @@
 On a GPU no mask is built, and the number of calls does not depend on the number of groups: one of a varlen kernel does
 a layer (`varlen.py`), or two that copy no key, where that saves more than it costs (`cascade.py`).
 
-The function is registered with transformers as ``packed_sdpa``, and as ``packed_eager`` for models that know no sdpa;
-rows that are not packed go on to what the model had before, so that one model serves generation, evaluation and packed
-scoring.
+The function is registered with transformers as ``packed_sdpa``, as ``packed_eager`` for models that know no sdpa, and
+under the name of a flash attention that was asked for; rows that are not packed go on to what the model had before, so
+that one model serves generation, evaluation and packed scoring.
 
 Does not serve layers with a state (`recurrent.py` does), nor kinds that nobody knows: `unsupported` says so by name, or
 `Unpackable` in the first packed pass, and the trainer then scores the plain way.
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
 from grpo_math.trainer import cascade, varlen
 from grpo_math.trainer.packing import GroupLayout, Unpackable
@@ -28,6 +30,7 @@ KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 # What layers hand on besides, and attention has no use for.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 
+before: dict[str, Any] = {}  # what transformers had under a name that was kept
 calls = 0  # of `packed_attention` with packed rows, in this process
 ways: set[str] = set()  # in which they were computed, in words
 
@@ -59,7 +62,7 @@ def packed_attention(
     global calls
     calls += 1
     # What is handed on as a sink is one where the model's own attention takes it so; sdpa would ignore it.
-    sinks = kwargs.pop("s_aux", None) if _is_eager(module) else None
+    sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
     if attention_mask is not None and attention_mask.numel() > 1:  # not the one that `PackedScorer` hands in
         raise Unpackable("a mask of its own")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
@@ -88,15 +91,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], sc
 
 def _plain(module: torch.nn.Module) -> Any:
     """What the model's layers call when nothing is packed."""
-    if _is_eager(module):
+    name = _implementation(module)
+    if name == EAGER:
         return sys.modules[type(module).__module__].eager_attention_forward
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    return sdpa_attention_forward
+    return before.get(name) or AttentionInterface()["sdpa"]
 
 
-def _is_eager(module: torch.nn.Module) -> bool:
-    return getattr(getattr(module, "config", None), "_attn_implementation", None) == EAGER
+def _implementation(module: torch.nn.Module) -> str:
+    return getattr(getattr(module, "config", None), "_attn_implementation", NAME)
 
 
 def _refuse_ignored(
@@ -139,27 +141,33 @@ def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
 def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     """Why rows of this model cannot be packed, or None when they can.
 
-    Who asks for eager attention gets it; a model that knows no other is packed.
+    Who asks for eager attention gets it; a model that knows no other is packed. Who asks for flash attention has it
+    packed, too.
 
     >>> from types import SimpleNamespace as Config
     >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "compressed_attention"]))
     "layers of type 'compressed_attention'"
     >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "sliding_attention"]))
     """
-    attention = getattr(config, "_attn_implementation", None)
-    if attention not in ("sdpa", NAME, EAGER) and (attention != "eager" or knows_sdpa):
-        return f"attention implementation {attention!r} (packing has sdpa)"
+    asked = getattr(config, "_attn_implementation", None)
+    if "flash" not in str(asked) and asked not in ("sdpa", NAME, EAGER) and (asked != "eager" or knows_sdpa):
+        return f"attention implementation {asked!r} (packing has sdpa and flash attention)"
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
         return f"layers of type {other[0]!r}"
     return None
 
 
-def register() -> None:
-    """Make both names known to transformers. Registering twice does no harm."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+def register(asked: str) -> str:
+    """Make packed attention known to transformers in place of `asked`; the name that it has there.
 
-    for name, mask in ((NAME, sdpa_mask), (EAGER, eager_mask)):
-        AttentionInterface.register(name, packed_attention)
-        AttentionMaskInterface.register(name, mask)
+    Flash attention keeps its name: masks, generation and the kernel itself go by it. Registering twice does no harm.
+    """
+    if "flash" in asked:
+        before.setdefault(asked, AttentionInterface()[asked])
+        AttentionInterface.register(asked, packed_attention)
+        return asked
+    name, mask = (EAGER, eager_mask) if "eager" in asked else (NAME, sdpa_mask)
+    AttentionInterface.register(name, packed_attention)
+    AttentionMaskInterface.register(name, mask)
+    return name

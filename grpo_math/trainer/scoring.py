@@ -44,9 +44,8 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
         if reason:
             _say_unpacked(model, reason)
             return False
-    attention.register()
     for model in models:
-        name = attention.EAGER if "eager" in model.config._attn_implementation else attention.NAME
+        name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
             _say_unpacked(model, "attention of its own, which transformers cannot replace")

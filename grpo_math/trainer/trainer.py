@@ -119,7 +119,7 @@ class MathGRPOTrainer(GRPOTrainer):
         talk = talk_of(model, args, rest, kwargs)
         with adapter_sync(self.settings.vllm_sync, args):
             super().__init__(model, resolved(reward_funcs, self._mishaps), args, *rest, **kwargs)
-        self.turns = Turns(self, talk) if talk else None
+        self.turns = Turns(self, talk) if talk and self.tools else None  # an environment may have none
         if said:
             logger.warning(said)
         self.endings = Endings(self)

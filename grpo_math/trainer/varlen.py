@@ -96,12 +96,14 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, Scores], Tensor]
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
-    """The fastest that is there for tokens (L, H, D): torch's varlen kernel, flash-attn's, or `one_by_one`."""
+    """The fastest that is there for tokens (L, H, D): the flash-attn that a model was loaded with, torch's varlen
+    kernel, a flash-attn that is installed, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        if _torchs() and not (scores.dropout or scores.spelled_out):
-            return of_torch
-        if _flash_attns() and scores.sinks is None:
+        ours, theirs = _torchs() and not (scores.dropout or scores.spelled_out), _knows(_flash_attns(), scores)
+        if theirs and (_loaded() or not ours):
             return of_flash_attn
+        if ours:
+            return of_torch
     return one_by_one
 
 
@@ -124,15 +126,37 @@ def _torchs() -> Any:
     return varlen_attn if {"window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None
 
 
-@cache
 def _flash_attns() -> Any:
-    """`flash_attn_varlen_func` of flash-attn 2 or 3, or None."""
+    """`flash_attn_varlen_func` as transformers has loaded it, or of an installed flash-attn 2 or 3; or None."""
+    return _loaded() or _installed()
+
+
+def _loaded() -> Any:
+    """For a model with ``attn_implementation: flash_attention_*``: from the package, or through `kernels`."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    return flash._flash_varlen_fn
+
+
+@cache
+def _installed() -> Any:
     for name in ("flash_attn", "flash_attn_interface"):
         try:
             return import_module(name).flash_attn_varlen_func
         except (ImportError, AttributeError):
             continue
     return None
+
+
+def _asked(scores: Scores) -> dict[str, Any]:
+    """What not every version of flash-attn has, only where it is wanted."""
+    window = _window(scores) if scores.window else None
+    asked = {"dropout_p": scores.dropout, "softcap": scores.softcap, "window_size": window}
+    return {name: value for name, value in asked.items() if value}
+
+
+def _knows(function: Any, scores: Scores) -> bool:
+    return bool(function) and scores.sinks is None and _asked(scores).keys() <= signature(function).parameters.keys()
 
 
 def _window(scores: Scores) -> tuple[int, int]:
@@ -146,11 +170,15 @@ def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> T
 
 
 def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:
-    offsets = (spans.at_queries, spans.at_keys, max(spans.queries), max(spans.keys))
-    asked = {"dropout_p": scores.dropout, "softcap": scores.softcap}  # only where wanted: not every version has them
-    more = {name: value for name, value in asked.items() if value}
-    settings = {"softmax_scale": scores.scale, "causal": True, "window_size": _window(scores)}
-    return _flash_attns()(q, k, v, *offsets, **settings, **more)
+    function = _flash_attns()
+    offsets = {
+        "cu_seqlens_q": spans.at_queries,
+        "cu_seqlens_k": spans.at_keys,
+        "max_seqlen_q": max(spans.queries),
+        "max_seqlen_k": max(spans.keys),
+    }
+    out = function(q, k, v, **offsets, softmax_scale=scores.scale, causal=True, **_asked(scores))
+    return out[0] if isinstance(out, tuple) else out  # some return the log-sum-exp, too
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:

@@ -32,8 +32,7 @@ def build(family: str, sizes: dict[str, int], layers: int, settings: dict[str, A
     config = AutoConfig.for_model(family, vocab_size=512, num_hidden_layers=layers, pad_token_id=0, **sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if settings["pack_updates"]:
-        attention.register()
-        model.set_attn_implementation(attention.NAME if model._supports_sdpa else attention.EAGER)
+        model.set_attn_implementation(attention.register(model.config._attn_implementation))
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
     if settings["use_peft"]:
         lora = LoraConfig(

@@ -208,9 +208,10 @@ def test_the_largest_micro_batch_is_filled_to_the_budget(recipe, work):
 
 
 @pytest.mark.parametrize("family", ["gemma2", "mistral"])
-def test_windows_and_capped_scores_are_packed_and_a_kernel_that_is_asked_for_is_not(family):
+def test_windows_and_capped_scores_are_packed_and_eager_attention_that_is_asked_for_is_not(family):
     shape = shape_of(family, {"model_type": family, **SMALL, "sliding_window": 32})
     assert activations.packs(shape, resolve({}))
+    assert activations.packs(shape, resolve({"attn_implementation": "flash_attention_2"}))
     assert not activations.packs(shape, resolve({"attn_implementation": "eager"}))
 
 

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import flash_reference
 import pytest
 import torch
+from small_families import compared, tiny_model
 from small_trainers import make, padded_batch, relative
+from transformers import modeling_flash_attention_utils as flash
 from trl import GRPOTrainer
 
-from grpo_math.trainer import cascade, varlen
+from grpo_math.trainer import attention, cascade, varlen
 from grpo_math.trainer.attention import Unpackable, packed_attention
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import GroupLayout
@@ -122,23 +124,54 @@ def test_what_torchs_kernel_cannot_do_is_asked_of_flash_attn(torchs_kernel, monk
     """A stand-in for flash-attn 2, which needs a GPU: its arguments are held, and what it is asked to leave out."""
     asked = []
 
-    def flash_attn_varlen_func(q, k, v, at_q, at_k, max_q, max_k, softmax_scale, causal, window_size, **more):
-        asked.append(more)
-        window = {"window_size_left": window_size[0], "window_size_right": window_size[1]}
-        return flash_reference.forward(
-            q, k, v, at_q, at_k, max_q, max_k, 0.0, causal, False, scale=softmax_scale, **window
-        )[0]
+    def flash_attn_varlen_func(q, k, v, dropout_p=0.0, softcap=0.0, window_size=(-1, -1), **rest):
+        given = {"dropout_p": dropout_p, "softcap": softcap, "window_size": window_size}
+        asked.append({name: value for name, value in given.items() if value and value != (-1, -1)})
+        return flash_reference.flash_attn_varlen_func(q, k, v, window_size=window_size, **rest)
 
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
-    varlen._flash_attns.cache_clear()
-    monkeypatch.setattr(varlen, "_torchs", lambda: None)
+    varlen._installed.cache_clear()
     with torch.no_grad():
+        attend(*states(), Scores(dropout=0.1, softcap=30.0))
+        monkeypatch.setattr(varlen, "_torchs", lambda: None)
         for case in ("as they are", "scaled", "window"):
             out = attend(*states(), SCORES[case])
             assert torch.allclose(out, plainly(*states(), SCORES[case]))
-        attend(*states(), Scores(dropout=0.1, softcap=30.0))
-    varlen._flash_attns.cache_clear()
-    assert asked == [{}, {}, {}, {"dropout_p": 0.1, "softcap": 30.0}]
+    varlen._installed.cache_clear()
+    assert [one.keys() for one in asked] == [{"dropout_p", "softcap"}, set(), set(), {"window_size"}]
+
+
+@pytest.fixture
+def flash_attention_2(torchs_kernel, monkeypatch):
+    """flash-attn 2 as transformers has it once a model was loaded with it: a stand-in, which needs no GPU."""
+    monkeypatch.setattr(
+        flash,
+        "_lazy_imports",
+        lambda *asked, **more: (
+            flash_reference.flash_attn_func,
+            flash_reference.flash_attn_varlen_func,
+            None,
+            flash._pad_input,
+            flash._unpad_input,
+        ),
+    )
+    for name in ("_flash_fn", "_flash_varlen_fn", "_loaded_implementation"):
+        monkeypatch.setattr(flash, name, None)
+    flash.lazy_import_flash_attention("flash_attention_2")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_model_with_flash_attention_is_packed_with_it(family, tokenizer, tmp_path, flash_attention_2, monkeypatch):
+    model = tiny_model(family)  # of mistral, with a window
+    model.config._attn_implementation = "flash_attention_2"
+    monkeypatch.setattr(attention, "ways", set())
+    is_packed, logps, gradient = compared(model, tokenizer, tmp_path)
+    assert is_packed
+    assert logps < 1e-4
+    assert gradient < 1e-5
+    assert attention.ways == {"flash-attn's varlen kernel, one call a layer"}
+    assert model.config._attn_implementation == "flash_attention_2"
+    assert model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False).shape[1] > 3
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])

@@ -15,9 +15,10 @@ from grpo_math.trainer.packing import GroupLayout
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PACKED = (
-    *("cohere", "deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "mistral", "mixtral", "olmo2", "opt"),
+    *("cohere", "deepseek_v3", "gemma2", "gemma3", "gpt_neox", "gpt_oss", "mistral", "mixtral", "olmo2", "opt"),
     *("phi", "phi3", "qwen3"),
-    *("falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next"),
+    *("falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_next"),
+    "zamba2",
 )
 PLAIN = {
     "falcon": "attention of its own",

@@ -33,7 +33,7 @@ BY_NUMBERS = {
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 # Operators whose output shares its input's storage, which the cache of fake tensors overlooks.
 SHARES = {aten._unsafe_view.default: aten.view.default}
-DRAWS = {aten.argmax.default, aten.multinomial.default}
+DRAWS = {aten.argmax.default, aten.max.dim, aten.multinomial.default}
 # What CUDA has as one kernel, and fake tensors would take apart, on the device that C++ is told.
 DROPS = {aten.native_dropout.default, aten.native_dropout_backward.default}
 After = Callable[[Any, tuple[Any, ...], Any], None]
@@ -152,7 +152,11 @@ class FakeCuda(TorchDispatchMode):
             return tuple(outs) if func is aten.native_dropout.default else outs[0]
         out: Any = self.fakes.dispatch(func, kinds, args, kwargs)
         if func in DRAWS and not all_known:
-            return self._with(out, torch.full(out.shape, TOKEN))
+            drawn = out[1] if isinstance(out, tuple) else out
+            self._with(drawn, torch.full(drawn.shape, TOKEN))
+            return out
+        if func is aten.where.self and numbers[0] is None:  # what is not known is taken to hold
+            return self._with(out, numbers[1])
         changes = func._schema.is_mutable
         if all_known and (changes or all(small(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor))):
             given = tree_map(known_or_same, kwargs)
