@@ -78,7 +78,10 @@ OWN = {
 
 VISION = {
     **dict.fromkeys(("hidden_size", "intermediate_size"), 32),
-    "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
 }
 # Families that see, too: what is trained has the sizes of their text models.
 SEEING = {

@@ -307,11 +307,13 @@ def _slack(
     few large tensors of its own, before all else."""
     own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
     adapter = tuple(size * precise.adapter for size, _ in trainable(shape, settings)) if settings["use_peft"] else ()
-    left = slack.of_weights(shape, precise.stream, settings["load_in_4bit"] or shape.prequantized, adapter)
+    four_bit = settings["load_in_4bit"] or shape.prequantized
+    left = slack.of_weights(shape, precise.stream, four_bit, adapter)
     moments = own and "adamw_torch" in settings["optim"]
     if own:
         left *= 1 + (work is not None) + 2 * moments
-    share, fresh = slack.HOLES, work is not None and run.generation == "transformers"
+    share = slack.HOLES_FOUR_BIT if four_bit else slack.HOLES
+    fresh = work is not None and run.generation == "transformers"
     if work is None:
         share = slack.HOLES_PREFILL
     elif "allocator" not in terms:

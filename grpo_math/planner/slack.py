@@ -16,6 +16,7 @@ from grpo_math.planner.simulation.allocator import Allocator
 # Of what comes and goes at the fullest moment: bounds of what simulated runs show, those of all shipped recipes
 # (docs/planning.md has the table) and of some models of few layers.
 HOLES = 0.34  # 11 to 33% in an update
+HOLES_FOUR_BIT = 0.48  # to 46% over a base in 4 bit, whose maps are made whole and dropped in between
 HOLES_FRESH = 0.66  # 24 to 64%: after generation the cache is empty, and a step's parts come in any order
 HOLES_PINNED = (
     0.58  # 35 to 57%: the state that the first optimizer step makes lies in holes, and keeps them from closing
