@@ -14,7 +14,7 @@ from grpo_math.generation.chat import Message, Tool
 from grpo_math.generation.completions import Completion, Generate, batch_seed
 from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play
 from grpo_math.rewards.columns import text_of
-from grpo_math.tools import as_mapping, environment, read_limits, read_tools
+from grpo_math.tools import as_mapping, environment, limits_of, read_limits, read_tools
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,9 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
         return None
     talk = turns.talk
     rounds = None if talk.most == UNLIMITED else talk.most
-    stated = {"names": [tool.__name__ for tool in talk.tools], "max_tool_calling_iterations": rounds}
+    stated: dict[str, Any] = {"names": [tool.__name__ for tool in talk.tools], "max_tool_calling_iterations": rounds}
+    if limits := next(filter(None, map(limits_of, talk.tools)), None):
+        stated["python"] = as_mapping(limits)
     return Toolbox(talk.own, talk.session, rounds, stated)
 
 

@@ -15,8 +15,8 @@ from grpo_math.tools.limits import PythonLimits, as_mapping, read_limits
 from grpo_math.tools.python import Answer, PythonSession, ToolError, call, python_many, shutdown, together
 
 __all__ = [
-    "Answer", "PythonLimits", "PythonSession", "ToolError", "as_mapping", "environment", "python_many", "read_limits",
-    "read_tools", "shutdown", "together",
+    "Answer", "PythonLimits", "PythonSession", "ToolError", "as_mapping", "environment", "limits_of", "python_many",
+    "read_limits", "read_tools", "shutdown", "together",
 ]  # fmt: skip
 
 Tool = Callable[..., str]
@@ -65,7 +65,18 @@ def _python(limits: PythonLimits) -> Tool:
         """
         return call(code, limits)
 
+    python.limits = limits  # type: ignore[attr-defined]
     return python
+
+
+def limits_of(tool: Tool) -> PythonLimits | None:
+    """What `read_tools`' ``python`` runs under, or an environment's; None for a function of the user's own.
+
+    >>> [tool] = read_tools(["python"], PythonLimits(cpu_seconds=3))
+    >>> limits_of(tool).cpu_seconds, limits_of(PythonSession().python).session, limits_of(len)
+    (3, True, None)
+    """
+    return getattr(getattr(tool, "__self__", tool), "limits", None)
 
 
 def _own(name: str) -> Tool:
