@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.pretended_gpu
+pytestmark = [pytest.mark.pretended_gpu, pytest.mark.slow]
 
 
 def test_a_tensor_says_cuda_and_computes_what_a_cpu_computes():

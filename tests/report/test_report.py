@@ -796,6 +796,7 @@ def fine(browser, page):
     assert browser.requests == [page.as_uri()]
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_hostile_text_stays_text(run, tmp_path, browser):
     page = report(hostile_run(run)).html
@@ -830,6 +831,7 @@ HOSTILE_FORMULAS = [
 ]
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_hostile_formulas_stay_text_and_small(run, browser):
     broken = results({0}, n=len(HOSTILE_FORMULAS))
@@ -884,6 +886,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_formulas_become_mathml_and_what_is_none_stays_as_it_is(run, browser):
     browser.open(report(run).html)
@@ -898,6 +901,7 @@ def test_in_a_browser_formulas_become_mathml_and_what_is_none_stays_as_it_is(run
         assert browser.run(f"({shown})({json.dumps(text)})") == html.escape(text, quote=False)
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_formulas_can_be_seen_as_they_are_written(run, browser):
     fraction = results({0}, n=2)
@@ -914,6 +918,7 @@ def test_in_a_browser_formulas_can_be_seen_as_they_are_written(run, browser):
     assert browser.run("document.querySelectorAll('mfrac').length") == 4
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
     page = report(run).html
@@ -955,6 +960,7 @@ def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, br
     fine(browser, page)
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_the_keyboard_reaches_everything_and_shows_where_it_is(run, browser):
     browser.open(report(run).html)
@@ -987,6 +993,7 @@ def test_in_a_browser_the_keyboard_reaches_everything_and_shows_where_it_is(run,
     assert browser.run("document.activeElement.tagName") == "SUMMARY"
 
 
+@pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser_the_page_fits_a_narrow_screen_in_either_theme(whole_run, browser, scheme):
@@ -1008,6 +1015,7 @@ def test_in_a_browser_the_page_fits_a_narrow_screen_in_either_theme(whole_run, b
     fine(browser, page)
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser):
     shutil.rmtree(run / "completions")
@@ -1023,6 +1031,7 @@ def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser
     fine(browser, page)
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
     long = results({0}, n=2)
@@ -1042,6 +1051,7 @@ def test_in_a_browser_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
     fine(browser, page)
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_a_run_without_completions_says_so(run, browser):
     shutil.rmtree(run / "completions")
