@@ -96,7 +96,8 @@ def sizes_of(family):
     from transformers import AutoConfig
 
     default = AutoConfig.for_model(family)
-    return {name: value for name, value in SIZES.items() if _sets(default, name)} | OWN.get(family, {})
+    fields = default.to_dict()
+    return {name: SIZES[name] for name in SIZES if name in fields and _sets(default, name)} | OWN.get(family, {})
 
 
 def tiny_model(family, **settings):
@@ -118,10 +119,9 @@ def tiny_model(family, **settings):
 
 
 def _sets(config, name):
-    """Whether a config has this field, and can be given it; a window where it has one."""
+    """Whether a config can be given this field of its own; a window where it has one."""
     fixed = isinstance(getattr(type(config), name, None), property)
-    fields = config.to_dict()
-    return name in fields and not fixed and (name != "sliding_window" or config.sliding_window is not None)
+    return not fixed and (name != "sliding_window" or config.sliding_window is not None)
 
 
 def scored(kind, trainer, prompts=(7, 3, 12)):

@@ -99,8 +99,10 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
     """The fastest that is there for tokens (L, H, D): the flash-attn that a model was loaded with, torch's varlen
     kernel, a flash-attn that is installed, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        ours, theirs = _torchs() and not (scores.dropout or scores.spelled_out), _knows(_flash_attns(), scores)
-        if theirs and (_loaded() or not ours):
+        ours = _torchs() and not (scores.dropout or scores.spelled_out)
+        if ours and not _loaded():
+            return of_torch
+        if _knows(_flash_attns(), scores):
             return of_flash_attn
         if ours:
             return of_torch
@@ -156,7 +158,12 @@ def _asked(scores: Scores) -> dict[str, Any]:
 
 
 def _knows(function: Any, scores: Scores) -> bool:
-    return bool(function) and scores.sinks is None and _asked(scores).keys() <= signature(function).parameters.keys()
+    return bool(function) and scores.sinks is None and _asked(scores).keys() <= _parameters(function)
+
+
+@cache  # every layer asks
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
 
 
 def _window(scores: Scores) -> tuple[int, int]:

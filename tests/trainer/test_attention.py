@@ -138,7 +138,8 @@ def test_what_torchs_kernel_cannot_do_is_asked_of_flash_attn(torchs_kernel, monk
             out = attend(*states(), SCORES[case])
             assert torch.allclose(out, plainly(*states(), SCORES[case]))
     varlen._installed.cache_clear()
-    assert [one.keys() for one in asked] == [{"dropout_p", "softcap"}, set(), set(), {"window_size"}]
+    left = SCORES["window"].window - 1
+    assert asked == [{"dropout_p": 0.1, "softcap": 30.0}, {}, {}, {"window_size": (left, 0)}]
 
 
 @pytest.fixture
