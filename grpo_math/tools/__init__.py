@@ -65,7 +65,7 @@ def _python(limits: PythonLimits) -> Tool:
         """
         return call(code, limits)
 
-    python.limits = limits  # type: ignore[attr-defined]
+    python._limits = limits  # type: ignore[attr-defined]
     return python
 
 
@@ -76,7 +76,7 @@ def limits_of(tool: Tool) -> PythonLimits | None:
     >>> limits_of(tool).cpu_seconds, limits_of(PythonSession().python).session, limits_of(len)
     (3, True, None)
     """
-    return getattr(getattr(tool, "__self__", tool), "limits", None)
+    return getattr(getattr(tool, "__self__", tool), "_limits", None)
 
 
 def _own(name: str) -> Tool:

@@ -293,7 +293,7 @@ class PythonSession:
     """TRL's environment of one completion: names that a program sets are there for the completion's next call."""
 
     def __init__(self, limits: PythonLimits | None = None) -> None:
-        self.limits = limits or PythonLimits(session=True)
+        self._limits = limits or PythonLimits(session=True)
         self._program: Program | None = None
 
     def reset(self, **row: Any) -> None:
@@ -310,7 +310,7 @@ class PythonSession:
         """
         lost = self._program is not None and not self._program.alive
         if self._program is None or lost:
-            self._program = Program(self.limits, lambda: server_for(code))
+            self._program = Program(self._limits, lambda: server_for(code))
         with _turns():
             answer = self._program.run(code)
         if lost:
