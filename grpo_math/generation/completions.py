@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
+from grpo_math.generation.cache import EarlierTurns
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.turns import Talk
 
@@ -51,7 +52,7 @@ def complete(
     ``talk`` renders prompts with tools, and ``through`` makes turns of what generates.
     """
     ids = token_ids(tokenizer, prompts, talk)
-    generate = through(with_model(model, tokenizer, temperature=temperature, max_new_tokens=max_new_tokens))
+    generate = through(with_model(model, tokenizer, temperature=temperature, max_new_tokens=max_new_tokens, talk=talk))
     completions: dict[int, Completion] = {}
     for number, batch in enumerate(batches(ids, batch_size)):
         answers = generate([ids[i] for i in batch], batch_seed(seed, number))
@@ -90,8 +91,12 @@ def batch_seed(seed: int, number: int) -> int:
     return int.from_bytes(sha256(f"{seed} {number}".encode()).digest()[:4], "big")
 
 
-def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int) -> Generate:
-    """Batches by transformers' ``generate``, in this process and on the model's device."""
+def with_model(
+    model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int, talk: Talk | None = None
+) -> Generate:
+    """Batches by transformers' ``generate``, in this process and on the model's device; turns of ``talk`` go on from
+    what the ones before them computed."""
+    earlier = EarlierTurns(talk.calls) if talk else None
     stops = stop_ids(tokenizer, model.generation_config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(
@@ -103,7 +108,7 @@ def with_model(model: Any, tokenizer: Any, *, temperature: float, max_new_tokens
         was_training = model.training
         model.eval()
         try:
-            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
+            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model, earlier):
                 torch.manual_seed(seed)
                 output = model.generate(**inputs, generation_config=config)
         finally:

@@ -12,7 +12,7 @@ other way, which in bfloat16 turns a token here and there). Whatever these loops
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.generation import GenerationMode, logits_process
 
-SAVED = 256  # tokens of a batch: for fewer its common beginning is not computed apart
-ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
+from grpo_math.generation.cache import EarlierTurns, GrowingLayer, fill_beginning
+
 KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # kinds of caches that a row can be taken out of
 # What `generate` hands to its loop besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -41,13 +41,13 @@ ROW_BY_ROW = {
 
 
 @contextmanager
-def lean_generation(model: Any) -> Iterator[None]:
+def lean_generation(model: Any, earlier: EarlierTurns | None = None) -> Iterator[None]:
     """While open, ``model.generate(input_ids=..., attention_mask=...)`` computes equal prompts once and no ended rows.
 
     The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. For left-padded
     prompts and layers that keep keys and values, or a state. A call with settings that `decode` does not know goes to
     the plain method as it is: beams, other caches, processors that mix rows, dropout, several processes that step
-    together (FSDP, ZeRO-3).
+    together (FSDP, ZeRO-3). ``earlier`` holds what turns have computed from call to call.
     """
     plain = model.generate
     had_own = "generate" in model.__dict__
@@ -56,7 +56,7 @@ def lean_generation(model: Any) -> Iterator[None]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if _knows_call(model, kwargs):
             try:
-                return plain(**inputs, **kwargs, custom_generate=decode)
+                return plain(**inputs, **kwargs, custom_generate=partial(decode, earlier=earlier))
             except UnknownSetting:
                 pass
         return plain(**inputs, **kwargs)
@@ -90,6 +90,7 @@ def decode(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
+    earlier: EarlierTurns | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """The loop of `generate` (its ``custom_generate``): prompts (B, S) -> prompts and completions (B, S + T), padded.
@@ -98,12 +99,12 @@ def decode(
     """
     if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
         raise UnknownSetting
-    batch = input_ids.size(0)
+    batch, prompt = input_ids.shape
     # Without an end token transformers samples on for rows that a criterion has stopped: none may leave.
     ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     rows = torch.arange(batch, device=input_ids.device)  # which row of the batch each computed row is
     unfinished, processor = torch.ones_like(rows, dtype=torch.bool), logits_processor
-    logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
+    logits, model_kwargs = _prefill(model, input_ids, model_kwargs, earlier)
     with model._optimize_model_for_decode():
         while True:
             scores = processor(input_ids[rows], logits)
@@ -118,6 +119,8 @@ def decode(
             drawn, goes_on, all_stay = known.tolist()  # at once: a GPU is waited for
             if not drawn:
                 raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
+            if earlier and (not goes_on or not all_stay):
+                earlier.keep(input_ids[rows], prompt, unfinished[rows], model_kwargs, last=not goes_on)
             if not goes_on:
                 return input_ids
             if ends and not all_stay:
@@ -129,7 +132,9 @@ def decode(
             logits = outputs.logits[:, -1].float()
 
 
-def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def _prefill(
+    model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], earlier: EarlierTurns | None
+) -> tuple[Tensor, dict[str, Any]]:
     """The logits (B, V) of the first token, each distinct prompt computed once; the cache then has all B rows."""
     batch = input_ids.size(0)
     shaped = [value for value in model_kwargs.values() if isinstance(value, Tensor) and value.shape == input_ids.shape]
@@ -140,7 +145,7 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     cache = model_kwargs["past_key_values"]
     # A sliding layer would drop keys by where they stand; with all of them kept, the mask leaves out the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
-    if shared := _fill_beginning(model, prompts, selected):
+    if shared := (earlier and earlier.fill(prompts, selected)) or fill_beginning(model, prompts, selected):
         selected["next_sequence_length"] = prompts.size(1) - shared
     inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
@@ -151,39 +156,6 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
             cache.layers[i] = GrowingLayer(layer.keys[prompt], layer.values[prompt])
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     return outputs.logits[:, -1].float()[prompt], model_kwargs
-
-
-def _fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
-    """Compute what left-padded prompts (P, S) begin with once, into the cache of all of them: so many columns of S.
-
-    A row with k tokens of padding has its first token in column k. So the beginning, L tokens, fills the columns from
-    k to L - 1, as far as it goes; what remains of it is computed with the rest of the row.
-    """
-    cache, mask = model_kwargs["past_key_values"], model_kwargs.get("attention_mask")
-    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
-        return 0  # a state has no columns
-    mask = torch.ones_like(prompts) if mask is None else mask
-    padding = mask.argmax(dim=1, keepdim=True)
-    columns = torch.arange(prompts.size(1), device=prompts.device)
-    places = (columns + padding).clamp(max=columns.numel() - 1)
-    same = mask.gather(1, places) == 1
-    for values in (prompts, *(v for v in model_kwargs.values() if isinstance(v, Tensor) and v.shape == prompts.shape)):
-        same &= (aligned := values.gather(1, places)) == aligned[:1]
-    length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
-    if (prompts.size(0) - 1) * length < SAVED:
-        return 0
-    first = slice(int(padding[0]), int(padding[0]) + length)
-    one = {
-        name: value[:1, first] if isinstance(value, Tensor) and value.shape == prompts.shape else value
-        for name, value in model_kwargs.items()
-    }
-    model(**model.prepare_inputs_for_generation(prompts[:1, first], is_first_iteration=True, **one), return_dict=True)
-    source = (columns[:length] - padding).clamp(min=0)  # (P, L): which token of the beginning stands in a column
-    cache.layers = [
-        GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
-        for layer in cache.layers
-    ]
-    return length
 
 
 def _leave(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -218,43 +190,6 @@ def _of_rows(processors: Any, rows: Tensor) -> Any:
             processor.prompt_ignore_length = padding[rows.to(padding.device)]
         of_rows.append(processor)
     return logits_process.LogitsProcessorList(of_rows)
-
-
-class GrowingLayer(DynamicLayer):
-    """Keys and values (rows, H, T, D) of one layer: views of buffers in which further tokens are written in place.
-
-    transformers' layer copies the whole cache for every token.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
-        self.lazy_initialization(keys, values)
-        self.buffers = (keys, values)
-        self._hold(keys.size(0), keys.size(2))
-
-    def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
-        self.rows, self.length = rows, length
-        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self.buffers)
-        return self.keys, self.values
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        start, end = self.length, self.length + key_states.size(2)
-        if end > self.buffers[0].size(2):
-            self.buffers = (self._with_room(self.buffers[0], end), self._with_room(self.buffers[1], end))
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[: self.rows, :, start:end] = states
-        return self._hold(self.rows, end)
-
-    def _with_room(self, buffer: Tensor, length: int) -> Tensor:
-        larger = buffer.new_empty(self.rows, buffer.size(1), length + ROOM, buffer.size(3))
-        larger[:, :, : self.length] = buffer[: self.rows, :, : self.length]
-        return larger
-
-    def move(self, sources: Tensor, targets: Tensor, rows: int) -> None:
-        """Copy the rows ``sources`` over the rows ``targets`` and keep the first ``rows``."""
-        for buffer in self.buffers:
-            buffer[targets, :, : self.length] = buffer[sources, :, : self.length]
-        self._hold(rows, self.length)
 
 
 def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:

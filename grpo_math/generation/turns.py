@@ -58,6 +58,10 @@ class Talk:
 
         return parse_response(self.tokenizer, ids, prefix=prompt, tools=self.tools) if ids else {}
 
+    def calls(self, prompt: list[int], ids: list[int]) -> bool:
+        """Whether the model called something after ``prompt``."""
+        return bool(self.message(ids, prompt).get("tool_calls"))
+
     def results(self, messages: list[Message]) -> list[int]:
         """The token ids that follow the end of a turn: what its calls gave, and the opening of the next one."""
         call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}

@@ -347,6 +347,7 @@ def _second_tile(shape: Shape, settings: Settings, precise: Precision, work: Wor
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
     """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
 
+    With tools the prefill of a later turn takes what it adds of every row, a result of at most a completion's length.
     The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
     with a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
     grows, and five float32 copies of the logits.
@@ -360,9 +361,12 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
     if lean:  # every so many tokens decoding.py makes a layer's buffers so much longer
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
     cache = rows * (run.prompt + length) * token
-    prefill = {"kv_cache": prompts * run.prompt * token}
-    tiled = activations.tiles(shape, settings, prompts * run.prompt)
-    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, prompts * run.prompt, tiled)
+    tokens = prompts * run.prompt
+    prefill = {"kv_cache": tokens * token}
+    if settings["tools"]:
+        tokens, prefill = max(tokens, rows * settings["max_completion_length"]), {"kv_cache": cache}
+    tiled = activations.tiles(shape, settings, tokens)
+    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, tokens, tiled)
     grown = 0 if settings["use_cpu"] else min(cache // 8, 2 * shape.layers * slack.ROUNDED)
     end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20, "allocator": grown}
     return max(prefill, end, key=lambda terms: sum(terms.values()) + slack.HOLES_PREFILL * terms["sampling"])

@@ -157,11 +157,11 @@ class MathGRPOTrainer(GRPOTrainer):
     # Generation
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        shares = self.scorer and not self.use_vllm
+        shares, earlier = self.scorer and not self.use_vllm, self.turns.earlier if self.turns else None
         with (
             self.meter.phase(metrics.SECONDS_GENERATE),
             nullcontext() if self.use_vllm else cache_given_back(),
-            lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
+            lean_generation(self.accelerator.unwrap_model(self.model_wrapped), earlier) if shares else nullcontext(),
         ):
             try:
                 return super()._generate_single_turn(*args, **kwargs)
@@ -172,7 +172,8 @@ class MathGRPOTrainer(GRPOTrainer):
         return self.turns.play(*rest) if self.turns else super()._tool_call_loop(prompts, *rest)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        found = super()._generate(prompts)
+        with self.turns.remembered() if self.turns else nullcontext():
+            found = super()._generate(prompts)
         self.endings.count(self, found[1])
         return found
 

@@ -7,12 +7,14 @@ a prompt of the rank's own, and its answers are dropped. Elsewhere no rank waits
 Images stay with TRL's own loop, on one process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
+from grpo_math.generation.cache import EarlierTurns
 from grpo_math.generation.chat import Message
 from grpo_math.generation.models import load_tokenizer
 from grpo_math.generation.turns import Limits, Played, Talk, play
@@ -45,8 +47,18 @@ class Turns:
     def __init__(self, trainer: Any, talk: Talk) -> None:
         self.trainer, self.talk = trainer, talk
         self.rows: list[Played] = []  # of the last generation
+        self.earlier: EarlierTurns | None = None
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
+
+    @contextmanager
+    def remembered(self) -> Iterator[None]:
+        """While open, one rollout under the weights of now: without vLLM its turns go on from those before them."""
+        self.earlier = EarlierTurns(self.talk.calls)
+        try:
+            yield
+        finally:
+            self.earlier = None
 
     def play(
         self,

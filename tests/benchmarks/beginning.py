@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_math.generation import decoding
+from grpo_math.generation import cache
 from grpo_math.generation.completions import complete
 from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.problems.datasets import load_problems
@@ -31,10 +31,10 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, args.dtype))
     tokenizer = load_tokenizer(path)
     prompts = [row["prompt"] for row in load_problems("generated:sums", "heldout", template="gsm8k", limit=args.n)]
-    ways = {"once a prompt": 10**9, "once": decoding.SAVED}
+    ways = {"once a prompt": 10**9, "once": cache.SAVED}
     seconds, texts = {way: [] for way in ways}, {}
     for _ in range(args.rounds):
-        for way, decoding.SAVED in ways.items():
+        for way, cache.SAVED in ways.items():
             start = time.process_time()
             texts[way] = [completion.text for completion in complete(model, tokenizer, prompts, max_new_tokens=16)]
             seconds[way].append(time.process_time() - start)

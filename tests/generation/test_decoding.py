@@ -6,16 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from small_generation import FAMILIES, PROMPTS, SAMPLED, counted, load
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.cache_utils import DynamicCache
 
-from grpo_math.generation import completions, decoding
+from grpo_math.generation import cache, completions, decoding
+from grpo_math.generation.cache import GrowingLayer
 from grpo_math.generation.completions import Completion, complete
-from grpo_math.generation.decoding import GrowingLayer, lean_generation, sample
-
-FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
-PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, so that the others are padded", "x"]
-SAMPLED = {"do_sample": True, "top_k": 0}
+from grpo_math.generation.decoding import lean_generation, sample
 
 
 @pytest.fixture
@@ -23,23 +21,8 @@ def model(tiny):
     return load(tiny("llama"))
 
 
-def load(path):
-    return AutoModelForCausalLM.from_pretrained(path).eval()
-
-
 def grouped(tokenizer, prompts=PROMPTS, group=4):
     return tokenizer([p for p in prompts for _ in range(group)], return_tensors="pt", padding=True)
-
-
-@contextmanager
-def counted(model):
-    """The shape of the input of every forward pass: the list that it yields."""
-    shapes: list[tuple[int, int]] = []
-    hook = model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple((*args, kwargs.get("input_ids"))[0].shape)), with_kwargs=True
-    )
-    yield shapes
-    hook.remove()
 
 
 def both(model, inputs, seed=0, **settings):
@@ -99,7 +82,7 @@ SETTINGS = {
     "an end forced at the limit": {"forced_eos_token_id": 2},
     "several completions of a row": {"num_return_sequences": 2},
     "cold": {"temperature": 0.3},
-    "more tokens than the cache has room for": {"max_new_tokens": decoding.ROOM + 20, "eos_token_id": list(range(60))},
+    "more tokens than the cache has room for": {"max_new_tokens": cache.ROOM + 20, "eos_token_id": list(range(60))},
     "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "min_new_tokens": 3},
 }
 
@@ -331,7 +314,7 @@ def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
     torch.manual_seed(0)
     keys, values = torch.randn(2, 4, 3, 5, 8)
     layer = GrowingLayer(keys.clone(), values.clone())
-    for step in range(2 * decoding.ROOM + 5):
+    for step in range(2 * cache.ROOM + 5):
         new = torch.randn(2, keys.size(0), 3, 1, 8)
         keys, values = torch.cat([keys, new[0]], dim=2), torch.cat([values, new[1]], dim=2)
         seen = layer.update(*new)
@@ -344,7 +327,7 @@ def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
 
 
 @contextmanager
-def nothing(model):
+def nothing(model, earlier=None):
     yield
 
 

@@ -260,6 +260,17 @@ def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_
     assert terms["sampling"] == 32 * shape.vocab * 5 * 4
 
 
+def test_a_later_turn_with_tools_may_prefill_a_result_of_every_row():
+    recipe = {"dtype": "bfloat16", "use_peft": True, "lora_dropout": 0.0, "max_completion_length": 40}
+    long = {**recipe, "max_completion_length": 4000}
+    without, tools = (phases({**long, **more})[0]["generation"] for more in ({}, {"tools": ["python"]}))
+    assert tools["sampling"] > without["sampling"]
+    assert tools["kv_cache"] == without["kv_cache"] * 24 // 25  # no layer twice
+    assert (
+        phases(recipe)[0]["generation"] == phases({**recipe, "tools": ["python"]})[0]["generation"]
+    )  # the end is more
+
+
 def test_autocast_keeps_copies_of_trained_weights_through_the_forward_pass():
     shape, mixed = shape_of("q", shipped()["Qwen/Qwen2.5-0.5B"]), Precision(4, 2, 4, True)
     work = Work(1, 8, 64, 64, True)

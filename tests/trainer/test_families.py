@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from small_families import scored, tiny_model
+from small_generation import counted
 from small_trainers import PROMPTS, make, relative, weights
 from trl import GRPOConfig, GRPOTrainer
 
@@ -20,6 +21,7 @@ PACKED = (
     *("falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_next"),
     "zamba2",
 )
+SAMPLED_PLAIN = ("gemma3", "falcon_h1", "mamba2", "nemotron_h", "zamba2")  # generation is left to transformers
 PLAIN = {
     "falcon": "attention of its own",
     "diffllama": "2 layers and 4 calls of packed attention",
@@ -41,12 +43,13 @@ def scored_alike(trainer, prompts=(7, 3, 12)):
 def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, tokenizer, tmp_path):
     model = tiny_model(family)
     inputs = tokenizer([p for p in PROMPTS for _ in range(2)], return_tensors="pt", padding=True)
-    plain = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    plain = model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
     scored_alike(trainer)
     assert trainer.scorer is not None
-    with lean_generation(model):
-        assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False), plain)
+    with counted(model) as shapes, lean_generation(model):
+        assert torch.equal(model.generate(**inputs, max_new_tokens=6, do_sample=False, use_cache=True), plain)
+    assert (shapes[0][0] == len(PROMPTS)) == (family not in SAMPLED_PLAIN)
 
 
 @pytest.mark.parametrize("family", ["lfm2", "mamba2", "qwen3_next"])

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from grpo_math.generation.decoding import ROOM, GrowingLayer, _knows_call, sample
+from grpo_math.generation.cache import ROOM, GrowingLayer
+from grpo_math.generation.decoding import _knows_call, sample
 from grpo_math.planner.simulation.device import CUDA, TOKEN
 
 FIRST, LAST = 3, 2  # tokens that are computed at the start, and at the end

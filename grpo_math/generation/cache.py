@@ -1,0 +1,160 @@
+"""What a batch of prompts need not compute: the beginning that all share, the turns before this one; and where it lies.
+
+Prompts (P, S) are padded on the left. A cache is filled column by column for all rows at once, so that what is known of
+a row fills its columns up to the first that some row has to compute.
+
+Knows layers that keep keys and values. A state (linear attention) has no columns: it is computed from the first token.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
+
+SAVED = 256  # tokens of a batch: for fewer its common beginning is not computed apart
+ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
+
+
+def fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
+    """Compute what left-padded prompts (P, S) begin with once, into the cache of all of them: so many columns of S.
+
+    A row with k tokens of padding has its first token in column k. So the beginning, L tokens, fills the columns from
+    k to L - 1, as far as it goes; what remains of it is computed with the rest of the row.
+    """
+    cache, mask = model_kwargs["past_key_values"], _mask_of(prompts, model_kwargs)
+    if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
+        return 0  # a state has no columns
+    padding = mask.argmax(dim=1, keepdim=True)
+    columns = torch.arange(prompts.size(1), device=prompts.device)
+    places = (columns + padding).clamp(max=columns.numel() - 1)
+    same = mask.gather(1, places) == 1
+    for values in (prompts, *(v for v in model_kwargs.values() if isinstance(v, Tensor) and v.shape == prompts.shape)):
+        same &= (aligned := values.gather(1, places)) == aligned[:1]
+    length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
+    if (prompts.size(0) - 1) * length < SAVED:
+        return 0
+    first = slice(int(padding[0]), int(padding[0]) + length)
+    one = {
+        name: value[:1, first] if isinstance(value, Tensor) and value.shape == prompts.shape else value
+        for name, value in model_kwargs.items()
+    }
+    model(**model.prepare_inputs_for_generation(prompts[:1, first], is_first_iteration=True, **one), return_dict=True)
+    source = (columns[:length] - padding).clamp(min=0)  # (P, L): which token of the beginning stands in a column
+    cache.layers = [
+        GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
+        for layer in cache.layers
+    ]
+    return length
+
+
+class EarlierTurns:
+    """The keys and values of turns whose conversations go on, from one call of `decode` to the next.
+
+    ``goes_on(prompt, completion)`` says of token ids whether a turn calls a tool. What is kept serves the next call and
+    no other, and is right as long as the weights stay: make a new one after an update.
+    """
+
+    def __init__(self, goes_on: Callable[[list[int], list[int]], bool]) -> None:
+        self.goes_on = goes_on
+        self.rows: dict[tuple[int, ...], list[tuple[Tensor, Tensor] | None]] = {}  # keys and values of each layer
+
+    def keep(self, ids: Tensor, prompt: int, stays: Tensor, model_kwargs: dict[str, Any], *, last: bool) -> None:
+        """Of the rows of ``ids`` (R, S + t) that do not stay, those that go on; the last token is not computed yet.
+
+        ``last``: no row stays, and the cache ends with them, so that views of it will do.
+        """
+        layers, mask = model_kwargs["past_key_values"].layers, _mask_in_order(ids, model_kwargs)
+        if mask is None or not all(isinstance(layer, GrowingLayer) for layer in layers):
+            return
+        for row in (~stays).nonzero()[:, 0].tolist():
+            start = int(mask[row].argmax())
+            before, said = ids[row, start:prompt].tolist(), ids[row, prompt:].tolist()
+            if self.goes_on(before, said):
+                held = [(layer.keys[row, :, start:], layer.values[row, :, start:]) for layer in layers]
+                if not last:
+                    held = [(keys.clone(), values.clone()) for keys, values in held]
+                self.rows[(*before, *said[:-1])] = list(held)
+
+    def fill(self, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
+        """Put what prompts (P, S) have computed in earlier turns into the cache: so many columns of S."""
+        rows, self.rows = self.rows, {}
+        if not rows or (mask := _mask_in_order(prompts, model_kwargs)) is None:
+            return 0
+        lengths = sorted({len(ids) for ids in rows}, reverse=True)
+        padding, known = mask.argmax(dim=1).tolist(), []
+        for row, start in zip(prompts.tolist(), padding, strict=True):
+            found = (tuple(row[start : start + length]) for length in lengths if start + length < len(row))
+            known.append(next((ids for ids in found if ids in rows), ()))
+        filled = min(start + len(ids) for start, ids in zip(padding, known, strict=True))
+        if filled <= min(padding):
+            return 0
+        cache = model_kwargs["past_key_values"]
+        for number in range(len(cache.layers)):
+            cache.layers[number] = _placed(
+                [rows.get(ids, [None] * len(cache.layers))[number] for ids in known], padding, filled
+            )
+            for row in rows.values():
+                row[number] = None
+        return filled
+
+
+def _placed(known: list[tuple[Tensor, Tensor] | None], padding: list[int], filled: int) -> "GrowingLayer":
+    """A layer of ``filled`` columns: of each row what is known, after its padding."""
+    some = next(filter(None, known))[0]
+    both = some.new_zeros(2, len(known), some.size(0), filled, some.size(2))
+    for row, (one, start) in enumerate(zip(known, padding, strict=True)):
+        if one is not None and filled > start:
+            for whole, part in zip(both, one, strict=True):
+                whole[row, :, start:filled] = part[:, : filled - start]
+    return GrowingLayer(*both)
+
+
+def _mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
+    mask = model_kwargs.get("attention_mask")
+    return torch.ones_like(ids) if mask is None else mask
+
+
+def _mask_in_order(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
+    """The mask of rows that are padded on the left alone; None for others. Positions are those that `generate` makes
+    of it: a call that brings its own is left to transformers."""
+    mask = _mask_of(ids, model_kwargs)
+    return None if bool((mask.diff(dim=1) < 0).any()) else mask
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values (rows, H, T, D) of one layer: views of buffers in which further tokens are written in place.
+
+    transformers' layer copies the whole cache for every token.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.lazy_initialization(keys, values)
+        self.buffers = (keys, values)
+        self._hold(keys.size(0), keys.size(2))
+
+    def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+        self.rows, self.length = rows, length
+        self.keys, self.values = (buffer[:rows, :, :length] for buffer in self.buffers)
+        return self.keys, self.values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        start, end = self.length, self.length + key_states.size(2)
+        if end > self.buffers[0].size(2):
+            self.buffers = (self._with_room(self.buffers[0], end), self._with_room(self.buffers[1], end))
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[: self.rows, :, start:end] = states
+        return self._hold(self.rows, end)
+
+    def _with_room(self, buffer: Tensor, length: int) -> Tensor:
+        larger = buffer.new_empty(self.rows, buffer.size(1), length + ROOM, buffer.size(3))
+        larger[:, :, : self.length] = buffer[: self.rows, :, : self.length]
+        return larger
+
+    def move(self, sources: Tensor, targets: Tensor, rows: int) -> None:
+        """Copy the rows ``sources`` over the rows ``targets`` and keep the first ``rows``."""
+        for buffer in self.buffers:
+            buffer[targets, :, : self.length] = buffer[sources, :, : self.length]
+        self._hold(rows, self.length)

@@ -1,0 +1,151 @@
+"""Turns that go on from what the ones before them computed: the tokens of plain `generate`, and fewer columns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from small_families import tiny_model
+from small_generation import FAMILIES, PROMPTS, SAMPLED, counted, load
+
+from grpo_math.generation import completions
+from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.decoding import lean_generation
+
+TURN = 20
+
+
+def sampled(model, prompts, earlier=None, shapes=None, lean=True, **settings):
+    """The completions of token ids, sampled with a seed, to their end tokens."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[2] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "max_new_tokens": TURN,
+        **SAMPLED,
+        "temperature": 1.3,
+        **settings,
+    }
+    torch.manual_seed(len(prompts))
+    with counted(model) as found:
+        if lean:
+            with lean_generation(model, earlier):
+                tokens = model.generate(**settings)
+        else:
+            tokens = model.generate(**settings)
+    if shapes is not None:
+        shapes += found
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return [
+        said[: next((t + 1 for t, token in enumerate(said) if token in ends), None)]
+        for said in tokens[:, width:].tolist()
+    ]
+
+
+def first_turn(tokenizer, group=3):
+    return [ids for prompt in PROMPTS for ids in [tokenizer.encode(prompt)] * group]
+
+
+def ending(model, tokens=8000):
+    """End tokens by the thousand, so that turns of a random model are of all lengths."""
+    model.generation_config.eos_token_id = list(range(tokens))
+    return model
+
+
+def played(model, prompts, turns=3, goes_on=lambda prompt, said: sum(said) % 3 > 0, **ways):
+    """Completions of every turn; the rows of `goes_on` get a result of their own length, some a long one."""
+    said, rng, earlier = [], random.Random(0), EarlierTurns(goes_on) if ways.get("lean", True) else None
+    for _ in range(turns):
+        said.append(sampled(model, prompts, earlier, **ways))
+        prompts = [
+            [*prompt, *turn, *(rng.randrange(9000, 40000) for _ in range(rng.choice((3, 4, 9, 30))))]
+            for prompt, turn in zip(prompts, said[-1], strict=True)
+            if goes_on(prompt, turn)
+        ]
+    assert prompts
+    return said
+
+
+@pytest.mark.parametrize("settings", [{}, {"do_sample": False}], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_turn_has_the_tokens_of_plain_generate(family, settings, tiny, tokenizer):
+    model = ending(load(tiny(family)))
+    ours, plain = [], []
+    turns = played(model, first_turn(tokenizer), shapes=ours, **settings)
+    assert turns == played(model, first_turn(tokenizer), shapes=plain, lean=False, **settings)
+    assert settings or len({len(said) for said in turns[0]}) > 3
+    computed, before = ([columns for _, columns in shapes if columns > 1] for shapes in (ours, plain))
+    assert max(computed[1:]) <= 31  # a result, and the last token before it
+    assert min(before[1:]) > 31
+
+
+@pytest.mark.parametrize("family", ["gemma2", "mistral", "qwen3_next"])
+def test_windows_go_on_and_states_begin_anew(family, tokenizer):
+    model = ending(tiny_model(family))
+    ours, prompts = [], [prompt * 3 for prompt in first_turn(tokenizer)]
+    turns = played(model, prompts, turns=2, shapes=ours, use_cache=True)
+    assert turns == played(model, prompts, turns=2, lean=False, use_cache=True)
+    columns = [columns for _, columns in ours if columns > 1]
+    assert (columns[-1] > 31) == (family == "qwen3_next")
+
+
+def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
+    model, earlier = ending(load(tiny("llama"))), EarlierTurns(lambda prompt, said: len(said) < TURN)
+    prompts = first_turn(tokenizer)
+    said = sampled(model, prompts, earlier)
+    longer = [len(turn) < TURN for turn in said]
+    kept = {tuple(prompt + turn[:-1]) for prompt, turn, goes_on in zip(prompts, said, longer, strict=True) if goes_on}
+    assert set(earlier.rows) == kept
+    assert 0 < len(kept) < len(prompts)
+    shapes = []
+    other = [[*prompt[:-1], 7, *turn, 9, 9] for prompt, turn in zip(prompts, said, strict=True)]
+    assert sampled(model, other, earlier, shapes) == sampled(model, other, lean=False)
+    assert shapes[0][1] == max(map(len, other))
+    assert not set(earlier.rows) & kept
+
+
+def test_a_row_that_nothing_is_known_of_is_computed_in_whole(tiny, tokenizer):
+    model, earlier = ending(load(tiny("llama"))), EarlierTurns(lambda prompt, said: True)
+    prompts = first_turn(tokenizer)
+    said = sampled(model, prompts, earlier)
+    mixed = [[*prompt, *turn, 99, 98] for prompt, turn in zip(prompts, said, strict=True)]
+    unknown, longest = tokenizer.encode("Not seen yet"), max(map(len, mixed))
+    shapes = []
+    assert sampled(model, [*mixed, unknown], earlier, shapes) == sampled(model, [*mixed, unknown], lean=False)
+    assert shapes[0][1] == len(unknown) < longest
+
+
+@pytest.mark.parametrize("odd_first", [True, False])
+def test_rows_with_padding_within_are_neither_kept_nor_filled(odd_first, tiny):
+    model, earlier = load(tiny("llama")), EarlierTurns(lambda prompt, said: True)
+    ids, masks = torch.arange(100, 112)[None], [torch.ones(1, 12, dtype=torch.long) for _ in range(2)]
+    masks[1 - odd_first][0, 4] = 0
+    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    with lean_generation(model, earlier):
+        said = model.generate(input_ids=ids, attention_mask=masks[0], **settings)
+        assert bool(earlier.rows) != odd_first
+        mask = torch.cat([masks[1], torch.ones(1, 4, dtype=torch.long)], dim=1)
+        ours = model.generate(input_ids=said, attention_mask=mask, **settings)
+    assert torch.equal(ours, model.generate(input_ids=said, attention_mask=mask, **settings))
+
+
+def test_an_evaluation_goes_on_from_its_turns(tiny, tokenizer, monkeypatch):
+    class Talk:
+        def calls(self, prompt, said):
+            return True
+
+    model = ending(load(tiny("llama")))
+    results = []
+    for talk in (Talk(), None):
+        generate = completions.with_model(model, tokenizer, temperature=1.0, max_new_tokens=TURN, talk=talk)
+        prompts = first_turn(tokenizer)
+        with counted(model) as shapes:
+            said = generate(prompts, 0)
+            again = generate([[*prompt, *one.ids, 99] for prompt, one in zip(prompts, said, strict=True)], 1)
+        results.append((said, again, [columns for _, columns in shapes if columns > 1]))
+    assert results[0][:2] == results[1][:2]
+    assert (results[0][2][-1], results[1][2][-1] > 20) == (2, True)
