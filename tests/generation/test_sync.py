@@ -100,6 +100,20 @@ def test_five_steps_are_sampled_while_the_one_before_is_trained_on(process, smol
     print([(round(line["seconds/sampling"], 2), round(line["seconds/overlap"], 2)) for line in history])
 
 
+def test_ranks_that_call_a_tool_get_their_own_turns_from_a_real_server(process, smollm, tmp_path):
+    """Another rank's turn would be as likely under this one's conversation as noise: log-probs several apart."""
+    program = str(PROGRAM.parent / "turns.py")
+    arguments = [smollm, str(tmp_path), process.server.url, "generated:long_products"]
+    launching.run([*launching.TORCHRUN, program, *arguments], timeout=600)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0]["weights"] == ranks[1]["weights"]
+    assert len(ranks[0]["turns"]) == len(ranks[1]["turns"]) > 2  # of 2 steps
+    for line in ranks[0]["told"]:
+        assert line["sampling/sampling_logp_difference/mean"] < 0.1
+    assert sum(line["tools/call_frequency"] for line in ranks[0]["told"]) > 0
+    print([(rank["turns"], rank["heard"]) for rank in ranks])
+
+
 OPEN_IN_VLLM = ["/collective_rpc", "/sleep?level=2", "/reset_prefix_cache", "/pause", "/invocations", "/tokenize"]
 
 
