@@ -34,7 +34,6 @@ from grpo_math.problems.prompts import refuse_without_call
 from grpo_math.run.files import refuse_unwritable, write_json
 from grpo_math.run.machine import versions
 from grpo_math.run.metrics import CATEGORIES, RIGHT
-from grpo_math.tools import read_limits
 from grpo_math.tools.walls import refuse_without
 
 SCHEMA = 1
@@ -104,8 +103,8 @@ def evaluate(
     sampling = Sampling(samples, temperature, max_new_tokens, batch_size, seed)
     _refuse(rows, sampling)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools, python, max_tool_calling_iterations)
-    if box and "python" in box.stated["names"] and box is not tools:  # a run has tried its own before it loaded weights
-        refuse_without(read_limits(python or {}))
+    if box and box.limits and box is not tools:  # a run has tried its own before it loaded weights
+        refuse_without(box.limits)
     refuse_without_call(str(rows[0].get("answer_format")), box.stated["names"] if box else ())
     started = time.perf_counter()
     named = isinstance(model, str)

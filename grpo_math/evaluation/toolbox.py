@@ -12,9 +12,9 @@ from typing import Any
 
 from grpo_math.generation.chat import Message, Tool
 from grpo_math.generation.completions import Completion, Generate, batch_seed
-from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play
+from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, methods_of, play
 from grpo_math.rewards.columns import text_of
-from grpo_math.tools import as_mapping, environment, limits_of, read_limits, read_tools
+from grpo_math.tools import PythonLimits, as_mapping, environment, limits_of, read_limits, read_tools
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Toolbox:
     session: Callable[[], Any] | None
     rounds: int | None
     stated: dict[str, Any] = field(default_factory=dict)
+    limits: PythonLimits | None = None  # of the Python tool
 
     def talk(self, tokenizer: Any) -> Talk:
         return Talk(tokenizer, self.own, self.session, self.rounds)
@@ -48,11 +49,8 @@ def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, round
     """
     if not names:
         return None
-    limits = read_limits(python or {})
-    stated: dict[str, Any] = {"names": list(names), "max_tool_calling_iterations": rounds}
-    if "python" in names:
-        stated["python"] = as_mapping(limits)
-    return Toolbox(read_tools(names, limits), environment(names, limits), rounds, stated)
+    own = read_limits(python or {})
+    return _toolbox(read_tools(names, own), environment(names, own), rounds)
 
 
 def toolbox_of(trainer: Any) -> Toolbox | None:
@@ -61,11 +59,16 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
     if turns is None:
         return None
     talk = turns.talk
-    rounds = None if talk.most == UNLIMITED else talk.most
-    stated: dict[str, Any] = {"names": [tool.__name__ for tool in talk.tools], "max_tool_calling_iterations": rounds}
-    if limits := next(filter(None, map(limits_of, talk.tools)), None):
+    return _toolbox(talk.own, talk.session, None if talk.most == UNLIMITED else talk.most)
+
+
+def _toolbox(own: Sequence[Tool], session: Callable[[], Any] | None, rounds: int | None) -> Toolbox:
+    tools = [*own, *(methods_of(session()) if session else ())]
+    stated: dict[str, Any] = {"names": [tool.__name__ for tool in tools], "max_tool_calling_iterations": rounds}
+    limits = next(filter(None, map(limits_of, tools)), None)
+    if limits:
         stated["python"] = as_mapping(limits)
-    return Toolbox(talk.own, talk.session, rounds, stated)
+    return Toolbox(own, session, rounds, stated, limits)
 
 
 def conversing(generate: Generate, talk: Talk, longest: int, context: int | None) -> Generate:
