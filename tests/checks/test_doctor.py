@@ -145,6 +145,7 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
     assert not (here / "run").exists(), "a refused run leaves nothing behind"
 
 
+CALLS = {"tools": ["python"], "template": "python", "rewards": ["accuracy"]}
 SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://127.0.0.1:9"}
 
 
@@ -152,6 +153,7 @@ SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http
     ("settings", "says"),
     [
         ({"vllm_structured_outputs_regex": "("}, "vllm_structured_outputs_regex='(' is not a regular expression"),
+        ({"staleness": 1, "use_peft": True, **CALLS}, "staleness=1 cannot look ahead where tools decide"),
         ({"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True would be ignored"),
         ({"cache_implementation": "static"}, "cache_implementation='static' would be ignored"),
         (
