@@ -20,8 +20,8 @@ class Process:
 
     extra: tuple[str, ...] = ("--enforce-eager", "--max-num-seqs", "16")
 
-    def __init__(self, model: str, folder: Path) -> None:
-        self.model, self.folder, self.port = model, folder, free_port()
+    def __init__(self, model: str, folder: Path, copies: int = 1) -> None:
+        self.model, self.folder, self.copies, self.port = model, folder, copies, free_port()
         make_key()
         self.server = Server(f"http://127.0.0.1:{self.port}")
         self.start()
@@ -29,6 +29,7 @@ class Process:
 
     def start(self) -> None:
         options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, "extra": self.extra}
+        options["data_parallel"] = self.copies
         line = command(self.model, port=self.port, executable=str(VLLM), **options)
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **environment(), **cpu, "PYTHONPATH": str(BESIDE)}

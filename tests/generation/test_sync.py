@@ -26,9 +26,11 @@ from transformers import AutoModelForCausalLM
 from vllm_process import VLLM, Process, of_session
 
 from grpo_math.errors import UserError
+from grpo_math.evaluation.results import evaluate
 from grpo_math.generation.adapters import logps, save_adapter, scaled
 from grpo_math.generation.server import Server, ServerError
 from grpo_math.generation.sync import AdapterGeneration, KeyedClient
+from grpo_math.problems.datasets import load_problems
 
 PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
@@ -112,6 +114,17 @@ def test_ranks_that_call_a_tool_get_their_own_turns_from_a_real_server(process, 
         assert line["sampling/sampling_logp_difference/mean"] < 0.1
     assert sum(line["tools/call_frequency"] for line in ranks[0]["told"]) > 0
     print([(rank["turns"], rank["heard"]) for rank in ranks])
+
+
+def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
+    rows = list(load_problems("generated:long_products", "heldout", template="python", limit=8))
+    asked = {"tools": ["python"], "python": {"wall_seconds": 30}, "max_new_tokens": 100}
+    found = evaluate(smollm, rows, backend="vllm-server", server=process.server.url, **asked)
+    called = [row for row in found["rows"] if row["calls"]]
+    assert called
+    for row in called:
+        assert [turn["role"] for turn in row["turns"]][:2] == ["assistant", "tool"]
+    assert found["tools"]["names"] == ["python"]
 
 
 OPEN_IN_VLLM = ["/collective_rpc", "/sleep?level=2", "/reset_prefix_cache", "/pause", "/invocations", "/tokenize"]
@@ -214,6 +227,31 @@ def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_
         with scaled(policy, 0.0):  # B was 0 then
             ours = logps(policy, prompt, tokens)
         assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
+
+
+def test_an_adapter_reaches_every_data_parallel_copy_of_a_server(smollm, policy, tokenizer, tmp_path, monkeypatch):
+    if key := os.environ.get("VLLM_API_KEY"):
+        monkeypatch.setenv("VLLM_API_KEY", key)  # the other server's, again afterwards
+    process = Process(smollm, tmp_path, copies=2)
+    try:
+        server = process.server
+        assert server.replicas() == [0, 1]
+        generation, _ = syncs(AdapterGeneration, policy, tokenizer, server.url, tmp_path)
+        assert generation.canary.agreed == 2
+        with torch.no_grad():
+            for name, parameter in policy.named_parameters():
+                if "lora_B" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+        generation.sync_weights()
+        prompt = tokenizer("The capital of France is")["input_ids"]
+        asked = {"max_tokens": 8, "temperature": 0.0}
+        base, *copies = (
+            server.generate([prompt], model=model, replica=replica, **asked)
+            for model, replica in ((process.model, 0), (generation.name, 0), (generation.name, 1))
+        )
+        assert copies[0].token_ids == copies[1].token_ids != base.token_ids
+    finally:
+        process.stop()
 
 
 @pytest.mark.parametrize("broken", [SameFolder, OldAdapter, OldName])
