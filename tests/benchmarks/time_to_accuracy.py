@@ -1,7 +1,7 @@
 """Stock TRL and ours train the quickstart's task from the same seed; who holds the target accuracy first?
 
 Both follow launch/configs/demo_cpu.yaml, but write the sum out, in the CPU's fastest dtype: model, LoRA, data, prompts,
-reward function, TRL's constant in the advantage. Every few steps 64 held-out sums are answered greedily. The clock is
+reward function, TRL's constant in the advantage. Every few steps held-out sums are answered greedily. The clock is
 the CPU time of the training process without those evaluations; a trainer has reached the target at the first evaluation
 that has it, if the next has it too, and then stops. Each trains in a process of its own, one after the other, so that
 neither runs in memory that the other left behind. Every evaluation is a JSON line as it comes; the last line is the
@@ -30,13 +30,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.simplefilter("ignore", FutureWarning)
 
-EVERY, HELD_OUT = 5, 64  # steps between evaluations, and their problems
+EVERY = 5  # steps between evaluations
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60, help="most optimizer steps of each (default: 60)")
     parser.add_argument("--target", type=float, default=0.60, help="held-out accuracy (default: 0.60)")
+    parser.add_argument("--held_out", type=int, default=64, help="problems of an evaluation (default: 64)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--micro_batch", type=int, default=8, help="rows of a micro-batch (default: 8)")
     parser.add_argument("--trainer", choices=("trl", "ours"), help="train only this one, in this process")
@@ -54,7 +55,8 @@ def main() -> int:
                 runs[kind] = []
                 for line in child.stdout:
                     print(line, end="", flush=True)
-                    runs[kind].append(json.loads(line))
+                    if line.startswith("{"):  # DeepSpeed says on stdout that there is no GPU
+                        runs[kind].append(json.loads(line))
             if child.returncode:
                 return child.returncode
         difference = _difference(Path(folder))
@@ -123,7 +125,7 @@ def train(options: argparse.Namespace) -> None:
     )
     path = model_path(own["model_name_or_path"])
     problems = load_problems(own["dataset"], "train", template=own["template"], seed=options.seed)
-    held_out = load_problems(own["dataset"], own["eval_split"], template=own["template"], limit=HELD_OUT)
+    held_out = load_problems(own["dataset"], own["eval_split"], template=own["template"], limit=options.held_out)
     kind, config = (
         (GRPOTrainer, GRPOConfig(**settings))
         if options.trainer == "trl"
@@ -170,7 +172,7 @@ def train(options: argparse.Namespace) -> None:
                     held_out,
                     tokenizer=tokenizer,
                     max_new_tokens=config.max_completion_length,
-                    batch_size=HELD_OUT,
+                    batch_size=64,
                     progress=False,
                 )["accuracy_in_format"]  # what the reward pays
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
