@@ -102,8 +102,8 @@ class EarlierTurns:
 
 def _placed(known: list[tuple[Tensor, Tensor] | None], padding: list[int], filled: int) -> "GrowingLayer":
     """A layer of ``filled`` columns: of each row what is known, after its padding."""
-    some = next(filter(None, known))[0]
-    both = some.new_zeros(2, len(known), some.size(0), filled, some.size(2))
+    some = next(filter(None, known))  # an H and a D of its own each
+    both = [one.new_zeros(len(known), one.size(0), filled, one.size(2)) for one in some]
     for row, (one, start) in enumerate(zip(known, padding, strict=True)):
         if one is not None and filled > start:
             for whole, part in zip(both, one, strict=True):

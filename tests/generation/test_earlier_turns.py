@@ -83,7 +83,7 @@ def test_a_turn_has_the_tokens_of_plain_generate(family, settings, tiny, tokeniz
     assert min(before[1:]) > 31
 
 
-@pytest.mark.parametrize("family", ["gemma2", "mistral", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gemma2", "mistral", "deepseek_v3", "qwen3_next"])
 def test_windows_go_on_and_states_begin_anew(family, tokenizer):
     model = ending(tiny_model(family))
     ours, prompts = [], [prompt * 3 for prompt in first_turn(tokenizer)]
