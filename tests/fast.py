@@ -26,6 +26,9 @@ CORE = (  # the beginnings of their ids; one for each promise, and seconds of CP
     "tests/trainer/test_reference_training.py::test_five_steps_of_adamw_give_the_weights_of_the_formulas",
     "tests/generation/test_decoding.py::test_tokens_and_generator_are_those_of_plain_generate",
     "tests/generation/test_vllm_restarts.py::test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost",
+    "tests/report/test_report.py::test_the_headline_says_by_how_much_and_how_sure",
+    "tests/report/test_report.py::test_the_plots_are_pngs_and_the_page_carries_its_own",
+    "tests/report/test_report.py::test_hostile_text_never_becomes_markup",
     "tests/train/test_earlier_runs.py",  # 0.1.0's killed run goes on bit by bit, reports and compares
     "tests/run/test_signals.py::test_what_started_the_ranks_passes_a_signal_on_and_ends_with_its_code[grpo_math.train.r"
     "anks-10-zero2]",  # two processes under ZeRO-2

@@ -142,6 +142,7 @@ def test_a_killed_worker_takes_one_answer_with_it_and_is_replaced(two):
     assert two.run([NEEDS_WORKER] * 3, timeout=5.0)[2].verdict is Verdict.CORRECT
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_all_the_time_cost_their_own_answers_and_no_other(two):
     """Each kill costs at most the answer under way, which says so; all others are graded as if nothing had been."""
     two.run([NEEDS_WORKER], timeout=5.0)
@@ -179,6 +180,7 @@ def test_a_signal_to_the_whole_group_costs_no_answer(number, two):
     assert two.pids() == pids
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_all_the_time_do_not_end_a_run_nor_make_an_answer_wrong(tiny, tmp_path, monkeypatch):
     """Every completion reads as a right answer that only a worker can grade. Killed ones are named, never wrong."""
     from datasets import Dataset

@@ -46,6 +46,7 @@ from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import metrics
 from grpo_math.run.metrics import IN_FORMAT
 
+pytestmark = pytest.mark.slow  # a page with its plots each: three of them are in fast.py's CORE
 ROOT = Path(__file__).parents[2]
 OWNED = "document.title='owned'"
 HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u2028&amp;\'"@@data@@ \\boxed{{1}}'
