@@ -65,9 +65,11 @@ _HARMLESS = (  # commands behind a box that leave it alone
     r"text|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
 _TOUCHED = r"\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
+_OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au]p|lor|land|vee|wedge)(?![A-Za-z]))"
 _BEHIND = re.compile(
     rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
-    rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
+    rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
+    rf"|[ $]{{1,3}}{_OPERATOR}{_VALUE}",
     re.IGNORECASE,
 )
 _IN_FRONT = re.compile(r"(?:[\d)\]!]|[=(<>$]\s*[-−]\s*|\\(?:neq?|neg|not|lnot|pm|mp|log|ln|sqrt)\s*|[≠±]\s*)\Z")

@@ -53,7 +53,7 @@ FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 INFINITE: Tree = ("const", "inf")
 WORDS = {"pi": ("const", "pi"), "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}
 SHORT = (
-    "all am an and any are as at be but by can few had has he her his how if in is isn it its may me my no nor not "
+    "all am an and any are as at be but by can etc few had has he her his how if in is isn it its may me my no nor not "
     "now odd of off on one or our out per six so sum ten the to too two up us via was we who why yes yet"
 )
 SHORT_WORDS = frozenset(SHORT.split())  # words of four letters and more are never read as factors
@@ -226,6 +226,8 @@ class _Reader:
         while sign := self.take(":", "\\cup", "U", *RELATIONS):
             if sign in (":", "\\cup", "U"):
                 kind, right, left = "ratio" if sign == ":" else "union", self.sum(), parts.pop()
+                if kind == "union" and "mul" in (left[0], right[0]):
+                    raise Unreadable("a product in a union")
                 parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
             else:
                 parts += [{"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)]
@@ -309,7 +311,11 @@ class _Reader:
             elif self.take("^", "**"):
                 base = ("pow", base, self.exponent())
             else:
-                return base
+                break
+        arithmetic = base[0] in ("pow", "fact", "degrees", "percent", "div") or base[:2] == ("call", "sqrt")
+        if arithmetic and any(part[0] == "set" for part in base[1:] if isinstance(part, tuple)):
+            raise Unreadable("a set in arithmetic")
+        return base
 
     def exponent(self) -> Tree:
         return self.deeper(self.signed_exponent)

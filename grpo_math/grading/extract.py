@@ -123,9 +123,9 @@ def _standing(text: str, found: Found) -> Extraction:
         return Extraction(found.text, found.how, found.parts)
     later = phrase(BOLD.sub(r"\1", after[:TAIL])) if after.strip() else None
     if later is None or later.how != "phrase" or not _is_value(later.text) or after[later.end :][:1] == "?":
-        ended = ENDED.search(after)
+        ended = ENDED.search(text, found.end - (found.how == "phrase"))  # a phrase takes the stop behind it
         later = None if ended is None else conclusion(after[:TAIL].partition("[asy]")[0])
-        later = None if later is None or ended is None or later.start < ended.start() else later
+        later = None if later is None or ended is None or later.start + found.end < ended.start() else later
     if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
     if taken_back(after):

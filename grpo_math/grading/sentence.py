@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import DOLLAR, strip_wrappers
 from grpo_math.grading.units import canonical
@@ -41,7 +42,7 @@ RESTATED = re.compile(
 FORMULA = re.compile(r"\$\$?(?!\s*\d[\d,.]*\s+[a-z])([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 NUMBER = re.compile(
     r"(?<![\w.])[-−+]?(?:[$€£¥＄]\s?)?[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
-    r"(?<=\d)(?:\s?/\s?\d+)?(?:\s?\\?%)?"
+    r"(?<=\d)(?:\s?/\s?\d+|(?::\d+)+)?(?!\.?\d)(?:\s?\\?%)?"
 )
 INLINE_MATH = re.compile(
     r"\$\$?([^$\n]{1,400})\$\$?|\\\(((?:[^\\]|\\[^()]){1,400}?)\\\)|\\\[((?:[^\\]|\\[^][]){1,400}?)\\\]"
@@ -53,7 +54,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\q?quad\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\q?quad\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -70,7 +71,8 @@ _STATES = re.compile(
 _LINK = re.compile(
     r"[\s,;:=#%&|/~`\"'*$({\[-]*(?:(?:also|or|and|perhaps|maybe)\b)?[\s,:$({\[*]*(?:[A-Za-z]\s?=\s*)?", re.IGNORECASE
 )
-_LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}\d{0,2}:\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
+_LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}(?:\d{1,2}:\s|:)\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
+_LEADING = re.compile(r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[-\d$\\(.])(?!\d+\s*[,:;])")  # words before a value
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
@@ -78,7 +80,8 @@ _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\
 _CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
-_LETTERS = re.compile(r"\b[A-J]\b\W*(?:,|\band\b|\bor\b)\W*\b[A-J]\b")  # several choices
+_LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
+_VALUED = re.compile(r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])")  # a line that cannot be passed over
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
@@ -110,7 +113,8 @@ def phrase(text: str) -> Said | None:
         value, used = _leading_value(line)
         refused = _DENIES.match(value) or not_meant(text[: match.start()])
         if value and not refused:
-            inner = bare(value) if _is_sentence(value) and DANGER.search(value) is None else None
+            whole = f"{value}." if value.endswith("!") else value  # its stop was another: no exclamation
+            inner = bare(whole) if _is_sentence(value) and DANGER.search(value) is None else None
             said, how = (value, "phrase") if inner is None else (inner.text, "phrase in words")
             return Said(said.replace(MONEY, "\\$"), how, match.start(), start + used)
     return None
@@ -203,7 +207,7 @@ def _bare(text: str) -> Said | None:
         formulas = list(INLINE_MATH.finditer(line))
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
-        if not (formulas or numbers or chosen or _LETTERS.search(line)) or _ASKS.search(line):
+        if not (formulas or numbers or chosen or _LETTERS.search(line) or _VALUED.search(line)) or _ASKS.search(line):
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
@@ -275,8 +279,22 @@ def _is_value_line(line: str) -> bool:
     said = line if states is None else line[states.end() :]
     if len(_prose_words(_OF_VALUES.sub(" ", said))) > 2:
         return False
-    starts = states is not None or _LEADS.match(said) is not None
+    starts = states is not None or _LEADS.match(said) is not None or _led_up(said) > 0
     return (starts and _VERB.search(said) is None) or not _is_sentence(line.strip())
+
+
+def _led_up(said: str) -> int:
+    """How long the words are that lead up to a value, behind which nothing stands but values.
+
+    >>> _led_up("up to 5 hours"), _led_up("about 4 = 5"), _led_up("So 2 hours = 120 minutes"), _led_up("half of 4 = 5")
+    (6, 6, 0, 0)
+    """
+    words = _LEADING.match(said)
+    if words is None or re.search(r"\w of\s*\Z", words.group()) or _OF_VALUES.search(words.group()) is not None:
+        return 0
+    values = _OF_VALUES.sub(" ", _NOUN.sub("", said[words.end() :].rstrip(" .*")))
+    function = words.group().split()[-1] in FUNCTIONS
+    return 0 if function or _prose_words(values) or DATE.match(said) is not None else words.end()
 
 
 def _line_value(line: str) -> str:
@@ -286,7 +304,9 @@ def _line_value(line: str) -> str:
     ('3+4=7', '5 or 6', '5 radians')
     """
     label = _LABEL.match(line) or _STATES.match(line)
-    said = strip_wrappers(_without_dollars(line if label is None else line[label.end() :]))
+    said = line if label is None else line[label.end() :]
+    words = _led_up(said)
+    said = strip_wrappers(_without_dollars(said[words:].rstrip("! ") if words else said))
     noun = _NOUN.search(said)
     if noun is not None and DANGER.search(noun.group()) is None and canonical(noun.group().strip()) is None:
         said = said[: noun.start()]

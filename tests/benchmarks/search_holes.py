@@ -62,7 +62,11 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|two|six|seven|\\mid|\\log|\bi\b")
+CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
+COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
+    *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off"),
+    "a term less",
+)
 BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -139,8 +143,6 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
-    if candidate.gold.text in added and candidate.gold.text.endswith("."):
-        return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and "0" in pieces) or (
@@ -149,9 +151,13 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # a product with 0 or 1, or a zero before a number
     if candidate.kind == "rounded" and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
-    if candidate.kind == "a member less" and "\\pm" in pieces:
-        return True  # both signs of a value
-    computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
+    if candidate.kind == "a member less" and re.search(r"\\pm|=", pieces + "".join(candidate.after)):
+        return True  # both signs of a value; 1 = 1, 2
+    if candidate.pieces[candidate.core].startswith("-") and candidate.pieces[candidate.core] in added:
+        return True  # -7 halves - 7 halves
+    if candidate.kind == "false chain" and re.search(r"x_|f\(|\b[A-Za-z]\b", pieces):
+        return True  # a formula with an unknown name, and what it comes to
+    computed = candidate.kind in COMPUTED
     values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
     return computed and (values or CALCULATES.search(pieces) is not None)
 
@@ -189,7 +195,7 @@ def named_by_it(candidate: Candidate) -> bool:
     ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
-        re.escape(core) + r"\s*(?:=|\\approx)", candidate.text()
+        re.escape(core) + r"[\s$]*(?:=|\\approx)", candidate.text()
     )
     named = named or re.match(r"\s*[A-Za-z] ?\([^()]*\) = ", "".join(candidate.pieces))
     exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
