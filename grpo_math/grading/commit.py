@@ -62,9 +62,12 @@ _SCALES = (
     r"|and a (?:half|third|quarter)|point|plus|minus|times (?:two|three)|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
-    r"text|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
+    r"text(?!\s*\{\s*not\b)|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
-_TOUCHED = r"\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
+_TOUCHED = (
+    r"[#&~;]?\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
+    r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] ))"
+)
 _OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au]p|lor|land|vee|wedge)(?![A-Za-z]))"
 _BEHIND = re.compile(
     rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"

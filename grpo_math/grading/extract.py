@@ -14,6 +14,7 @@ Does not compare, and does not clean a value beyond the punctuation around it.
 import re
 from collections.abc import Callable
 from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from grpo_math.grading.commit import (
@@ -123,9 +124,9 @@ def _standing(text: str, found: Found) -> Extraction:
         return Extraction(found.text, found.how, found.parts)
     later = phrase(BOLD.sub(r"\1", after[:TAIL])) if after.strip() else None
     if later is None or later.how != "phrase" or not _is_value(later.text) or after[later.end :][:1] == "?":
-        ended = ENDED.search(text, found.end - (found.how == "phrase"))  # a phrase takes the stop behind it
-        later = None if ended is None else conclusion(after[:TAIL].partition("[asy]")[0])
-        later = None if later is None or ended is None or later.start + found.end < ended.start() else later
+        ended = _ended(text, found)
+        later = None if ended == inf else conclusion(after[:TAIL].partition("[asy]")[0])
+        later = None if later is None or later.start < ended else later
     if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
     if taken_back(after):
@@ -138,6 +139,14 @@ def _standing(text: str, found: Found) -> Extraction:
     if more is not None:
         return Extraction(f"{found.text} {more}", "part of more")
     return Extraction(found.text, found.how, found.parts)
+
+
+def _ended(text: str, found: Found) -> float:
+    """How far behind an answer its sentence ends; a phrase takes its stop along."""
+    if found.how.startswith("phrase") and text[found.end - 1] in ".!?":
+        return 0
+    ended = ENDED.search(text, found.end)
+    return inf if ended is None else ended.start() - found.end
 
 
 def _concluded(text: str) -> Found | None:

@@ -85,6 +85,8 @@ def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     if len(chain) == 1:
         return "", tuple(chain)
     first, rest = chain[0], tuple(chain[1:])
+    if first[0] in ("var", "mul") and names(first) & set().union(*map(names, rest)):
+        return None  # x = 5 = 2x
     if first[0] == "var":
         return first[1], rest
     if chain[-1][0] == "var":

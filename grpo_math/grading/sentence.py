@@ -11,7 +11,7 @@ Does not look at boxes, ``####`` and tags (extract.py).
 import re
 from typing import NamedTuple
 
-from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.commit import CUE, DANGER, HEDGE, denied, denied_from, not_meant
 from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import DOLLAR, strip_wrappers
@@ -79,6 +79,9 @@ _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|s
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
+_WORDS = re.compile(r"(?= [A-Za-z]{3})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")  # the first of three letters or more
+_BEGINS = re.compile(r"\s*(?:[!?.,;]+\s+)*")  # before a value: "The answer is ... 5"
+_GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
 _VALUED = re.compile(r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])")  # a line that cannot be passed over
@@ -108,7 +111,7 @@ def phrase(text: str) -> Said | None:
     """What the last "the answer is" says, unless it says what the answer is not."""
     text = DOLLAR.sub(MONEY + " ", text)  # as long as before
     for match in reversed(list(ANSWER_PHRASE.finditer(text))[-TRIES:]):
-        start = match.end() + len(text[match.end() :]) - len(text[match.end() :].lstrip())
+        start = _BEGINS.match(text, match.end()).end()  # type: ignore
         line = text[start : start + 20_000].split("\n", 1)[0]
         value, used = _leading_value(line)
         refused = _DENIES.match(value) or not_meant(text[: match.start()])
@@ -145,7 +148,7 @@ def _stated(text: str, start: int, stop: int) -> Said | None:
     said = text[begin:stop]
     if len(said) > 300 or not re.search(r"\d|\\(?:text|d?frac|sqrt|pi)", said) or _WORKING.search(said):
         return None
-    if text[:start].rstrip().endswith(":") or (states is None and "=" in said):
+    if text[:start].rstrip().endswith(":") or (states is None and "=" in said and not said.startswith("\\{")):
         return None  # a list of what was counted, or a check
     if len(_prose_words(said)) > (4 if _LEADS.match(said) is not None else 2):
         return None
@@ -212,6 +215,8 @@ def _bare(text: str) -> Said | None:
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
+            if _VALUED.search(line) and CUE.search(line):
+                return None
             continue
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
@@ -234,7 +239,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
-    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after)):
+    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after) or _GLUED.match(after)):
         return None
     beside = before.rstrip(" $\\(")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
@@ -255,6 +260,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
+    elif how == "last number":
+        value += _measure(after)
     chain = _CHAIN.search(before) if how == "last number" else None
     if chain is not None:
         value = f"{chain[1]} = {value}"
@@ -266,6 +273,22 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         if said is not None and said.text != value:
             return None
     return Said(value, how, start + found.start(), start + found.end())
+
+
+def _measure(after: str) -> str:
+    """The words behind a number that are its measure; a noun is none, which may be another one in the gold.
+
+    >>> _measure(" miles per hour on average."), _measure(" apples in total."), _measure(" in total.")
+    (' miles per hour', '', '')
+    """
+    words = _WORDS.match(after)
+    run = words.group() if words is not None else ""
+    while run:
+        unit = canonical(run)
+        if unit is not None and not unit.startswith("#"):
+            return run
+        run = run.rpartition(" ")[0]
+    return ""
 
 
 def is_short(text: str) -> bool:

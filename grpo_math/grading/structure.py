@@ -90,6 +90,8 @@ def _gives(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _undecided_unless_equation(relation: Tree) -> bool | None:
+    if relation[2::2] == ("in",) and not has_names(relation[1]):
+        return False
     return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
 
 

@@ -56,7 +56,7 @@ FRAMES = {  # where the answer @ stands, by the format that asks for it
     ),
 }
 UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explanation of what stands before it
-    r"\b(?:because|since|where|for)\b|"
+    r"\b(?:because|since|where|for|if)\b|"
     r"\\neg|\\notin|\\neq"
     r"|\b(?:not?|none|except|without|but|minus|negative|unless)\b"
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
@@ -145,7 +145,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if states_it(candidate) or named_by_it(candidate):
         return True
-    if (candidate.gold.text == "0" and "0" in pieces) or (
+    if (candidate.gold.text == "0" and ("0" in pieces or "(V)" in candidate.after)) or (
         candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
@@ -153,13 +153,26 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # what is rounded stands before "is about"
     if candidate.kind == "a member less" and re.search(r"\\pm|=", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
-    if candidate.pieces[candidate.core].startswith("-") and candidate.pieces[candidate.core] in added:
-        return True  # -7 halves - 7 halves
+    if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
+        return True  # a question behind an answer
+    return computes_it(candidate, added)
+
+
+def computes_it(candidate: Candidate, added: list[str]) -> bool:
+    """May it come to the gold by arithmetic, as in ``-7 halves-7 halves``, ``one 5/12 minus one``, ``6 or 12-6``?"""
+    pieces, core = "".join(added), candidate.pieces[candidate.core]
+    led = "".join(candidate.pieces[: candidate.core])
+    if core.startswith("-") and (core in added or re.search(r"\w\s*\Z", led)):
+        return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b[A-Za-z]\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
-    computed = candidate.kind in COMPUTED
-    values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
-    return computed and (values or CALCULATES.search(pieces) is not None)
+    if re.search("plus|minus", core) and re.search("one|two|six|seven", pieces):
+        return True
+    if candidate.kind == "either or" and candidate.gold.text in added and re.search("[-−]", pieces):
+        return True
+    side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
+    computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
+    return computed and (side_by_side or CALCULATES.search(pieces) is not None)
 
 
 def held(text: str) -> str:
@@ -198,8 +211,10 @@ def named_by_it(candidate: Candidate) -> bool:
         re.escape(core) + r"[\s$]*(?:=|\\approx)", candidate.text()
     )
     named = named or re.match(r"\s*[A-Za-z] ?\([^()]*\) = ", "".join(candidate.pieces))
-    exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
-    return named is not None or exclaims or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
+    exclaims = (
+        candidate.format is None and candidate.kind == "function" and re.search(r"!( \.)?\s*\Z", candidate.text())
+    )
+    return named is not None or bool(exclaims) or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
 
 def paid(candidates: list[Candidate]) -> list[Grade]:
