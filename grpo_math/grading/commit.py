@@ -175,7 +175,8 @@ def touching(before: str, after: str) -> str | None:
     >>> touching("x = ", "."), touching("x = ", r" million."), touching("x = -", ""), touching("", r"348 plus one. So")
     (None, ' million', '= -', '348 plus one')
     """
-    led, followed = _IN_FRONT.search(before[-BESIDE:]), _BEHIND.match(after[:AFTERWARDS])
+    led = _IN_FRONT.search(before[-BESIDE:])
+    followed = _BEHIND.match(after[:AFTERWARDS]) or DANGER.match(after)
     if led is not None:
         return led.group()
     return None if followed is None else re.split(r"[.!?](?:\s|\Z)|\n", after[:AFTERWARDS])[0]

@@ -313,8 +313,8 @@ class _Reader:
             else:
                 break
         arithmetic = base[0] in ("pow", "fact", "degrees", "percent", "div") or base[:2] == ("call", "sqrt")
-        if arithmetic and any(part[0] == "set" for part in base[1:] if isinstance(part, tuple)):
-            raise Unreadable("a set in arithmetic")
+        if arithmetic and any(part[0] == "set" or part == INFINITE for part in base[1:] if isinstance(part, tuple)):
+            raise Unreadable("a set or infinity in arithmetic")
         return base
 
     def exponent(self) -> Tree:

@@ -300,7 +300,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
     if text[start] != "{":
         line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
         line = line + rest if re.search(r"\d|\\[a-z]", rest) else line  # more than one value behind a bare \boxed
-        line = re.split(r"\.(?=\s|\Z)", line)[0]
+        line = re.split(r"\.(?=\s|\Z)(?!\s*[a-z=\\(])", line)[0]
         return strip_wrappers(line), start + len(line)
     depth = 0
     for match in islice(BRACE.finditer(text, start), BRACES):

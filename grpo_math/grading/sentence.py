@@ -59,7 +59,7 @@ JOINED = re.compile(
 )
 
 
-LED = re.compile(rf"{DANGER.pattern}\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
+LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
 FOLLOWED = re.compile(rf"(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}}{DANGER.pattern}", re.IGNORECASE)
 
 
@@ -72,7 +72,9 @@ _LINK = re.compile(
     r"[\s,;:=#%&|/~`\"'*$({\[-]*(?:(?:also|or|and|perhaps|maybe)\b)?[\s,:$({\[*]*(?:[A-Za-z]\s?=\s*)?", re.IGNORECASE
 )
 _LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}(?:\d{1,2}:\s|:)\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
-_LEADING = re.compile(r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[-\d$\\(.])(?!\d+\s*[,:;])")  # words before a value
+_LEADING = re.compile(
+    r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[-−+\d$＄€£¥\\({\[.\"'`*])(?!\d+\s*[,:;])"
+)  # words before a value
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
@@ -84,7 +86,9 @@ _BEGINS = re.compile(r"\s*(?:[!?.,;]+\s+)*")  # before a value: "The answer is .
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
-_VALUED = re.compile(r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])")  # a line that cannot be passed over
+_VALUED = re.compile(  # a line that cannot be passed over
+    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*[A-Za-z]\s?="
+)
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
@@ -254,7 +258,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     ):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
-    follows, measured = FOLLOWED.match(after), _MEASURED.match(after)
+    measured = _MEASURED.match(after)
+    follows = FOLLOWED.match(after, 0 if measured is None else measured.end())
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     if how != "last choice" and (led is not None or follows is not None):
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])

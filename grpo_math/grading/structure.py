@@ -104,7 +104,8 @@ def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
             return False
     left, right = difference(gold), difference(answer)
     if left is None or right is None:
-        return None
+        numbers = {rational(side) for side in sides(answer) or ()} - {None}
+        return False if len(numbers) > 1 else None
     return False if left[1] != right[1] else rules.proportional(left[0], right[0], left[1] in ("<", "<="))
 
 

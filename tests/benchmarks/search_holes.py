@@ -139,7 +139,9 @@ def may_be_right(candidate: Candidate) -> bool:
     joined, pieces = "".join(candidate.pieces), "".join(added)
     if re.search(r"%|percent", pieces) and candidate.gold.value is not None:
         return True  # 0.35 and 35%, and the house rule on 35
-    if HIDES.search(joined) or UNDOES.search(pieces) or (candidate.kind == "taken back" and "?" in pieces):
+    if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||'s[A-Za-z]", joined):
+        return True  # bars; a word that the search runs together
+    if candidate.kind == "taken back" and "?" in pieces:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
@@ -149,9 +151,9 @@ def may_be_right(candidate: Candidate) -> bool:
         candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
-    if candidate.kind == "rounded" and "\\approx" in pieces:
+    if candidate.kind in ("rounded", "either or") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
-    if candidate.kind == "a member less" and re.search(r"\\pm|=", pieces + "".join(candidate.after)):
+    if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
     if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
         return True  # a question behind an answer
@@ -162,6 +164,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     """May it come to the gold by arithmetic, as in ``-7 halves-7 halves``, ``one 5/12 minus one``, ``6 or 12-6``?"""
     pieces, core = "".join(added), candidate.pieces[candidate.core]
     led = "".join(candidate.pieces[: candidate.core])
+    if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
+        return True
     if core.startswith("-") and (core in added or re.search(r"\w\s*\Z", led)):
         return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b[A-Za-z]\b", pieces):
