@@ -541,6 +541,8 @@ class _Reader:
                 factors.append(self.power())
                 if not self.starts_factor() or self.text[self.at] in DIGITS:
                     break
+            if len(factors) > 1 and INFINITE in factors:
+                raise Unreadable("infinity in a product")
             arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
         if name == "log" and base is not None:
             arguments = [*arguments, base]

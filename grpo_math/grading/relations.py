@@ -128,7 +128,7 @@ def _unsolved(tree: Tree) -> bool:
 
 def _has_numbers(tree: Tree) -> bool:
     """Outside of exponents: ``a^2 + b^2`` may have been asked for, ``2a + 1`` is to be solved."""
-    if tree[0] == "num" or tree[0] == "call":
+    if tree[0] in ("num", "call", "base"):
         return True
     parts = tree[1:2] if tree[0] == "pow" else tree[1:]
     return any(_has_numbers(part) for part in parts if isinstance(part, tuple))

@@ -11,7 +11,7 @@ Does not look at boxes, ``####`` and tags (extract.py).
 import re
 from typing import NamedTuple
 
-from grpo_math.grading.commit import CUE, DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
 from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import DOLLAR, strip_wrappers
@@ -219,7 +219,8 @@ def _bare(text: str) -> Said | None:
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
-            if _VALUED.search(line) and CUE.search(line):
+            valued = _VALUED.search(line)
+            if valued is not None and not valued.group().isdigit():
                 return None
             continue
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
