@@ -15,7 +15,7 @@ from grpo_math.grading.spelled import NUMBER_WORDS
 BESIDE = 60  # characters before an answer that are looked at
 AFTERWARDS = 400  # characters behind it in which it may be taken back
 CUE = re.compile(
-    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot)\b", re.IGNORECASE
+    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot|but|except)\b", re.IGNORECASE
 )  # asked first, since it is quick
 
 # ---------------------------------------------------------------------------- what may stand between a word and a value
@@ -37,7 +37,8 @@ _VALUE = (
 
 # ----------------------------------------------------------------------------------------------------- before an answer
 
-_DENIAL = re.compile(rf"(?:(?<![A-Za-z])(?:not|never|cannot|neither|nor)|n['’]t){_FILL}", re.IGNORECASE)
+_BUT = r"(?:any|every|all)(?:thing)? (?:but|except)"
+_DENIAL = re.compile(rf"(?:(?<![A-Za-z])(?:not|never|cannot|neither|nor|{_BUT})|n['’]t){_FILL}", re.IGNORECASE)
 _OR = re.compile(rf"(?:(?<![A-Za-z])(?:n?or|either|neither)\b{_MAYBE}){_FILL}", re.IGNORECASE)
 _SAID = re.compile(
     rf"\b(?:either|neither)\b|{_ANSWER_IS}:? \$?\(?(?:{_NUMBER}|[A-J])\)?[$,\s]*(?:n?or\b|\Z)", re.IGNORECASE
@@ -59,7 +60,8 @@ _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _SCALES = (
     r"(?:hundred|thousand|[mb]illion|trillion|dozens?|hal(?:f|ves)|thirds|squared|cubed|factorial|negative"
-    r"|and a (?:half|third|quarter)|point|plus|minus|times (?:two|three)|(?:in)?correct|wrong)\b"
+    r"|and a (?:half|third|quarter)|(?:less|mod|modulo)(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
+    r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
     r"text(?!\s*\{\s*not\b)|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"

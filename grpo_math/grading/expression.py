@@ -226,8 +226,8 @@ class _Reader:
         while sign := self.take(":", "\\cup", "U", *RELATIONS):
             if sign in (":", "\\cup", "U"):
                 kind, right, left = "ratio" if sign == ":" else "union", self.sum(), parts.pop()
-                if kind == "union" and "mul" in (left[0], right[0]):
-                    raise Unreadable("a product in a union")
+                if "mul" in (left[0], right[0]) if kind == "union" else INFINITE in (left, right):
+                    raise Unreadable("a product in a union, infinity in a ratio")
                 parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
             else:
                 parts += [{"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)]

@@ -60,7 +60,7 @@ JOINED = re.compile(
 
 
 LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
-FOLLOWED = re.compile(rf"(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}}{DANGER.pattern}", re.IGNORECASE)
+FOLLOWED = re.compile(rf"(?:(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}})?{DANGER.pattern}", re.IGNORECASE)
 
 
 _STATES = re.compile(
@@ -72,9 +72,7 @@ _LINK = re.compile(
     r"[\s,;:=#%&|/~`\"'*$({\[-]*(?:(?:also|or|and|perhaps|maybe)\b)?[\s,:$({\[*]*(?:[A-Za-z]\s?=\s*)?", re.IGNORECASE
 )
 _LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}(?:\d{1,2}:\s|:)\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
-_LEADING = re.compile(
-    r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[-−+\d$＄€£¥\\({\[.\"'`*])(?!\d+\s*[,:;])"
-)  # words before a value
+_LEADING = re.compile(r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[^A-Za-z\s,:])(?!\d+\s*[,:;])")  # words before a value
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
@@ -260,7 +258,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = _MEASURED.match(after)
-    follows = FOLLOWED.match(after, 0 if measured is None else measured.end())
+    follows = FOLLOWED.match(after) or (measured and FOLLOWED.match(after, measured.end()))
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     if how != "last choice" and (led is not None or follows is not None):
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])

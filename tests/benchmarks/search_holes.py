@@ -145,6 +145,8 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
+    if candidate.gold.text in added and candidate.gold.text.endswith(".") and candidate.format is None:
+        return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and ("0" in pieces or "(V)" in candidate.after)) or (
@@ -172,6 +174,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # a formula with an unknown name, and what it comes to
     if re.search("plus|minus", core) and re.search("one|two|six|seven", pieces):
         return True
+    if re.search(r"\b1\^", "".join(candidate.pieces)):
+        return True  # a power of 1
     if candidate.kind == "either or" and candidate.gold.text in added and re.search("[-−]", pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
@@ -211,7 +215,7 @@ def named_by_it(candidate: Candidate) -> bool:
     """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets,
     ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
-    named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
+    named = re.search(r"x_\{[^{}]*\}|f\([^()]*\)", core) and re.search(
         re.escape(core) + r"[\s$]*(?:=|\\approx)", candidate.text()
     )
     named = named or re.match(r"\s*[A-Za-z] ?\([^()]*\) = ", "".join(candidate.pieces))
