@@ -60,7 +60,7 @@ _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _SCALES = (
     r"(?:hundred|thousand|[mb]illion|trillion|dozens?|hal(?:f|ves)|thirds|squared|cubed|factorial|negative"
-    r"|and a (?:half|third|quarter)|(?:less|mod|modulo)(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
+    r"|and a (?:half|third|quarter)|less(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
     r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
