@@ -253,6 +253,9 @@ class _Reader:
                 terms = [("pm", left, term)]
             else:
                 terms.append(negated(term) if negative else term)
+        kinds = {part[0] for part in terms}
+        if "num" in kinds and ("tuple" in kinds or "set" in kinds):
+            raise Unreadable("a number beside a pair or a set")
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:

@@ -73,6 +73,7 @@ _LINK = re.compile(
 )
 _LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}(?:\d{1,2}:\s|:)\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
 _LEADING = re.compile(r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[^A-Za-z\s,:])(?!\d+\s*[,:;])")  # words before a value
+_ASIDE = re.compile(r"\\text\s*\{[^{}]*\}\Z")
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
@@ -319,7 +320,8 @@ def _led_up(said: str) -> int:
     words = _LEADING.match(said)
     if words is None or re.search(r"\w of\s*\Z", words.group()) or _OF_VALUES.search(words.group()) is not None:
         return 0
-    values = _OF_VALUES.sub(" ", _NOUN.sub("", said[words.end() :].rstrip(" .*")))
+    values = _ASIDE.sub("", said[words.end() :].rstrip(" .*")).rstrip()
+    values = _OF_VALUES.sub(" ", _NOUN.sub("", values))
     function = words.group().split()[-1] in FUNCTIONS
     return 0 if function or _prose_words(values) or DATE.match(said) is not None else words.end()
 
