@@ -64,7 +64,7 @@ _SCALES = (
     r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
-    r"text(?!\s*\{\s*not\b)|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
+    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
 _TOUCHED = (
     r"[#&~;]?\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"

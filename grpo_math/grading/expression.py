@@ -70,7 +70,6 @@ NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
 )
 THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
-INTEGER = re.compile(r"[0-9]+")
 PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
 DOTS = re.compile(r"(\d*)\.(\d{0,40}?)(\d{1,6}?)\3{2,100}\d{0,5} ?(?:\.\.\.|\\(?:ldots|cdots|dots)(?![A-Za-z]))")
@@ -328,7 +327,7 @@ class _Reader:
             return self.group()
         if self.take("-"):
             return negated(self.exponent())
-        number = self.match(INTEGER)
+        number = self.match(PLAIN)
         tree = self.atom() if number is None else ("num", _number(number.group()))
         return ("pow", tree, self.exponent()) if self.take("^", "**") else tree
 
@@ -544,8 +543,8 @@ class _Reader:
                 factors.append(self.power())
                 if not self.starts_factor() or self.text[self.at] in DIGITS:
                     break
-            if len(factors) > 1 and INFINITE in factors:
-                raise Unreadable("infinity in a product")
+            if len(factors) > 1 and any(part == INFINITE or part[0] == "set" for part in factors):
+                raise Unreadable("a set or infinity in a product")
             arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
         if name == "log" and base is not None:
             arguments = [*arguments, base]

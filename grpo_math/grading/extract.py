@@ -248,7 +248,7 @@ def _boxed(text: str) -> Found | None:
         if not content:
             continue
         if boxes and end > first:  # it holds the one before, and is the answer where it holds more
-            if re.search(r"\w", text[match.end() : first] + text[last:end]):
+            if re.search(r"\w", (text[match.end() : first] + text[last:end]).replace("\\displaystyle", "")):
                 boxes = [content]
             first, last = match.start(), max(end, last)
             continue

@@ -68,7 +68,9 @@ def sides(tree: Tree) -> list[Tree] | None:
 
 
 def _near(one: Tree, two: Tree) -> bool:
-    """False only where both are plain numbers that are far apart: nothing else can be told without computing."""
+    """False only where both are plain numbers that are far apart, or one is none: else it cannot be told yet."""
+    if one[0] in ("tuple", "set", "union", "matrix"):
+        return False
     if one[0] != "num" or two[0] != "num":
         return True
     return abs(one[1] - two[1]) <= NEAR * max(abs(one[1]), abs(two[1]))

@@ -78,15 +78,17 @@ _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
+_CHAIN = re.compile(  # between two equal signs, or first in its line, where that does not begin with "1."
+    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z"
+)
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
-_WORDS = re.compile(r"(?= [A-Za-z]{3})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")  # the first of three letters or more
+_WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _BEGINS = re.compile(r"\s*(?:[!?.,;]+\s+)*")  # before a value: "The answer is ... 5"
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
-    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*[A-Za-z]\s?="
+    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither)\b)"
 )
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
@@ -213,12 +215,12 @@ def _bare(text: str) -> Said | None:
         formulas = list(INLINE_MATH.finditer(line))
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
-        if not (formulas or numbers or chosen or _LETTERS.search(line) or _VALUED.search(line)) or _ASKS.search(line):
+        valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
+        if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or _ASKS.search(line):
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
-            valued = _VALUED.search(line)
             if valued is not None and not valued.group().isdigit():
                 return None
             continue
@@ -338,7 +340,7 @@ def _line_value(line: str) -> str:
     said = strip_wrappers(_without_dollars(said[words:].rstrip("! ") if words else said))
     noun = _NOUN.search(said)
     if noun is not None and DANGER.search(noun.group()) is None and canonical(noun.group().strip()) is None:
-        said = said[: noun.start()]
+        said = said[: noun.start()] + _measure(noun.group())
     return said
 
 

@@ -72,6 +72,8 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         return _gives(gold, answer, rules)
     if gold[0] == "relation":
         named = stated(gold)
+        if answer[0] == "list" and named is None:
+            return False
         return _undecided_unless_equation(gold) if named is None else _equal(named[1][-1], answer, rules)
     return _equal_values(gold, answer, rules)
 

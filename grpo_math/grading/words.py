@@ -42,11 +42,11 @@ BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
     r"|exists|mathbb|Re|Im|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\[{|]"
 )
 NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
-    r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
+    r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box(?:ed)?|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
     r"|lor|land|approx|hat|sout|begin\s*\{(?:cases|array))(?![A-Za-z]))|[^\\$%;\"`~\n]"
 )
 SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
-    r"\A[_^]|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
+    r"\A(?:[_^]|\.\.)|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
     r"|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}

@@ -170,13 +170,13 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True
     if core.startswith("-") and (core in added or re.search(r"\w\s*\Z", led)):
         return True
-    if candidate.kind == "false chain" and re.search(r"x_|f\(|\b[A-Za-z]\b", pieces):
+    if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
     if re.search("plus|minus", core) and re.search("one|two|six|seven", pieces):
         return True
     if re.search(r"\b1\^", "".join(candidate.pieces)):
         return True  # a power of 1
-    if candidate.kind == "either or" and candidate.gold.text in added and re.search("[-−]", pieces):
+    if candidate.kind == "either or" and CALCULATES.search(pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
@@ -215,10 +215,11 @@ def named_by_it(candidate: Candidate) -> bool:
     """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets,
     ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
+    whole, sign = re.escape(core), r"(?:=|\\approx|\\in)"
     named = re.search(r"x_\{[^{}]*\}|f\([^()]*\)", core) and re.search(
-        re.escape(core) + r"[\s$]*(?:=|\\approx)", candidate.text()
+        rf"{whole}[\s$]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
-    named = named or re.match(r"\s*[A-Za-z] ?\([^()]*\) = ", "".join(candidate.pieces))
+    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^()]*\) ?= ?", "".join(candidate.pieces))
     exclaims = (
         candidate.format is None and candidate.kind == "function" and re.search(r"!( \.)?\s*\Z", candidate.text())
     )
