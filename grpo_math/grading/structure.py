@@ -163,10 +163,20 @@ def _without_zeros(tree: Tree) -> Tree:
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if any(tree[0] not in ("union", "meet", "tuple", "set") for tree in (gold, answer)):
         return False
+    if any(map(_backwards, (gold, answer))):
+        return False
     if gold[0] == answer[0] == "union" and _unordered(gold[1:], answer[1:], rules):
         return True
     one, two = as_union(gold, rules.number), as_union(answer, rules.number)
     return None if one is None or two is None else one == two
+
+
+def _backwards(tree: Tree) -> bool:
+    """Is it, or a part of a union, a pair whose first number is the larger one, and so no interval?"""
+    if tree[0] in ("union", "meet"):
+        return any(map(_backwards, tree[1:]))
+    ends = [rational(end) for end in tree[3:]] if tree[0] == "tuple" else []
+    return len(ends) == 2 and ends[0] is not None and ends[1] is not None and ends[0] > ends[1]
 
 
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:

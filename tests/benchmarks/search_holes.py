@@ -67,7 +67,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off"),
     "a term less",
 )
-BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
+BARE = re.compile(r"[\s${}.,]|\\[,;: ]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
@@ -136,7 +136,7 @@ def mutated(candidate: Candidate, rng: Random) -> Candidate:
 def may_be_right(candidate: Candidate) -> bool:
     """Could a reader take it for the gold after all? By a piece that undoes the wrong answer, or by arithmetic."""
     added = [piece for i, piece in enumerate(candidate.pieces) if i != candidate.core]
-    joined, pieces = "".join(candidate.pieces), "".join(added)
+    joined, pieces, core = "".join(candidate.pieces), "".join(added), candidate.pieces[candidate.core]
     if re.search(r"%|percent", pieces) and candidate.gold.value is not None:
         return True  # 0.35 and 35%, and the house rule on 35
     if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||'s[A-Za-z]", joined):
@@ -145,14 +145,19 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
-    if candidate.gold.text in added and candidate.gold.text.endswith(".") and candidate.format is None:
+    if candidate.kind == "several letters" and re.search(r"(?<![A-E])[A-E]{2}(?![A-E])", core) and "(" in pieces:
+        return True  # (B) BC, a choice with its text
+    sentences = candidate.format is None or candidate.frame == r"\boxed @"
+    if candidate.gold.text in added and candidate.gold.text.endswith(".") and sentences:
         return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and ("0" in pieces or "(V)" in candidate.after)) or (
-        candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
+        re.sub(r"\\left|\\right|[()]", "", core) in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
+    if re.search(r"(?:\*|\\cdot|\\times)\s*0(?![\d.])", joined):
+        return True
     if candidate.kind in ("rounded", "either or") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
     if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx", pieces + "".join(candidate.after)):
@@ -172,7 +177,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
-    if re.search("plus|minus", core) and re.search("one|two|six|seven", pieces):
+    if re.search("plus|minus", core) and CALCULATES.search(pieces):
         return True
     if re.search(r"\b1\^", "".join(candidate.pieces)):
         return True  # a power of 1
