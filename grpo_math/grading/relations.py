@@ -196,7 +196,12 @@ def resolved(tree: Tree) -> Tree:
         if len(tree) == 4 and tree[2] == "!=" and tree[1][0] == "var" and not has_names(tree[3]):
             below, above = ("tuple", "(", ")", ("neg", INFINITE), tree[3]), ("tuple", "(", ")", tree[3], INFINITE)
             return ("union", below, above)
-        if len(tree) == 4 and tree[2] == "in" and has_names(tree[1]):
+        if (
+            len(tree) == 4
+            and tree[2] == "in"
+            and has_names(tree[1])
+            and tree[3][0] in ("set", "tuple", "union", "meet")
+        ):
             return tree[3]
         found = interval(tree)
         return tree if found is None else found

@@ -139,7 +139,7 @@ def may_be_right(candidate: Candidate) -> bool:
     joined, pieces, core = "".join(candidate.pieces), "".join(added), candidate.pieces[candidate.core]
     if re.search(r"%|percent", pieces) and candidate.gold.value is not None:
         return True  # 0.35 and 35%, and the house rule on 35
-    if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||'s[A-Za-z]", joined):
+    if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||(?:'s|\\circ)[A-Za-z]", joined):
         return True  # bars; a word that the search runs together
     if candidate.kind == "taken back" and "?" in pieces:
         return True
@@ -181,6 +181,9 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True
     if re.search(r"\b1\^", "".join(candidate.pieces)):
         return True  # a power of 1
+    over = re.search("[A-J]/([A-J])", core)
+    if candidate.kind == "several letters" and over is not None and over[1] in pieces:
+        return True  # E/C times C
     if candidate.kind == "either or" and CALCULATES.search(pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
@@ -208,7 +211,8 @@ def states_it(candidate: Candidate) -> bool:
     if full and full[-1] == BARE.sub("", gold):
         return True
     line = text.rpartition("####")[2].partition("\n")[0].strip()
-    if candidate.format == "gsm8k" and line:
+    named = candidate.format is None and candidate.gold.value is None and "####" in text
+    if line and (candidate.format == "gsm8k" or named):
         return core not in line
     behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
     lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
