@@ -23,7 +23,7 @@ CUE = re.compile(
 _FILL = (
     r"(?:[ \t]|\n(?=\$\$|\\\[)|[$*_(\\\[{\"']|[A-Za-z]\s?="
     r"|\b(?:the|its?|it's|is|that|my|final|correct|right|answer|option|choice|simply|exactly|equal(?: to)?)\b"
-    r"|\b(?:be|been|an?)\b|(?:text|math|[fm]?box)[a-z]*(?=\s*\{)"
+    r"|\b(?:be|been|an?|approx)\b|(?:text|math|[fm]?box)[a-z]*(?=\s*\{)"
     r"){0,16}\Z"
 )
 _MAYBE = r"(?:\s+(?:maybe|perhaps|possibly|even|else)\b)?"

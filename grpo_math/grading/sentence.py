@@ -88,7 +88,7 @@ _GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
-    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither)\b)"
+    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)

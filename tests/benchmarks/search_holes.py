@@ -230,7 +230,7 @@ def named_by_it(candidate: Candidate) -> bool:
     )
     named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^()]*\) ?= ?", "".join(candidate.pieces))
     exclaims = (
-        candidate.format is None and candidate.kind == "function" and re.search(r"!( \.)?\s*\Z", candidate.text())
+        candidate.format is None and candidate.kind == "function" and re.search(r"!(\s+\.)?\s*\Z", candidate.text())
     )
     return named is not None or bool(exclaims) or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
