@@ -172,11 +172,15 @@ def _leading_value(line: str) -> tuple[str, int]:
         rest = line[math.end() : end.start()] if end is not None and end.start() > math.end() else line[math.end() :]
         rest = "" if end is not None and end.start() < math.end() else rest
         plain = CLAUSE.sub("", rest).strip(" .,!*")
-        if not plain or (
-            plain[0].isalpha()
-            and not re.search(r"\d|\\|\$", plain)
-            and not DANGER.search(plain)
-            and plain[:4] != "and "
+        if (
+            not plain
+            or (
+                plain[0].isalpha()
+                and re.match(r"[A-Za-z]+-", rest) is None  # \(x\)non-x
+                and not re.search(r"\d|\\|\$", plain)
+                and not DANGER.search(plain)
+                and plain[:4] != "and "
+            )
         ):
             return strip_wrappers(next(g for g in math.groups() if g)), max(used, indent + math.end())
     again = RESTATED.search(sentence)
