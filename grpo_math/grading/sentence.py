@@ -251,7 +251,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     after = line[found.end() :]
     if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after) or _GLUED.match(after)):
         return None
-    beside = before.rstrip(" $\\(")[-1:] + after.lstrip(" $\\)*")[:1]
+    beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
     if how == "last number" and not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside):
         return None  # it is a part of something
