@@ -70,7 +70,7 @@ FONT = re.compile(
 )
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, which it must not glue together
 QUAD = re.compile(  # between two values: a list
-    r"(?<=[\w)}\]])\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z]))"
+    r"(?<=[\w)}\]])\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z]))"
 )
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 

@@ -15,7 +15,7 @@ from grpo_math.grading.spelled import NUMBER_WORDS
 BESIDE = 60  # characters before an answer that are looked at
 AFTERWARDS = 400  # characters behind it in which it may be taken back
 CUE = re.compile(
-    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot)\b", re.IGNORECASE
+    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot|but|except)\b", re.IGNORECASE
 )  # asked first, since it is quick
 
 # ---------------------------------------------------------------------------- what may stand between a word and a value
@@ -23,7 +23,7 @@ CUE = re.compile(
 _FILL = (
     r"(?:[ \t]|\n(?=\$\$|\\\[)|[$*_(\\\[{\"']|[A-Za-z]\s?="
     r"|\b(?:the|its?|it's|is|that|my|final|correct|right|answer|option|choice|simply|exactly|equal(?: to)?)\b"
-    r"|\b(?:be|been|an?)\b|(?:text|math|[fm]?box)[a-z]*(?=\s*\{)"
+    r"|\b(?:be|been|an?|approx)\b|(?:text|math|[fm]?box)[a-z]*(?=\s*\{)"
     r"){0,16}\Z"
 )
 _MAYBE = r"(?:\s+(?:maybe|perhaps|possibly|even|else)\b)?"
@@ -37,7 +37,8 @@ _VALUE = (
 
 # ----------------------------------------------------------------------------------------------------- before an answer
 
-_DENIAL = re.compile(rf"(?:(?<![A-Za-z])(?:not|never|cannot|neither|nor)|n['’]t){_FILL}", re.IGNORECASE)
+_BUT = r"(?:any|every|all)(?:thing)? (?:but|except)"
+_DENIAL = re.compile(rf"(?:(?<![A-Za-z])(?:not|never|cannot|neither|nor|{_BUT})|n['’]t){_FILL}", re.IGNORECASE)
 _OR = re.compile(rf"(?:(?<![A-Za-z])(?:n?or|either|neither)\b{_MAYBE}){_FILL}", re.IGNORECASE)
 _SAID = re.compile(
     rf"\b(?:either|neither)\b|{_ANSWER_IS}:? \$?\(?(?:{_NUMBER}|[A-J])\)?[$,\s]*(?:n?or\b|\Z)", re.IGNORECASE
@@ -59,15 +60,21 @@ _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _SCALES = (
     r"(?:hundred|thousand|[mb]illion|trillion|dozens?|hal(?:f|ves)|thirds|squared|cubed|factorial|negative"
-    r"|and a (?:half|third|quarter)|point|plus|minus|times (?:two|three)|(?:in)?correct|wrong)\b"
+    r"|and a (?:half|third|quarter)|less(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
+    r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
-    r"text|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
+    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
-_TOUCHED = r"\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?[A-Za-z ]{2})"
+_TOUCHED = (
+    r"[#&~;]?\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
+    r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] ))"
+)
+_OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au]p|lor|land|vee|wedge)(?![A-Za-z]))"
 _BEHIND = re.compile(
     rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
-    rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
+    rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
+    rf"|[ $]{{1,3}}{_OPERATOR}{_VALUE}",
     re.IGNORECASE,
 )
 _IN_FRONT = re.compile(r"(?:[\d)\]!]|[=(<>$]\s*[-−]\s*|\\(?:neq?|neg|not|lnot|pm|mp|log|ln|sqrt)\s*|[≠±]\s*)\Z")
@@ -170,7 +177,8 @@ def touching(before: str, after: str) -> str | None:
     >>> touching("x = ", "."), touching("x = ", r" million."), touching("x = -", ""), touching("", r"348 plus one. So")
     (None, ' million', '= -', '348 plus one')
     """
-    led, followed = _IN_FRONT.search(before[-BESIDE:]), _BEHIND.match(after[:AFTERWARDS])
+    led = _IN_FRONT.search(before[-BESIDE:])
+    followed = _BEHIND.match(after[:AFTERWARDS]) or DANGER.match(after)
     if led is not None:
         return led.group()
     return None if followed is None else re.split(r"[.!?](?:\s|\Z)|\n", after[:AFTERWARDS])[0]

@@ -53,7 +53,7 @@ FUNCTIONS = frozenset(FUNCTION_NAMES.split())
 INFINITE: Tree = ("const", "inf")
 WORDS = {"pi": ("const", "pi"), "infinity": INFINITE, "inf": INFINITE, "infty": INFINITE}
 SHORT = (
-    "all am an and any are as at be but by can few had has he her his how if in is isn it its may me my no nor not "
+    "all am an and any are as at be but by can etc few had has he her his how if in is isn it its may me my no nor not "
     "now odd of off on one or our out per six so sum ten the to too two up us via was we who why yes yet"
 )
 SHORT_WORDS = frozenset(SHORT.split())  # words of four letters and more are never read as factors
@@ -70,7 +70,6 @@ NUMBER = re.compile(
     r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
 )
 THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
-INTEGER = re.compile(r"[0-9]+")
 PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*(?:\{(\d+)\}|(\d))")
 DOTS = re.compile(r"(\d*)\.(\d{0,40}?)(\d{1,6}?)\3{2,100}\d{0,5} ?(?:\.\.\.|\\(?:ldots|cdots|dots)(?![A-Za-z]))")
@@ -226,6 +225,8 @@ class _Reader:
         while sign := self.take(":", "\\cup", "U", *RELATIONS):
             if sign in (":", "\\cup", "U"):
                 kind, right, left = "ratio" if sign == ":" else "union", self.sum(), parts.pop()
+                if "mul" in (left[0], right[0]) if kind == "union" else INFINITE in (left, right):
+                    raise Unreadable("a product in a union, infinity in a ratio")
                 parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
             else:
                 parts += [{"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)]
@@ -251,6 +252,9 @@ class _Reader:
                 terms = [("pm", left, term)]
             else:
                 terms.append(negated(term) if negative else term)
+        kinds = {part[0] for part in terms}
+        if "num" in kinds and ("tuple" in kinds or "set" in kinds):
+            raise Unreadable("a number beside a pair or a set")
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:
@@ -309,7 +313,11 @@ class _Reader:
             elif self.take("^", "**"):
                 base = ("pow", base, self.exponent())
             else:
-                return base
+                break
+        arithmetic = base[0] in ("pow", "fact", "degrees", "percent", "div") or base[:2] == ("call", "sqrt")
+        if arithmetic and any(part[0] == "set" or part == INFINITE for part in base[1:] if isinstance(part, tuple)):
+            raise Unreadable("a set or infinity in arithmetic")
+        return base
 
     def exponent(self) -> Tree:
         return self.deeper(self.signed_exponent)
@@ -319,7 +327,7 @@ class _Reader:
             return self.group()
         if self.take("-"):
             return negated(self.exponent())
-        number = self.match(INTEGER)
+        number = self.match(PLAIN)
         tree = self.atom() if number is None else ("num", _number(number.group()))
         return ("pow", tree, self.exponent()) if self.take("^", "**") else tree
 
@@ -535,6 +543,8 @@ class _Reader:
                 factors.append(self.power())
                 if not self.starts_factor() or self.text[self.at] in DIGITS:
                     break
+            if len(factors) > 1 and any(part == INFINITE or part[0] == "set" for part in factors):
+                raise Unreadable("a set or infinity in a product")
             arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
         if name == "log" and base is not None:
             arguments = [*arguments, base]

@@ -14,6 +14,7 @@ Does not compare, and does not clean a value beyond the punctuation around it.
 import re
 from collections.abc import Callable
 from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from grpo_math.grading.commit import (
@@ -123,9 +124,9 @@ def _standing(text: str, found: Found) -> Extraction:
         return Extraction(found.text, found.how, found.parts)
     later = phrase(BOLD.sub(r"\1", after[:TAIL])) if after.strip() else None
     if later is None or later.how != "phrase" or not _is_value(later.text) or after[later.end :][:1] == "?":
-        ended = ENDED.search(after)
-        later = None if ended is None else conclusion(after[:TAIL].partition("[asy]")[0])
-        later = None if later is None or ended is None or later.start < ended.start() else later
+        ended = _ended(text, found)
+        later = None if ended == inf else conclusion(after[:TAIL].partition("[asy]")[0])
+        later = None if later is None or later.start < ended else later
     if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
     if taken_back(after):
@@ -138,6 +139,14 @@ def _standing(text: str, found: Found) -> Extraction:
     if more is not None:
         return Extraction(f"{found.text} {more}", "part of more")
     return Extraction(found.text, found.how, found.parts)
+
+
+def _ended(text: str, found: Found) -> float:
+    """How far behind an answer its sentence ends; a phrase takes its stop along."""
+    if found.how.startswith("phrase") and text[found.end - 1] in ".!?":
+        return 0
+    ended = ENDED.search(text, found.end)
+    return inf if ended is None else ended.start() - found.end
 
 
 def _concluded(text: str) -> Found | None:
@@ -239,7 +248,7 @@ def _boxed(text: str) -> Found | None:
         if not content:
             continue
         if boxes and end > first:  # it holds the one before, and is the answer where it holds more
-            if re.search(r"\w", text[match.end() : first] + text[last:end]):
+            if re.search(r"\w", (text[match.end() : first] + text[last:end]).replace("\\displaystyle", "")):
                 boxes = [content]
             first, last = match.start(), max(end, last)
             continue
@@ -291,7 +300,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
     if text[start] != "{":
         line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
         line = line + rest if re.search(r"\d|\\[a-z]", rest) else line  # more than one value behind a bare \boxed
-        line = re.split(r"\.(?=\s|\Z)", line)[0]
+        line = re.split(r"\.(?=\s|\Z)(?!\s*[a-z=\\(])", line)[0]
         return strip_wrappers(line), start + len(line)
     depth = 0
     for match in islice(BRACE.finditer(text, start), BRACES):

@@ -68,7 +68,9 @@ def sides(tree: Tree) -> list[Tree] | None:
 
 
 def _near(one: Tree, two: Tree) -> bool:
-    """False only where both are plain numbers that are far apart: nothing else can be told without computing."""
+    """False only where both are plain numbers that are far apart, or one is none: else it cannot be told yet."""
+    if one[0] in ("tuple", "set", "union", "matrix"):
+        return False
     if one[0] != "num" or two[0] != "num":
         return True
     return abs(one[1] - two[1]) <= NEAR * max(abs(one[1]), abs(two[1]))
@@ -85,6 +87,8 @@ def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     if len(chain) == 1:
         return "", tuple(chain)
     first, rest = chain[0], tuple(chain[1:])
+    if first[0] in ("var", "mul") and names(first) & set().union(*map(names, rest)):
+        return None  # x = 5 = 2x
     if first[0] == "var":
         return first[1], rest
     if chain[-1][0] == "var":
@@ -126,7 +130,7 @@ def _unsolved(tree: Tree) -> bool:
 
 def _has_numbers(tree: Tree) -> bool:
     """Outside of exponents: ``a^2 + b^2`` may have been asked for, ``2a + 1`` is to be solved."""
-    if tree[0] == "num" or tree[0] == "call":
+    if tree[0] in ("num", "call", "base"):
         return True
     parts = tree[1:2] if tree[0] == "pow" else tree[1:]
     return any(_has_numbers(part) for part in parts if isinstance(part, tuple))
@@ -192,7 +196,12 @@ def resolved(tree: Tree) -> Tree:
         if len(tree) == 4 and tree[2] == "!=" and tree[1][0] == "var" and not has_names(tree[3]):
             below, above = ("tuple", "(", ")", ("neg", INFINITE), tree[3]), ("tuple", "(", ")", tree[3], INFINITE)
             return ("union", below, above)
-        if len(tree) == 4 and tree[2] == "in" and has_names(tree[1]):
+        if (
+            len(tree) == 4
+            and tree[2] == "in"
+            and has_names(tree[1])
+            and tree[3][0] in ("set", "tuple", "union", "meet")
+        ):
             return tree[3]
         found = interval(tree)
         return tree if found is None else found

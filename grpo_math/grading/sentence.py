@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import DOLLAR, strip_wrappers
 from grpo_math.grading.units import canonical
@@ -41,7 +42,7 @@ RESTATED = re.compile(
 FORMULA = re.compile(r"\$\$?(?!\s*\d[\d,.]*\s+[a-z])([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 NUMBER = re.compile(
     r"(?<![\w.])[-−+]?(?:[$€£¥＄]\s?)?[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
-    r"(?<=\d)(?:\s?/\s?\d+)?(?:\s?\\?%)?"
+    r"(?<=\d)(?:\s?/\s?\d+|(?::\d+)+)?(?!\.?\d)(?:\s?\\?%)?"
 )
 INLINE_MATH = re.compile(
     r"\$\$?([^$\n]{1,400})\$\$?|\\\(((?:[^\\]|\\[^()]){1,400}?)\\\)|\\\[((?:[^\\]|\\[^][]){1,400}?)\\\]"
@@ -53,13 +54,13 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\q?quad\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\q?quad\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
 
-LED = re.compile(rf"{DANGER.pattern}\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
-FOLLOWED = re.compile(rf"(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}}{DANGER.pattern}", re.IGNORECASE)
+LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
+FOLLOWED = re.compile(rf"(?:(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}})?{DANGER.pattern}", re.IGNORECASE)
 
 
 _STATES = re.compile(
@@ -70,15 +71,25 @@ _STATES = re.compile(
 _LINK = re.compile(
     r"[\s,;:=#%&|/~`\"'*$({\[-]*(?:(?:also|or|and|perhaps|maybe)\b)?[\s,:$({\[*]*(?:[A-Za-z]\s?=\s*)?", re.IGNORECASE
 )
-_LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}\d{0,2}:\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
+_LABEL = re.compile(r"[A-Z][A-Za-z ]{0,30}(?:\d{1,2}:\s|:)\s*(?=[\d$(.\\-])|\d{1,2} [A-Z][a-z]+:\s*(?=\d)")
+_LEADING = re.compile(r"\s*(?:[A-Za-z]{2,}[ ,:]+){1,4}(?=[^A-Za-z\s,:])(?!\d+\s*[,:;])")  # words before a value
+_ASIDE = re.compile(r"\\text\s*\{[^{}]*\}\Z")
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_CHAIN = re.compile(r"=\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z")  # between two equal signs
+_CHAIN = re.compile(  # between two equal signs, or first in its line, where that does not begin with "1."
+    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z"
+)
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
+_WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
+_BEGINS = re.compile(r"\s*(?:[!?.,;]+\s+)*")  # before a value: "The answer is ... 5"
+_GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
-_LETTERS = re.compile(r"\b[A-J]\b\W*(?:,|\band\b|\bor\b)\W*\b[A-J]\b")  # several choices
+_LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
+_VALUED = re.compile(  # a line that cannot be passed over
+    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
+)
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
@@ -105,12 +116,13 @@ def phrase(text: str) -> Said | None:
     """What the last "the answer is" says, unless it says what the answer is not."""
     text = DOLLAR.sub(MONEY + " ", text)  # as long as before
     for match in reversed(list(ANSWER_PHRASE.finditer(text))[-TRIES:]):
-        start = match.end() + len(text[match.end() :]) - len(text[match.end() :].lstrip())
+        start = _BEGINS.match(text, match.end()).end()  # type: ignore
         line = text[start : start + 20_000].split("\n", 1)[0]
         value, used = _leading_value(line)
         refused = _DENIES.match(value) or not_meant(text[: match.start()])
         if value and not refused:
-            inner = bare(value) if _is_sentence(value) and DANGER.search(value) is None else None
+            whole = f"{value}." if value.endswith("!") else value  # its stop was another: no exclamation
+            inner = bare(whole) if _is_sentence(value) and DANGER.search(value) is None else None
             said, how = (value, "phrase") if inner is None else (inner.text, "phrase in words")
             return Said(said.replace(MONEY, "\\$"), how, match.start(), start + used)
     return None
@@ -141,7 +153,7 @@ def _stated(text: str, start: int, stop: int) -> Said | None:
     said = text[begin:stop]
     if len(said) > 300 or not re.search(r"\d|\\(?:text|d?frac|sqrt|pi)", said) or _WORKING.search(said):
         return None
-    if text[:start].rstrip().endswith(":") or (states is None and "=" in said):
+    if text[:start].rstrip().endswith(":") or (states is None and "=" in said and not said.startswith("\\{")):
         return None  # a list of what was counted, or a check
     if len(_prose_words(said)) > (4 if _LEADS.match(said) is not None else 2):
         return None
@@ -160,11 +172,15 @@ def _leading_value(line: str) -> tuple[str, int]:
         rest = line[math.end() : end.start()] if end is not None and end.start() > math.end() else line[math.end() :]
         rest = "" if end is not None and end.start() < math.end() else rest
         plain = CLAUSE.sub("", rest).strip(" .,!*")
-        if not plain or (
-            plain[0].isalpha()
-            and not re.search(r"\d|\\|\$", plain)
-            and not DANGER.search(plain)
-            and plain[:4] != "and "
+        if (
+            not plain
+            or (
+                plain[0].isalpha()
+                and re.match(r"[A-Za-z]+-", rest) is None  # \(x\)non-x
+                and not re.search(r"\d|\\|\$", plain)
+                and not DANGER.search(plain)
+                and plain[:4] != "and "
+            )
         ):
             return strip_wrappers(next(g for g in math.groups() if g)), max(used, indent + math.end())
     again = RESTATED.search(sentence)
@@ -203,11 +219,14 @@ def _bare(text: str) -> Said | None:
         formulas = list(INLINE_MATH.finditer(line))
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
-        if not (formulas or numbers or chosen or _LETTERS.search(line)) or _ASKS.search(line):
+        valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
+        if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or _ASKS.search(line):
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
+            if valued is not None and not valued.group().isdigit():
+                return None
             continue
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
@@ -230,9 +249,9 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
-    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after)):
+    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after) or _GLUED.match(after)):
         return None
-    beside = before.rstrip(" $\\(")[-1:] + after.lstrip(" $\\)*")[:1]
+    beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
     if how == "last number" and not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside):
         return None  # it is a part of something
@@ -245,12 +264,15 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     ):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
-    follows, measured = FOLLOWED.match(after), _MEASURED.match(after)
+    measured = _MEASURED.match(after)
+    follows = FOLLOWED.match(after) or (measured and FOLLOWED.match(after, measured.end()))
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     if how != "last choice" and (led is not None or follows is not None):
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
+    elif how == "last number":
+        value += _measure(after)
     chain = _CHAIN.search(before) if how == "last number" else None
     if chain is not None:
         value = f"{chain[1]} = {value}"
@@ -264,6 +286,22 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     return Said(value, how, start + found.start(), start + found.end())
 
 
+def _measure(after: str) -> str:
+    """The words behind a number that are its measure; a noun is none, which may be another one in the gold.
+
+    >>> _measure(" miles per hour on average."), _measure(" apples in total."), _measure(" in total.")
+    (' miles per hour', '', '')
+    """
+    words = _WORDS.match(after)
+    run = words.group() if words is not None else ""
+    while run:
+        unit = canonical(run)
+        if unit is not None and not unit.startswith("#"):
+            return run
+        run = run.rpartition(" ")[0]
+    return ""
+
+
 def is_short(text: str) -> bool:
     """Is it a value with the few words that may change it, as in "square root of 7"?"""
     return len(text) <= 200 and re.search(r"\d|\\[a-z]", text) is not None and len(_prose_words(text)) <= 4
@@ -275,8 +313,23 @@ def _is_value_line(line: str) -> bool:
     said = line if states is None else line[states.end() :]
     if len(_prose_words(_OF_VALUES.sub(" ", said))) > 2:
         return False
-    starts = states is not None or _LEADS.match(said) is not None
+    starts = states is not None or _LEADS.match(said) is not None or _led_up(said) > 0
     return (starts and _VERB.search(said) is None) or not _is_sentence(line.strip())
+
+
+def _led_up(said: str) -> int:
+    """How long the words are that lead up to a value, behind which nothing stands but values.
+
+    >>> _led_up("up to 5 hours"), _led_up("about 4 = 5"), _led_up("So 2 hours = 120 minutes"), _led_up("half of 4 = 5")
+    (6, 6, 0, 0)
+    """
+    words = _LEADING.match(said)
+    if words is None or re.search(r"\w of\s*\Z", words.group()) or _OF_VALUES.search(words.group()) is not None:
+        return 0
+    values = _ASIDE.sub("", said[words.end() :].rstrip(" .*")).rstrip()
+    values = _OF_VALUES.sub(" ", _NOUN.sub("", values))
+    function = words.group().split()[-1] in FUNCTIONS
+    return 0 if function or _prose_words(values) or DATE.match(said) is not None else words.end()
 
 
 def _line_value(line: str) -> str:
@@ -286,10 +339,12 @@ def _line_value(line: str) -> str:
     ('3+4=7', '5 or 6', '5 radians')
     """
     label = _LABEL.match(line) or _STATES.match(line)
-    said = strip_wrappers(_without_dollars(line if label is None else line[label.end() :]))
+    said = line if label is None else line[label.end() :]
+    words = _led_up(said)
+    said = strip_wrappers(_without_dollars(said[words:].rstrip("! ") if words else said))
     noun = _NOUN.search(said)
     if noun is not None and DANGER.search(noun.group()) is None and canonical(noun.group().strip()) is None:
-        said = said[: noun.start()]
+        said = said[: noun.start()] + _measure(noun.group())
     return said
 
 

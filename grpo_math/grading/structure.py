@@ -72,6 +72,8 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         return _gives(gold, answer, rules)
     if gold[0] == "relation":
         named = stated(gold)
+        if answer[0] == "list" and named is None:
+            return False
         return _undecided_unless_equation(gold) if named is None else _equal(named[1][-1], answer, rules)
     return _equal_values(gold, answer, rules)
 
@@ -90,6 +92,8 @@ def _gives(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _undecided_unless_equation(relation: Tree) -> bool | None:
+    if relation[2::2] == ("in",) and not has_names(relation[1]):
+        return False
     return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
 
 
@@ -102,7 +106,8 @@ def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
             return False
     left, right = difference(gold), difference(answer)
     if left is None or right is None:
-        return None
+        numbers = {rational(side) for side in sides(answer) or ()} - {None}
+        return False if len(numbers) > 1 else None
     return False if left[1] != right[1] else rules.proportional(left[0], right[0], left[1] in ("<", "<="))
 
 
@@ -158,10 +163,20 @@ def _without_zeros(tree: Tree) -> Tree:
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if any(tree[0] not in ("union", "meet", "tuple", "set") for tree in (gold, answer)):
         return False
+    if any(map(_backwards, (gold, answer))):
+        return False
     if gold[0] == answer[0] == "union" and _unordered(gold[1:], answer[1:], rules):
         return True
     one, two = as_union(gold, rules.number), as_union(answer, rules.number)
     return None if one is None or two is None else one == two
+
+
+def _backwards(tree: Tree) -> bool:
+    """Is it, or a part of a union, a pair whose first number is the larger one, and so no interval?"""
+    if tree[0] in ("union", "meet"):
+        return any(map(_backwards, tree[1:]))
+    ends = [rational(end) for end in tree[3:]] if tree[0] == "tuple" else []
+    return len(ends) == 2 and ends[0] is not None and ends[1] is not None and ends[0] > ends[1]
 
 
 def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:

@@ -24,7 +24,7 @@ LETTER = re.compile(
     re.I,
 )
 BESIDE = re.compile(
-    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:\b[A-J]+\b)|\b(?:not|wrong|incorrect|false|or)\b)",
+    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:(?:\b|\d|\\[a-z]+)[A-J]+\b)|\b(?:not|wrong|incorrect|false|or)\b)",
     re.I,
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -42,12 +42,12 @@ BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
     r"|exists|mathbb|Re|Im|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\[{|]"
 )
 NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
-    r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
+    r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box(?:ed)?|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
     r"|lor|land|approx|hat|sout|begin\s*\{(?:cases|array))(?![A-Za-z]))|[^\\$%;\"`~\n]"
 )
 SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
-    r"\A[_^]|[$;\"`~\n]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(]|\\[dt]?frac)"
-    r"|(?:[\d)}]|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
+    r"\A(?:[_^]|\.\.)|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
+    r"|\\in[\s\\]*\Z|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
 
@@ -74,6 +74,8 @@ def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
             if answer_choice[0].upper() != letter or (not rest and BESIDE.match(answer_choice[1])):
                 return False
             return not rest or not answer_choice[1] or compare(rest, answer_choice[1])[0] is not Verdict.WRONG
+        if not rest and plain_gold[0] == "(" and re.search(r"\w\W+\w", plain_answer):
+            return False  # B/E times E
         verdict = compare(rest, plain_answer)[0] if rest else None
         return None if verdict is None else verdict is Verdict.CORRECT
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)

@@ -56,14 +56,18 @@ FRAMES = {  # where the answer @ stands, by the format that asks for it
     ),
 }
 UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explanation of what stands before it
-    r"\b(?:because|since|where|for)\b|"
+    r"\b(?:because|since|where|for|if)\b|"
     r"\\neg|\\notin|\\neq"
     r"|\b(?:not?|none|except|without|but|minus|negative|unless)\b"
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|two|six|seven|\\mid|\\log|\bi\b")
-BARE = re.compile(r"[\s${}.,]|\\text|\\[()]")
+CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
+COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
+    *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off"),
+    "a term less",
+)
+BARE = re.compile(r"[\s${}.,]|\\[,;: ]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
@@ -132,28 +136,59 @@ def mutated(candidate: Candidate, rng: Random) -> Candidate:
 def may_be_right(candidate: Candidate) -> bool:
     """Could a reader take it for the gold after all? By a piece that undoes the wrong answer, or by arithmetic."""
     added = [piece for i, piece in enumerate(candidate.pieces) if i != candidate.core]
-    joined, pieces = "".join(candidate.pieces), "".join(added)
+    joined, pieces, core = "".join(candidate.pieces), "".join(added), candidate.pieces[candidate.core]
     if re.search(r"%|percent", pieces) and candidate.gold.value is not None:
         return True  # 0.35 and 35%, and the house rule on 35
-    if HIDES.search(joined) or UNDOES.search(pieces) or (candidate.kind == "taken back" and "?" in pieces):
+    if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||(?:'s|\\circ)[A-Za-z]", joined):
+        return True  # bars; a word that the search runs together
+    if candidate.kind == "taken back" and "?" in pieces:
         return True
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
-    if candidate.gold.text in added and candidate.gold.text.endswith("."):
+    if candidate.kind == "several letters" and re.search(r"(?<![A-E])[A-E]{2}(?![A-E])", core) and "(" in pieces:
+        return True  # (B) BC, a choice with its text
+    sentences = candidate.format is None or candidate.frame == r"\boxed @"
+    if candidate.gold.text in added and candidate.gold.text.endswith(".") and sentences:
         return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
-    if (candidate.gold.text == "0" and "0" in pieces) or (
-        candidate.pieces[candidate.core] in ("0", "1") and candidate.gold.text in pieces
+    if (candidate.gold.text == "0" and ("0" in pieces or "(V)" in candidate.after)) or (
+        re.sub(r"\\left|\\right|[()]", "", core) in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
-    if candidate.kind == "rounded" and "\\approx" in pieces:
+    if re.search(r"(?:\*|\\cdot|\\times)\s*0(?![\d.])", joined):
+        return True
+    if candidate.kind in ("rounded", "either or") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
-    if candidate.kind == "a member less" and "\\pm" in pieces:
-        return True  # both signs of a value
-    computed = candidate.kind in ("sign", "sign in words", "function", "off", "upside down", "signs", "another value")
-    values = candidate.gold.text in pieces or candidate.wrong in pieces  # side by side, they multiply or subtract
-    return computed and (values or CALCULATES.search(pieces) is not None)
+    if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx", pieces + "".join(candidate.after)):
+        return True  # both signs of a value; 1 = 1, 2
+    if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
+        return True  # a question behind an answer
+    return computes_it(candidate, added)
+
+
+def computes_it(candidate: Candidate, added: list[str]) -> bool:
+    """May it come to the gold by arithmetic, as in ``-7 halves-7 halves``, ``one 5/12 minus one``, ``6 or 12-6``?"""
+    pieces, core = "".join(added), candidate.pieces[candidate.core]
+    led = "".join(candidate.pieces[: candidate.core])
+    if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
+        return True
+    if core.startswith("-") and (core in added or re.search(r"\w\s*\Z", led)):
+        return True
+    if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
+        return True  # a formula with an unknown name, and what it comes to
+    if re.search("plus|minus", core) and CALCULATES.search(pieces):
+        return True
+    if re.search(r"\b1\^", "".join(candidate.pieces)):
+        return True  # a power of 1
+    over = re.search("[A-J]/([A-J])", core)
+    if candidate.kind == "several letters" and over is not None and over[1] in pieces:
+        return True  # E/C times C
+    if candidate.kind == "either or" and CALCULATES.search(pieces):
+        return True
+    side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
+    computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
+    return computed and (side_by_side or CALCULATES.search(pieces) is not None)
 
 
 def held(text: str) -> str:
@@ -176,7 +211,8 @@ def states_it(candidate: Candidate) -> bool:
     if full and full[-1] == BARE.sub("", gold):
         return True
     line = text.rpartition("####")[2].partition("\n")[0].strip()
-    if candidate.format == "gsm8k" and line:
+    named = candidate.format is None and candidate.gold.value is None and "####" in text
+    if line and (candidate.format == "gsm8k" or named):
         return core not in line
     behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
     lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
@@ -188,12 +224,15 @@ def named_by_it(candidate: Candidate) -> bool:
     """Is the wrong answer no more than a name, as in ``x_{minus 2} = 2`` or ``f(1) = 2``; the gold in other brackets,
     ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
-    named = re.fullmatch(r"(?:x_\{.*\}|f\(.*\))", core) and re.search(
-        re.escape(core) + r"\s*(?:=|\\approx)", candidate.text()
+    whole, sign = re.escape(core), r"(?:=|\\approx|\\in)"
+    named = re.search(r"x_\{[^{}]*\}|f\([^()]*\)", core) and re.search(
+        rf"{whole}[\s$]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
-    named = named or re.match(r"\s*[A-Za-z] ?\([^()]*\) = ", "".join(candidate.pieces))
-    exclaims = candidate.format is None and candidate.kind == "function" and candidate.text().rstrip().endswith("!")
-    return named is not None or exclaims or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
+    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^()]*\) ?= ?", "".join(candidate.pieces))
+    exclaims = (
+        candidate.format is None and candidate.kind == "function" and re.search(r"!(\s+\.)?\s*\Z", candidate.text())
+    )
+    return named is not None or bool(exclaims) or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 
 
 def paid(candidates: list[Candidate]) -> list[Grade]:
