@@ -40,6 +40,7 @@ LABEL = re.compile(
 )
 
 
+SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 OWN_WORDS = re.compile(r"(?<=[\d}])\s*(?:\\text\s*\{)?[A-Za-z\- ]{3,60}\}?\Z")
 
 
@@ -214,8 +215,12 @@ def _without_units(text: str, own: frozenset[str]) -> tuple[str, str | None]:
     bare, unit = units.split(text, own)
     if unit is None or "=" not in bare:
         return bare, unit
-    members = [units.split(member.strip(), own) for member in bare.split("=")]
-    return " = ".join(member if one in (None, unit) else "?" for member, one in members), unit
+    members = []
+    for member in bare.split("="):
+        terms = [units.split(term.strip(), own) for term in SUM.split(member)]  # 20 cents + 5 cents
+        same = all(one in (None, unit) for _, one in terms)
+        members.append("".join(term for term, _ in terms) if same else "?")
+    return " = ".join(members), unit
 
 
 def readings(text: str, own: frozenset[str] = frozenset()) -> tuple[Reading, ...]:

@@ -294,7 +294,8 @@ def _joined(between: str) -> bool:
 
 
 def _box_content(text: str, start: int) -> tuple[str, int]:
-    r"""What a box holds and where it ends; a box that never closes holds the rest of its line."""
+    r"""What a box holds and where it ends; a box that never closes holds the rest of its line, or of the
+    text where a value stands below."""
     if start >= len(text):
         return "", start
     if text[start] != "{":
@@ -310,7 +311,8 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
             depth -= 1
             if depth == 0:
                 return strip_wrappers(text[start + 1 : match.start()]), match.end()
-    line = text[start + 1 :].split("\n", 1)[0]
+    line, _, rest = text[start + 1 : start + TAIL].partition("\n")
+    line = line + rest if re.search(r"\d|\\(?!end)[a-z]", rest) else line  # values that the box may hold too
     stripped = line.rstrip("$ .")
     if "\\{" not in line:
         stripped = stripped.removesuffix("\\}")  # the closing brace behind a stray backslash

@@ -79,7 +79,8 @@ _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _CHAIN = re.compile(  # between two equal signs, or first in its line, where that does not begin with "1."
-    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*((?:[^=A-Za-z\n]|\\[a-z]+){1,60})=[\s$]*\Z"
+    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*"
+    r"((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
 )
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")

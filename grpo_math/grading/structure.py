@@ -94,6 +94,9 @@ def _gives(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 def _undecided_unless_equation(relation: Tree) -> bool | None:
     if relation[2::2] == ("in",) and not has_names(relation[1]):
         return False
+    collected = any(side[0] in ("tuple", "set", "union", "matrix") for side in relation[1::2])
+    if collected and any(sign[0] in "<>" for sign in relation[2::2]):
+        return False  # nothing is greater than an interval
     return False if all(sign in ("=", "~", "!=") for sign in relation[2::2]) else None
 
 
