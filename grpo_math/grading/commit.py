@@ -49,6 +49,7 @@ _GOES_ON = re.compile(r"(?:[=+*/^<>(-]|\\[a-z]+|\bof)\s*[\\$]*\Z")
 
 # ----------------------------------------------------------------------------------------------------- behind an answer
 
+_IN_TEXT = re.compile(r"\\(?:text|mbox|mathrm)\s*\{([^{}]*)\}")
 _ALTERNATIVE = re.compile(
     r"[\s$.*_)\]}°%!?]{0,12}(?:[A-Za-z]{2,12}\s){0,2}[\s,;(]{0,8}"
     r"(?:or|and/or|nor|possibly|maybe|perhaps|alternatively|either|otherwise)\b"
@@ -168,7 +169,8 @@ def one_of_several(before: str) -> bool:
 
 def alternative(after: str) -> bool:
     """Does what stands behind an answer offer another: an "or" with a value, or a list that goes on?"""
-    return any(pattern.match(after) is not None for pattern in (_ALTERNATIVE, _LISTED, _ASKED))
+    plain = _IN_TEXT.sub(r"\1", after[:AFTERWARDS])
+    return any(pattern.match(plain) is not None for pattern in (_ALTERNATIVE, _LISTED, _ASKED))
 
 
 def touching(before: str, after: str) -> str | None:
