@@ -22,6 +22,7 @@ class Process:
 
     def __init__(self, model: str, folder: Path, copies: int = 1) -> None:
         self.model, self.folder, self.copies, self.port = model, folder, copies, free_port()
+        self.key_before = os.environ.get("VLLM_API_KEY")
         make_key()
         self.server = Server(f"http://127.0.0.1:{self.port}")
         self.start()
@@ -29,8 +30,7 @@ class Process:
 
     def start(self) -> None:
         options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, "extra": self.extra}
-        options["data_parallel"] = self.copies
-        line = command(self.model, port=self.port, executable=str(VLLM), **options)
+        line = command(self.model, port=self.port, executable=str(VLLM), data_parallel=self.copies, **options)
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         variables = {**os.environ, **environment(), **cpu, "PYTHONPATH": str(BESIDE)}
         with open(self.folder / "server.log", "ab") as log:
@@ -51,7 +51,8 @@ class Process:
                 self.process.poll()
                 time.sleep(0.2)
         assert not of_session(self.process.pid)
-        os.environ.pop("VLLM_API_KEY", None)
+        if self.key_before is None:
+            os.environ.pop("VLLM_API_KEY", None)
 
 
 def of_session(session: int) -> list[int]:

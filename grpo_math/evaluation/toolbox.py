@@ -12,7 +12,7 @@ from typing import Any
 
 from grpo_math.generation.chat import Message, Tool
 from grpo_math.generation.completions import Completion, Generate, batch_seed
-from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, methods_of, play
+from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play, tools_of
 from grpo_math.rewards.columns import text_of
 from grpo_math.tools import PythonLimits, as_mapping, environment, limits_of, read_limits, read_tools
 
@@ -63,7 +63,7 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
 
 
 def _toolbox(own: Sequence[Tool], session: Callable[[], Any] | None, rounds: int | None) -> Toolbox:
-    tools = [*own, *(methods_of(session()) if session else ())]
+    tools = tools_of(own, session() if session else None)
     stated: dict[str, Any] = {"names": [tool.__name__ for tool in tools], "max_tool_calling_iterations": rounds}
     limits = next(filter(None, map(limits_of, tools)), None)
     if limits:

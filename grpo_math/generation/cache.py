@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 SAVED = 256  # tokens of a batch: for fewer its common beginning is not computed apart
 ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
+Held = tuple[Tensor, Tensor]  # keys and values (H, T, D) of a row in one layer
 
 
 def fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
@@ -58,7 +59,7 @@ class EarlierTurns:
 
     def __init__(self, goes_on: Callable[[list[int], list[int]], bool]) -> None:
         self.goes_on = goes_on
-        self.rows: dict[tuple[int, ...], list[tuple[Tensor, Tensor] | None]] = {}  # keys and values of each layer
+        self.rows: dict[tuple[int, ...], list[Held]] = {}
 
     def keep(self, ids: Tensor, prompt: int, stays: Tensor, model_kwargs: dict[str, Any], *, last: bool) -> None:
         """Of the rows of ``ids`` (R, S + t) that do not stay, those that go on; the last token is not computed yet.
@@ -73,9 +74,7 @@ class EarlierTurns:
             before, said = ids[row, start:prompt].tolist(), ids[row, prompt:].tolist()
             if self.goes_on(before, said):
                 held = [(layer.keys[row, :, start:], layer.values[row, :, start:]) for layer in layers]
-                if not last:
-                    held = [(keys.clone(), values.clone()) for keys, values in held]
-                self.rows[(*before, *said[:-1])] = list(held)
+                self.rows[*before, *said[:-1]] = held if last else [(k.clone(), v.clone()) for k, v in held]
 
     def fill(self, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
         """Put what prompts (P, S) have computed in earlier turns into the cache: so many columns of S."""
@@ -90,17 +89,14 @@ class EarlierTurns:
         filled = min(start + len(ids) for start, ids in zip(padding, known, strict=True))
         if filled <= min(padding):
             return 0
-        cache = model_kwargs["past_key_values"]
-        for number in range(len(cache.layers)):
-            cache.layers[number] = _placed(
-                [rows.get(ids, [None] * len(cache.layers))[number] for ids in known], padding, filled
-            )
-            for row in rows.values():
-                row[number] = None
+        layers = model_kwargs["past_key_values"].layers
+        for number in reversed(range(len(layers))):  # what is placed is held no longer
+            of_layer = {ids: held.pop() for ids, held in rows.items()}
+            layers[number] = _placed([of_layer.get(ids) for ids in known], padding, filled)
         return filled
 
 
-def _placed(known: list[tuple[Tensor, Tensor] | None], padding: list[int], filled: int) -> "GrowingLayer":
+def _placed(known: list[Held | None], padding: list[int], filled: int) -> "GrowingLayer":
     """A layer of ``filled`` columns: of each row what is known, after its padding."""
     some = next(filter(None, known))  # an H and a D of its own each
     both = [one.new_zeros(len(known), one.size(0), filled, one.size(2)) for one in some]

@@ -119,11 +119,12 @@ def decode(
             drawn, goes_on, all_stay = known.tolist()  # at once: a GPU is waited for
             if not drawn:
                 raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
-            if earlier and (not goes_on or not all_stay):
+            leave = ends and not all_stay
+            if earlier and (leave or not goes_on):
                 earlier.keep(input_ids[rows], prompt, unfinished[rows], model_kwargs, last=not goes_on)
             if not goes_on:
                 return input_ids
-            if ends and not all_stay:
+            if leave:
                 rows, model_kwargs = _leave(rows, unfinished, model_kwargs)
                 processor = _of_rows(logits_processor, rows)
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)

@@ -36,7 +36,7 @@ class Talk:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.own, self.session = tokenizer, list(tools), session
-        self.tools = [*self.own, *(methods_of(session()) if session else ())]
+        self.tools = tools_of(self.own, session() if session else None)
         self.most = UNLIMITED if most is None else most
         self.chat_template = prepare(tokenizer, self.tools)
         self.template_kwargs = dict(template_kwargs or {})
@@ -46,7 +46,7 @@ class Talk:
         session = self.session() if self.session else None
         if session is not None:
             session.reset()
-        return {tool.__name__: tool for tool in (*self.own, *(methods_of(session) if session else ()))}
+        return {tool.__name__: tool for tool in tools_of(self.own, session)}
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """The token ids of a conversation that the model goes on with."""
@@ -88,6 +88,11 @@ class Talk:
     def _rendered(self, messages: list[Message], **settings: Any) -> list[int]:
         given = {"tokenize": True, "return_dict": False, "chat_template": self.chat_template, **self.template_kwargs}
         return list(self.tokenizer.apply_chat_template(messages, **given, **settings))
+
+
+def tools_of(own: Sequence[Tool], environment: Any = None) -> list[Any]:
+    """What may be called: functions, and the methods of an environment where there is one."""
+    return [*own, *(methods_of(environment) if environment is not None else ())]
 
 
 def methods_of(environment: Any) -> list[Tool]:

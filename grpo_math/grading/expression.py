@@ -128,6 +128,11 @@ def _check_depth(tree: Tree) -> None:
     raise TooLarge(f"nested more than {2 * MAX_DEPTH} deep")
 
 
+def _no_number(tree: Tree) -> bool:
+    """Nothing is calculated with a set or infinity."""
+    return tree[0] == "set" or tree == INFINITE
+
+
 class _Reader:
     def __init__(self, text: str, thousands: bool) -> None:
         self.text, self.at, self.depth, self.thousands = text, 0, 0, thousands
@@ -277,9 +282,7 @@ class _Reader:
                 break
         for before, factor in zip([None, *factors], factors, strict=False):
             of_letter = before is not None and before[0] in ("var", "mul")  # f(1, 2)
-            if len(factors) > 1 and (
-                factor[0] == "set" or factor == INFINITE or (factor[0] == "tuple" and not of_letter)
-            ):
+            if len(factors) > 1 and (_no_number(factor) or (factor[0] == "tuple" and not of_letter)):
                 raise Unreadable("a pair, a set or infinity in a product")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 
@@ -315,7 +318,7 @@ class _Reader:
             else:
                 break
         arithmetic = base[0] in ("pow", "fact", "degrees", "percent", "div") or base[:2] == ("call", "sqrt")
-        if arithmetic and any(part[0] == "set" or part == INFINITE for part in base[1:] if isinstance(part, tuple)):
+        if arithmetic and any(_no_number(part) for part in base[1:] if isinstance(part, tuple)):
             raise Unreadable("a set or infinity in arithmetic")
         return base
 
@@ -543,7 +546,7 @@ class _Reader:
                 factors.append(self.power())
                 if not self.starts_factor() or self.text[self.at] in DIGITS:
                     break
-            if len(factors) > 1 and any(part == INFINITE or part[0] == "set" for part in factors):
+            if len(factors) > 1 and any(map(_no_number, factors)):
                 raise Unreadable("a set or infinity in a product")
             arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
         if name == "log" and base is not None:

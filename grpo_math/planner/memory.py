@@ -347,10 +347,10 @@ def _second_tile(shape: Shape, settings: Settings, precise: Precision, work: Wor
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
     """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
 
-    With tools the prefill of a later turn takes what it adds of every row, a result of at most a completion's length.
     The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
     with a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
-    grows, and five float32 copies of the logits.
+    grows, and five float32 copies of the logits. With tools the prefill of a later turn takes what it adds of every
+    row, a result of at most a completion's length.
 
     The segments of buffers that have since grown are not counted: the allocator gives whole ones back before it fails.
     """

@@ -19,15 +19,8 @@ PLANNED = (
     *("generation_batch_size", "steps_per_generation", "max_completion_length", "max_seq_length_train"),
     *("pack_updates", "update_token_budget", "gradient_checkpointing", "activation_offloading", "bf16", "fp16"),
     *("use_cpu", "optim", "beta", "reference_refresh_steps", "cast_lm_head_to_fp32", "deepspeed", "fsdp"),
-    *(
-        "tools",
-        "use_vllm",
-        "vllm_mode",
-        "vllm_enable_sleep_mode",
-        "vllm_gpu_memory_utilization",
-        "vllm_max_model_length",
-    ),
-    *("vllm_tensor_parallel_size", "vllm_sync", "vllm_server_base_url", "vllm_server_host"),
+    *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
+    *("vllm_tensor_parallel_size", "vllm_sync", "vllm_server_base_url", "vllm_server_host", "tools"),
 )
 DEFAULTS: dict[str, Any] = {name: fields()[name].default for name in PLANNED}
 

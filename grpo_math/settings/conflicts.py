@@ -17,6 +17,7 @@ from grpo_math.run.files import refuse_unwritable
 from grpo_math.settings.arguments import TrainArguments, needing_whole
 from grpo_math.settings.generation import check_generation
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.refusals import refuse_unforeseen
 
 # What model_init_kwargs would set behind the back of a field that is checked
 FIELDS_OF_MODEL = {
@@ -49,9 +50,7 @@ def check(train_args: TrainArguments, config: MathGRPOConfig, run_dir: Path) -> 
         for name in needing_whole(vars(train_args)):
             why = "needs the whole model on each process"
             raise ConfigError(name, getattr(train_args, name), why, "leave it out, and evaluate after the run")
-    if config.staleness and train_args.tools:
-        why = "cannot look ahead where tools decide what is asked of the server"
-        raise ConfigError("staleness", config.staleness, why, "leave it at 0")
+    refuse_unforeseen(config.staleness, {"tools": train_args.tools})
     if str(config.resume_from_checkpoint).lower() == "true" and not checkpoints.checkpoints(run_dir):
         raise ConfigError("resume_from_checkpoint", True, f"finds no checkpoint in {run_dir}", "leave it out")
     for name, bad, why, remedy in CANNOT_BE:

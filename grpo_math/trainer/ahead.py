@@ -23,17 +23,15 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.errors import ConfigError
 from grpo_math.generation.ahead import Asked
 from grpo_math.run import metrics
+from grpo_math.trainer.refusals import refuse_unforeseen
 
 
 class Ahead:
     """What the servers are asked for ahead, of a trainer; its `AdapterGeneration` asks it."""
 
     def __init__(self, trainer: Any) -> None:
-        alone = {"tools": trainer.tools, "rollout_func": trainer.rollout_func}
-        alone["environments"] = trainer.environment_factories
-        if name := next((name for name, value in alone.items() if value), None):
-            reason = f"cannot look ahead where {name} decide what is asked of the server"
-            raise ConfigError("staleness", 1, reason, "leave it at 0")
+        asks = {"tools": trainer.tools, "rollout_func": trainer.rollout_func}
+        refuse_unforeseen(1, {**asks, "environments": trainer.environment_factories})
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
         self.trainer, self.generation = trainer, trainer.vllm_generation

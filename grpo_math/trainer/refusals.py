@@ -6,6 +6,7 @@ Does not check what TRL and transformers refuse by themselves, with the field's 
 import math
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from accelerate.utils import DynamoBackend
@@ -197,6 +198,13 @@ def _refuse_staleness(c: Any) -> None:
     else:
         return
     raise ConfigError("staleness", c.staleness, reason, remedy)
+
+
+def refuse_unforeseen(staleness: int, asks: Mapping[str, Any]) -> None:
+    """The next batch is asked for by its prompts: nothing of ``asks``, by name, may decide what a server is asked."""
+    if staleness and (name := next((name for name, value in asks.items() if value), None)):
+        reason = f"cannot look ahead where {name} decide what is asked of the server"
+        raise ConfigError("staleness", staleness, reason, "leave it at 0")
 
 
 def refuse_refresh_within_a_rollout(c: Any) -> None:

@@ -229,9 +229,7 @@ def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_
         assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
 
 
-def test_an_adapter_reaches_every_data_parallel_copy_of_a_server(smollm, policy, tokenizer, tmp_path, monkeypatch):
-    if key := os.environ.get("VLLM_API_KEY"):
-        monkeypatch.setenv("VLLM_API_KEY", key)  # the other server's, again afterwards
+def test_an_adapter_reaches_every_data_parallel_copy_of_a_server(smollm, policy, tokenizer, tmp_path):
     process = Process(smollm, tmp_path, copies=2)
     try:
         server = process.server

@@ -797,7 +797,6 @@ def fine(browser, page):
     assert browser.requests == [page.as_uri()]
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_hostile_text_stays_text(run, tmp_path, browser):
     page = report(hostile_run(run)).html
@@ -832,7 +831,6 @@ HOSTILE_FORMULAS = [
 ]
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_hostile_formulas_stay_text_and_small(run, browser):
     broken = results({0}, n=len(HOSTILE_FORMULAS))
@@ -887,7 +885,6 @@ PLAIN = [
 ]
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_formulas_become_mathml_and_what_is_none_stays_as_it_is(run, browser):
     browser.open(report(run).html)
@@ -902,7 +899,6 @@ def test_in_a_browser_formulas_become_mathml_and_what_is_none_stays_as_it_is(run
         assert browser.run(f"({shown})({json.dumps(text)})") == html.escape(text, quote=False)
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_formulas_can_be_seen_as_they_are_written(run, browser):
     fraction = results({0}, n=2)
@@ -919,7 +915,6 @@ def test_in_a_browser_formulas_can_be_seen_as_they_are_written(run, browser):
     assert browser.run("document.querySelectorAll('mfrac').length") == 4
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
     page = report(run).html
@@ -961,7 +956,6 @@ def test_in_a_browser_the_filters_the_search_and_the_sort_order_the_rows(run, br
     fine(browser, page)
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_the_keyboard_reaches_everything_and_shows_where_it_is(run, browser):
     browser.open(report(run).html)
@@ -994,7 +988,6 @@ def test_in_a_browser_the_keyboard_reaches_everything_and_shows_where_it_is(run,
     assert browser.run("document.activeElement.tagName") == "SUMMARY"
 
 
-@pytest.mark.slow
 @in_a_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser_the_page_fits_a_narrow_screen_in_either_theme(whole_run, browser, scheme):
@@ -1016,7 +1009,6 @@ def test_in_a_browser_the_page_fits_a_narrow_screen_in_either_theme(whole_run, b
     fine(browser, page)
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser):
     shutil.rmtree(run / "completions")
@@ -1032,7 +1024,6 @@ def test_in_a_browser_5000_completions_are_a_page_of_rows_at_a_time(run, browser
     fine(browser, page)
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
     long = results({0}, n=2)
@@ -1052,7 +1043,6 @@ def test_in_a_browser_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
     fine(browser, page)
 
 
-@pytest.mark.slow
 @in_a_browser
 def test_in_a_browser_a_run_without_completions_says_so(run, browser):
     shutil.rmtree(run / "completions")
