@@ -1,0 +1,276 @@
+"""The report's page in a real browser: what is shown, what a click and a key do, what hostile text can not."""
+
+import html
+import json
+import re
+import shutil
+
+import pytest
+from chromium import CHROMIUM, Browser
+from synthetic_run import RIGHT_AFTER, hostile_run, results, write_completions
+
+from grpo_math.report import report
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+def fine(browser, page):
+    """Nothing went wrong in the page, and it asked for nothing but itself."""
+    assert browser.errors == []
+    assert browser.requests == [page.as_uri()]
+
+
+def test_hostile_text_stays_text(run, tmp_path, browser):
+    page = report(hostile_run(run)).html
+    for source in (0, 1):
+        browser.open(page)
+        browser.run(f"useSource({source})")
+        for written in (False, True):
+            browser.run(f"asWritten = {str(written).lower()}, apply()")
+            assert browser.run("document.title") == "demo · grpo_math report"
+            assert browser.run("document.querySelectorAll('img, iframe, main script, main link').length") == 0
+            assert browser.run("rowsBox.querySelector('.sides pre').textContent").startswith("</script><script>")
+            assert browser.run("rowsBox.children.length") == (20, 4)[source]
+        fine(browser, page)
+
+
+# Each tries to end the text it stands in, to be taken for markup inside a formula, or to wear the page out.
+HOSTILE_FORMULAS = [
+    r"$\text{<img src=x onerror=document.title='owned'>}$",
+    r"\(<script>document.title='owned'</script>\)",
+    r"$\color{red;background:url(http://example.com)}{x}\textcolor{url(x)}{y}$",
+    r"\begin{array}{<b>}<b>&\href{javascript:alert(1)}{x}\end{array}",
+    r"$\hspace{1em\" onclick=\"alert(1)}\unknown{<svg onload=alert(1)>}$",
+    "$" + "{" * 900 + "x" + "}" * 900 + "$",
+    "$" + r"\frac" * 390 + "$",
+    "$" + r"x^{" * 300 + "}" * 300 + "$",
+    "$x$" * 5000,
+    "$" * 5000,
+    r"\begin{align}" * 500,
+    r"\boxed{" * 500,
+    "$a\u202eb\u0000c\U000e0041$",
+    r"$\__proto__ \constructor \begin{constructor}\end{constructor} \toString$",
+]
+
+
+def test_hostile_formulas_stay_text_and_small(run, browser):
+    broken = results({0}, n=len(HOSTILE_FORMULAS))
+    for row, text in zip(broken["rows"], HOSTILE_FORMULAS, strict=True):
+        row["completion"] = row["problem"] = text
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(broken))
+    page = report(run).html
+    browser.open(page)
+    fine(browser, page)
+    assert browser.run("document.title") == "demo · grpo_math report"
+    # What formulas are made of: MathML without a link, and no attribute that a text could fill.
+    names = "(list) => [...new Set([...document.querySelectorAll('math *')].flatMap(list))]"
+    tags = browser.run(f"({names})((node) => [node.localName])")
+    assert set(tags) <= {"mrow", "mi", "mn", "mo", "mtext", "mfrac", "msup", "mtable", "mtr", "mtd", "mspace"}
+    attributes = browser.run(f"({names})((node) => node.getAttributeNames())")
+    assert set(attributes) <= {"class", "stretchy", "form", "width", "mathvariant", "linethickness"}
+    assert browser.run("document.querySelectorAll('*').length") < 20000
+    assert browser.run("rowsBox.textContent.includes('⟨U+202E⟩')")
+
+
+FORMULAS = {
+    r"$\frac{1}{2}$": "<mfrac><mn>1</mn><mn>2</mn></mfrac>",
+    r"$\frac12$": "<mfrac><mn>1</mn><mn>2</mn></mfrac>",
+    r"\(x^2_1\)": "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>",
+    r"\boxed{-3}": '<mrow class="boxed"><mrow><mo>−</mo><mn>3</mn></mrow></mrow>',
+    r"$\sqrt[3]{8}$": "<mroot><mn>8</mn><mn>3</mn></mroot>",
+    r"$\text{if } x$": "<mrow><mtext>if&nbsp;</mtext><mi>x</mi></mrow>",
+    r"$1 \over 2$": "<mfrac><mrow><mn>1</mn></mrow><mn>2</mn></mfrac>",
+    r"$\overline{AB}$": '<mrow class="overline"><mrow><mi>A</mi><mi>B</mi></mrow></mrow>',
+    r"$1{,}000 \le 2$": "<mrow><mn>1</mn><mo>,</mo><mn>000</mn><mo>≤</mo><mn>2</mn></mrow>",
+    r"$\sum_{i}^n$": "<munderover><mo>∑</mo><mi>i</mi><mi>n</mi></munderover>",
+    r"\[\begin{cases} 1 & x \\[1ex] 0 \end{cases}\]": (
+        '<mrow><mo stretchy="true" form="prefix">{</mo><mtable class="cases"><mtr><mtd><mn>1</mn></mtd><mtd><mi>x</mi>'
+        "</mtd></mtr><mtr><mtd><mn>0</mn></mtd></mtr></mtable></mrow>"
+    ),
+    r"$\left(\frac{a}{b}\right)$": (
+        '<mrow><mo stretchy="true" form="prefix">(</mo><mfrac><mi>a</mi><mi>b</mi></mfrac>'
+        '<mo stretchy="true" form="postfix">)</mo></mrow>'
+    ),
+    r"$\nosuch$": "<mtext>\\nosuch</mtext>",
+}
+PLAIN = [
+    "He pays $5 and she pays $10.",
+    "It costs $5 a day and $ 6 at night, so $11$0",
+    "Betty has only 100 / 2 = $<<100/2=50>>50. Her grandfather gave her 15 * 2 = $30.",
+    r"$\frac{1}{2",
+    r"$\begin{tabular}{c}x\end{tabular}$",
+    r"\left( x",
+    r"\(x",
+    "$$",
+]
+
+
+def test_formulas_become_mathml_and_what_is_none_stays_as_it_is(run, browser):
+    browser.open(report(run).html)
+    shown = "(text) => { const box = document.createElement('p'); typeset(text, box); return box.innerHTML; }"
+    for tex, mathml in FORMULAS.items():
+        html_of = browser.run(f"({shown})({json.dumps(f'so {tex}.')})")
+        body = re.fullmatch(r"so <math[^>]*>(.*)</math>\.", html_of)
+        assert body, (tex, html_of)
+        assert body[1] == mathml, tex
+        assert ('display="block"' in html_of) == tex.startswith(r"\[")
+    for text in PLAIN:
+        assert browser.run(f"({shown})({json.dumps(text)})") == html.escape(text, quote=False)
+
+
+def test_formulas_can_be_seen_as_they_are_written(run, browser):
+    fraction = results({0}, n=2)
+    for row in fraction["rows"]:
+        row["completion"] = r"It is \boxed{\frac{1}{2}}."
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(fraction))
+    browser.open(report(run).html)
+    assert browser.run("document.querySelectorAll('mfrac').length") == 4
+    browser.run("document.querySelector('input[name=written]').click()")
+    assert browser.run("document.querySelectorAll('math').length") == 0
+    assert browser.run("rowsBox.querySelector('pre').textContent") == r"It is \boxed{\frac{1}{2}}."
+    browser.run("document.querySelector('input[name=written]').click()")
+    assert browser.run("document.querySelectorAll('mfrac').length") == 4
+
+
+def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
+    page = report(run).html
+    browser.open(page)
+
+    def seen(script=""):
+        return browser.run(f"{script}; count.value")
+
+    def choose(name, option):
+        select = f"document.querySelector('select[name={name}]')"
+        browser.run(f"{select}.selectedIndex = [...{select}.options].findIndex((o) => o.text === '{option}')")
+        return seen(f"{select}.dispatchEvent(new Event('change'))")
+
+    assert seen() == "1 to 20 of 256"
+    assert seen("next.click()") == "21 to 40 of 256"
+    assert seen("document.querySelector('button[data-change=\"right to wrong\"]').click()") == "1 to 14 of 14"
+    assert browser.run("document.querySelectorAll('article .badge[data-badge^=correct]').length") == 14
+    assert choose("show", "Training completions") == "1 to 4 of 32"  # groups of eight
+    assert browser.run("rowsBox.querySelectorAll('.sides pre').length") == 4 * 8
+    assert choose("step", "30") == "1 to 4 of 4"
+    assert choose("verdict", "timeout") == "1 to 1 of 1"
+    assert choose("verdict", "any") == "1 to 4 of 4"
+    choose("step", "any")
+    spreads = "matches.map((row) => row.keys[source.sorts.indexOf('spread of rewards')])"
+    for order, best in (("lowest", min), ("highest", max)):
+        choose("sort", f"spread of rewards, {order} first")
+        found = browser.run(spreads)
+        assert len(set(found)) > 1
+        assert found[0] == best(found)
+        assert found == sorted(found, reverse=order == "highest")
+    choose("step", "any")
+    browser.run("document.querySelector('input[type=search]').focus()")
+    browser.type("(30.7)")
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert seen() == "1 to 1 of 1"
+    browser.type("x")
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert seen() == "nothing matches"
+    fine(browser, page)
+
+
+def test_the_keyboard_reaches_everything_and_shows_where_it_is(run, browser):
+    browser.open(report(run).html)
+    at = "[...rowsBox.children].indexOf(document.activeElement)"
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    browser.press("j")
+    assert (browser.run(at), browser.run(outline)) == (0, "solid")
+    browser.press("j", "ArrowDown", "k", "ArrowUp", "ArrowUp")
+    assert browser.run(at) == 0
+    browser.press(*"j" * 20)
+    assert (browser.run(at), browser.run("count.value")) == (0, "21 to 40 of 256")
+    browser.press("k")
+    assert (browser.run(at), browser.run("count.value")) == (19, "1 to 20 of 256")
+    browser.press("/")
+    assert browser.run("document.activeElement.type") == "search"
+    browser.press("j")
+    assert browser.run("document.activeElement.value") == "j"
+    # From the search on, in the order of the page: the box, the buttons, one row.
+    browser.run("document.activeElement.value = ''")
+    names = []
+    for _ in range(3):
+        browser.press("Tab")
+        names.append(
+            browser.run("document.activeElement.name || document.activeElement.id || document.activeElement.tagName")
+        )
+        assert browser.run(outline) != "none"
+    assert names == ["written", "next", "ARTICLE"]
+    browser.run("document.activeElement.blur(), scrollTo(0, 0)")
+    browser.press("Tab")
+    assert browser.run("document.activeElement.tagName") == "SUMMARY"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_narrow_screen_in_either_theme(whole_run, browser, scheme):
+    wide = f"{'word' * 50} ${'+'.join(['x'] * 99)}$ \\[{'+'.join(['y'] * 99)}\\]"
+    write_completions(whole_run, [90], rows=4, text=wide)
+    after = results(RIGHT_AFTER)
+    for row in after["rows"]:
+        row["completion"] = wide
+    (whole_run / "after.json").write_text(json.dumps(after))
+    page = report(whole_run).html
+    browser.open(page, width=320, height=640, scheme=scheme)
+    browser.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    for source in (0, 1):
+        browser.run(f"useSource({source})")
+        assert browser.run("document.documentElement.scrollWidth") == 320
+    paper, ink = (f"getComputedStyle(document.body).{name}" for name in ("backgroundColor", "color"))
+    light = [sum(map(int, re.findall(r"\d+", browser.run(colour))[:3])) for colour in (paper, ink)]
+    assert (light[0] > 600 > 200 > light[1]) if scheme == "light" else (light[0] < 200 < 600 < light[1])
+    fine(browser, page)
+
+
+def test_5000_completions_are_a_page_of_rows_at_a_time(run, browser):
+    shutil.rmtree(run / "completions")
+    write_completions(run, range(1, 51), rows=100, text="So $3 + 4 = 7$. " * 60)
+    page = report(run).html
+    browser.open(page)
+    browser.run("useSource(1)")
+    assert browser.run("matches.length") == 50 * 13
+    for search in ("", "(41.99)", "7$. so"):
+        browser.run(f"query = {json.dumps(search)}, apply()")
+        assert browser.run("rowsBox.children.length") == (1 if "(" in search else 4)
+        assert browser.run("document.querySelectorAll('*').length") < 15000
+    fine(browser, page)
+
+
+def test_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
+    long = results({0}, n=2)
+    for row in long["rows"]:
+        row["completion"] = "$x$ 1" * 200_000 + "the end"
+    for name in ("before", "after"):
+        (run / f"{name}.json").write_text(json.dumps(long))
+    page = report(run).html
+    assert page.stat().st_size < 6_000_000
+    browser.open(page)
+    assert browser.run("rowsBox.textContent.length") < 30_000
+    button = "rowsBox.querySelector('.sides button')"
+    assert browser.run(f"{button}.textContent") == "Show all 100,042 characters"
+    browser.run(f"{button}.click()")
+    assert browser.run("document.activeElement.textContent.endsWith('(900,007 characters more are in the file)')")
+    assert browser.run("document.querySelectorAll('*').length") < 15000
+    fine(browser, page)
+
+
+def test_a_run_without_completions_says_so(run, browser):
+    shutil.rmtree(run / "completions")
+    for name in ("before", "after"):
+        (run / f"{name}.json").unlink()
+    page = report(run).html
+    browser.open(page)
+    assert (
+        browser.run("document.getElementById('viewer').innerText").split("\n")[-1] == "This run holds no completions."
+    )
+    fine(browser, page)

@@ -1,0 +1,135 @@
+"""A synthetic run directory: 256 problems before and after, 80 steps, completions; and a hostile one."""
+
+import json
+import math
+import random
+
+from grpo_math.run import metrics
+
+OWNED = "document.title='owned'"
+HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u2028&amp;\'"@@data@@ \\boxed{{1}}'
+
+
+def results(right, n=256, seed=0, **changes):
+    """A results file in which the problems of ``right`` are correct, a twelfth of them outside the format."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(n):
+        a, b = 1 + i % 19, 2 + (i * 7) % 17
+        wrong = rng.choice(["bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
+        category = wrong if i not in right else "correct_answer_bad_format" if i % 12 == 5 else "correct"
+        answer = a + b if category.startswith("correct") else a + b + rng.randint(1, 5)
+        marker = "" if category.endswith("bad_format") else f"\n#### {answer}"
+        rows.append(
+            {
+                "id": f"sums-{i}",
+                "problem": f"What is {a} + {b}?",
+                "gold": str(a + b),
+                "completion": "I think that " * 4 if category == "truncated" else f"{a} + {b} = {answer}{marker}",
+                "verdict": "correct" if category.startswith("correct") else "wrong",
+                "answer": str(answer),
+                "in_format": bool(marker),
+                "category": category,
+                "tokens": rng.randint(8, 14),
+                "truncated": category == "truncated",
+            }
+        )
+    counts = {name: sum(row["category"] == name for row in rows) for name in {row["category"] for row in rows}}
+    return {
+        "schema": 1,
+        "model": "SmolLM2-135M-Instruct",
+        "adapter": None,
+        "data": "embedded:level=1",
+        "seed": 0,
+        "template": "gsm8k",
+        "n": n,
+        "accuracy": len(right) / n,
+        "ci95": [0.0, 1.0],
+        "accuracy_in_format": counts.get("correct", 0) / n,
+        "categories": counts,
+        "pass@k": {"1": len(right) / n},
+        "maj@k": {},
+        "seconds": 12.5,
+        "versions": {"trl": "1.16.0", "torch": "2.9.0"},
+        "rows": rows,
+    } | changes
+
+
+def history(steps=80, seed=0):
+    rng = random.Random(seed)
+    for step in range(1, steps + 1):
+        learned = 0.3 + 0.45 * (1 - 2.718 ** (-step / (0.3 * steps)))
+        row = {
+            metrics.STEP: step,
+            metrics.LOSS: rng.gauss(0, 0.02),
+            metrics.REWARD: learned + rng.gauss(0, 0.09),
+            metrics.REWARD_MIN: 0.0,
+            metrics.REWARD_MAX: 1.0 if rng.random() < 0.97 else 0.8,
+            metrics.REWARD_STD: 0.4,
+            metrics.ACCURACY: min(1.0, max(0.0, learned + rng.gauss(0, 0.08))),
+            metrics.KL: 0.002 * step + abs(rng.gauss(0, 0.01)),
+            metrics.ENTROPY: 0.9 - 0.006 * step + rng.gauss(0, 0.03),
+            metrics.LENGTH_MEAN: 10 + rng.gauss(0, 0.4),
+            metrics.LENGTH_MAX: 14,
+            metrics.TRUNCATED: 0.2 * 2.718 ** (-step / 20) + 0.01 * rng.random(),
+            metrics.CLIP_REGION: 0.004 * rng.random(),
+            metrics.CLIP_LOW: 0.002 * rng.random(),
+            metrics.CLIP_HIGH: 0.002 * rng.random(),
+            metrics.DEGENERATE: min(1, 0.1 + 0.004 * step + 0.1 * rng.random()),
+            metrics.ALL_RIGHT: 0.004 * step,
+            metrics.ALL_WRONG: 0.1 * rng.random(),
+            metrics.GRAD_NORM: 0.5 + 0.2 * rng.random(),
+            metrics.SECONDS_STEP: 5.2 + 0.3 * rng.random(),
+            metrics.SECONDS_GENERATE: 2.1 + 0.1 * rng.random(),
+            metrics.SECONDS_GRADE: 0.2 + 0.05 * rng.random(),
+            metrics.SECONDS_UPDATE: 2.6 + 0.1 * rng.random(),
+            metrics.MEMORY_RESIDENT: 2**30 * (1.5 if step < 3 else 1.75),
+        }
+        yield row
+        if step % 20 == 0:
+            yield {metrics.STEP: step, metrics.HELDOUT_ACCURACY: learned - 0.02, metrics.HELDOUT_N: 64} | {
+                metrics.HELDOUT_IN_FORMAT: learned - 0.1
+            }
+
+
+def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\n#### 7"):
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    (run / "completions").mkdir(parents=True, exist_ok=True)
+    for step in steps:
+        problems = [f"What is {step} + {i // 8}?" for i in range(rows)]
+        chats = [[{"role": "system", "content": "Work it out."}, {"role": "user", "content": p}] for p in problems]
+        texts = [f"{text} ({step}.{i})" for i in range(rows)]
+        answers = [[{"role": "assistant", "content": t}] for t in texts]
+        table = {
+            "step": [step] * rows,
+            "prompt": chats if conversational else problems,
+            "completion": answers if conversational else texts,
+            "correctness_reward": [{5: None, 7: math.nan}.get(i, float(i % 3 == 0)) for i in range(rows)],
+            "verdict": ["timeout" if i == 5 else ("correct", "wrong", "no_answer")[i % 3] for i in range(rows)],
+            "advantage": [0.75 - 0.25 * (i % 8) for i in range(rows)],
+        }
+        parquet.write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")
+
+
+RIGHT_BEFORE = set(range(94))
+RIGHT_AFTER = set(range(14, 204))
+
+
+def hostile_run(run):
+    """Every text that a model, a data set or a config can choose is hostile."""
+    for name, right in (("before", RIGHT_BEFORE), ("after", RIGHT_AFTER)):
+        changed_results = results(right, model=HOSTILE, data=HOSTILE, template=HOSTILE)
+        for row in changed_results["rows"]:
+            row |= {"id": HOSTILE + row["id"], "problem": HOSTILE, "gold": HOSTILE, "completion": HOSTILE}
+            row |= {"answer": HOSTILE, "verdict": HOSTILE}
+            if row["category"] == "truncated":
+                row["category"] = HOSTILE
+        changed_results["versions"] = {HOSTILE: HOSTILE}
+        (run / f"{name}.json").write_text(json.dumps(changed_results))
+    (run / "config.yaml").write_text(json.dumps({HOSTILE: HOSTILE, "list": [HOSTILE], "inner": {HOSTILE: HOSTILE}}))
+    with (run / "history.jsonl").open("a") as file:
+        file.write(HOSTILE + "\n")
+    write_completions(run, [1, 2], text=HOSTILE)
+    return run
