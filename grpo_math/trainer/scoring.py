@@ -23,6 +23,7 @@ logger = get_logger(__name__)
 
 WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
 APART, APART_HALF = 1e-3, 1.0  # of a log-prob, by rounding: in float32, and in half precision
+TRIED = "one two three four five six seven eight nine ten"  # words: of odd tokens half precision is nats off by itself
 
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
@@ -71,11 +72,12 @@ def _say_unpacked(model: Any, reason: object, what: str = "rows") -> None:
 
 
 def try_out(trainer: Any, model: Any) -> None:
-    """Two short rows, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or takes its
-    positions from elsewhere, shows it before anything is cut for packing. Where weights are split over ranks
+    """Two short rows of words, packed and as TRL scores them, on every rank alike: a model that cannot be packed, or
+    takes its positions from elsewhere, shows it before anything is cut for packing. Where weights are split over ranks
     (ZeRO-3, FSDP), packed alone."""
     vocabulary = _bare(trainer.model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
-    ids = torch.tensor([[5, 9, 4, 8, 6, 7, 3, 9], [5, 9, 4, 8, 3, 3, 8, 6]], device=trainer.accelerator.device)
+    words = [*trainer._tokenizer(TRIED, add_special_tokens=False).input_ids, *range(9)]  # one may know no words
+    ids = torch.tensor([words[:8], words[:4] + words[5:9]], device=trainer.accelerator.device)
     rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
     model.eval()
     with torch.no_grad():

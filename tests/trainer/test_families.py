@@ -95,6 +95,14 @@ def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, 
     assert "has log-probs that packing puts" in caplog.text
 
 
+def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, tmp_path):
+    own = {"longest_first": False, "model_init_kwargs": {"dtype": "bfloat16"}}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, smollm, tokenizer, tmp_path, **own)
+    for first in trainer._first_passes:
+        first(trainer, trainer.model)
+    assert trainer.scorer is not None
+
+
 @pytest.mark.parametrize("longest_first", [False, True])
 def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(longest_first, tokenizer, tmp_path):
     settings = {"max_steps": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
