@@ -70,8 +70,10 @@ FONT = re.compile(
 )
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, which it must not glue together
 QUAD = re.compile(  # between two values: a list
-    r"(?<=[\w)}\]])\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z]))"
+    r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z]))"
 )
+JOINS = re.compile(r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}")
+WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*\d[^{}]*)\}")
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
@@ -93,14 +95,15 @@ def _clean(text: str) -> str:
         text = THIN.sub(lambda m: "," if "," in m.group() and m.group() != "\\," else "", text)
         text = SPACE.sub(lambda m: m.group() if m.group() == "\\\\" else " ", text)
         if "quad" in text:
-            text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", text))
+            text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", JOINS.sub(r" \1 ", text)))
         text = DEGREES.sub("°", text)
         text = BOLD_MATH.sub("", text)
         text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else "", text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
         text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
         text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}", r"\1", text)
-        text = re.sub(r"\\text\s*\{\s*,?\s*(and|or)\s*,?\s*\}", r" \1 ", text)
+        text = WHOLE_TEXT.sub(r"\1", text) if text.endswith("}") and WHOLE_TEXT.fullmatch(text) else text
+        text = JOINS.sub(r" \1 ", text)
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
         text = (
@@ -114,8 +117,8 @@ def _clean(text: str) -> str:
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)
+    text = re.sub(r"\s+", " ", text).strip()
     text = RATIO_WORDS.sub(r"\1:\2", SET_BUILDER.sub(r"\1", text))
-    text = re.sub(r"\s+", " ", text)
     if text.endswith(")"):
         text = _without_aside(text)
     text = PERCENT.sub("%", spelled.digits(text))

@@ -54,7 +54,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\q?quad\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -84,10 +84,10 @@ _CHAIN = re.compile(  # between two equal signs, or first in its line, where tha
 )
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
-_BEGINS = re.compile(r"\s*(?:[!?.,;]+\s+)*")  # before a value: "The answer is ... 5"
+_BEGINS = re.compile(r"\s*(?:(?:[!?.,;]+|and|or)\s+)*")  # before a value: "The answer is ... 5"
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
-_LETTERS = re.compile(r"\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
+_LETTERS = re.compile(r"\{[A-J]{2,}\}|\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
     r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )

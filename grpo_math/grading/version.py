@@ -13,8 +13,8 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-GRADER = 3
-VERDICTS = "6b3e6fe13770"
+GRADER = 4
+VERDICTS = "a915b9b7ed46"
 MATH_VERIFY = ("0.9.0",)  # the versions with which the verdicts are these; add one with which the test passes
 KEY = "grader_hash"  # its name in results and in journals
 

@@ -38,8 +38,8 @@ ALL_REALS = {"all real numbers", "all reals", "real numbers", "all real values",
 SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none", "may"}
 NOTATION = frozenset((*FUNCTIONS, *"mod lim sup det arg deg dx dy dz dt".split()))  # noqa: SIM905
 BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
-    r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|mid|cap|cup|setminus|times|in|notin|subset(?:eq)?|forall"
-    r"|exists|mathbb|Re|Im|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\[{|]"
+    r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
+    r"|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\\{[^{}]*(?:\\mid|[|:])"
 )
 NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
     r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box(?:ed)?|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
@@ -47,7 +47,7 @@ NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second f
 )
 SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
     r"\A(?:[_^]|\.\.)|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
-    r"|\\in[\s\\]*\Z|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
+    r"|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
 

@@ -62,7 +62,7 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
+CALCULATES = re.compile(r"[-+^/*!|−_×]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
 COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off"),
     "a term less",
@@ -173,7 +173,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
         return True
-    if core.startswith("-") and (core in added or re.search(r"\w\s*\Z", led)):
+    if core.startswith("-") and (core in added or re.search(r"[\w}]\s*\Z", led)):
         return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
