@@ -78,10 +78,6 @@ _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_CHAIN = re.compile(  # between two equal signs, or first in its line, where that does not begin with "1."
-    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*"
-    r"((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
-)
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _BEGINS = re.compile(r"\s*(?:(?:[!?.,;]+|and|or)\s+)*")  # before a value: "The answer is ... 5"
@@ -92,6 +88,14 @@ _VALUED = re.compile(  # a line that cannot be passed over
     r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )
 _VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
+_CHAIN = re.compile(  # between two equal signs, or first in its line, where that does not begin with "1."
+    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*"
+    r"((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
+)
+_SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
+    rf"(?:{_VERB.pattern}|:)\s+([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
+    re.IGNORECASE,
+)
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _LINE = re.compile("\n")
@@ -274,7 +278,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         value += measured.group()
     elif how == "last number":
         value += _measure(after)
-    chain = _CHAIN.search(before) if how == "last number" else None
+    chain = (_CHAIN.search(before) or _SUM.search(before)) if how == "last number" else None
     if chain is not None:
         value = f"{chain[1]} = {value}"
     value = strip_wrappers(value.strip())

@@ -22,7 +22,7 @@ from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
 logger = get_logger(__name__)
 
 WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
-APART, APART_HALF = 1e-3, 1.0  # of a log-prob, by rounding: in float32, and in half precision
+APART, APART_HALF = 1e-3, 1.0  # of a log-prob, by rounding: in float32; in half precision or TF32
 TRIED = "one two three four five six seven eight nine ten"  # words: of odd tokens half precision is nats off by itself
 
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
@@ -85,8 +85,8 @@ def try_out(trainer: Any, model: Any) -> None:
         if trainer.scorer is not None and not split_by(trainer.accelerator):
             scorer, trainer.scorer = trainer.scorer, None
             apart = (logps - trainer._get_per_token_logps_and_entropies(*rows)[0]).abs().max().item()
-            whole = trainer.accelerator.mixed_precision == "no" and trainer.model.dtype == torch.float32
-            if apart > (APART if whole else APART_HALF):
+            half = trainer.accelerator.mixed_precision != "no" or trainer.model.dtype != torch.float32
+            if apart > (APART_HALF if half or trainer.args.tf32 else APART):
                 scorer.leave(f"log-probs that packing puts {apart:.2g} off")
             else:
                 trainer.scorer = scorer
