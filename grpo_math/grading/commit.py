@@ -45,6 +45,11 @@ _SAID = re.compile(
 )
 _ANSWERED = re.compile(_ANSWER_IS, re.IGNORECASE)
 _VALUE_BEFORE = re.compile(rf"(?<![\w)}}.^+*/-])(?:([A-Za-z])\s?=\s?)?\$?(?:{_NUMBER}|\([A-J]\))\Z")
+_JUST_SAID = re.compile(
+    r"\b(?:answer|result|solution)s?(?: is| are| =|:)\s?[$(]{0,2}(-?\d(?:[\d.,/]*\d)?|[A-J])[$)]{0,2}"
+    r"[,;]?\s{1,2}(?:and )?(?:the |my |our )?(?:final |correct )?\Z",
+    re.IGNORECASE,
+)
 _GOES_ON = re.compile(r"(?:[=+*/^<>(-]|\\[a-z]+|\bof)\s*[\\$]*\Z")
 
 # ----------------------------------------------------------------------------------------------------- behind an answer
@@ -101,7 +106,8 @@ _NOT_MEANT = re.compile(
     r"\bhad (?:we|i|it|you|they|he|she|the)\b|\bif (?:we|i|it|you|they|he|she) had\b|\bi had\b|\bothers?\b|\bcompare\b"
     r"|\b(?:some|they|people|who|book|friend|problem) (?:would |might |may )?(?:say|claim|think|argue)s?\b|\bat first\b"
     r"|\b(?:check|verify|said|claimed|thought|believed|wrong(?:ly)?|mistaken(?:ly)?|guess(?:ed)?|pretend|suppose|not)\b"
-    r"|\bhypothetically\b|n['’]t\b",
+    r"|\bhypothetically\b|n['’]t\b|\bdoubt(?:s|ed|ful)?\b|\banswer (?:plus|minus|times|divided|squared|cubed)\b"
+    r"|\b(?:opposite|reciprocal|inverse|negative|square|root|half|third|double) of (?:the|my|our) (?:answer\b|\Z)",
     re.IGNORECASE,
 )
 _LEADS_ON = re.compile(
@@ -165,6 +171,16 @@ def one_of_several(before: str) -> bool:
         return False
     named = value[1] is not None and re.search(rf"\b{value[1]}\s?=", link.group()) is not None
     return named or (value[1] is None and _GOES_ON.search(left[: value.start()]) is None)  # not "2x = 10, or x = 5"
+
+
+def just_said(before: str, answer: str) -> bool:
+    """Does "the answer is", in the sentence in which it stands, follow another that says something else?
+
+    >>> just_said("The answer is 5 and the ", "6"), just_said("The answer is 6, the ", "6")
+    (True, False)
+    """
+    said = _JUST_SAID.search(before[-BESIDE:])
+    return said is not None and said[1] != answer
 
 
 def alternative(after: str) -> bool:

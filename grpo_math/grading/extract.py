@@ -24,6 +24,7 @@ from grpo_math.grading.commit import (
     DANGER,
     alternative,
     denied,
+    just_said,
     leads_on,
     one_of_several,
     taken_back,
@@ -116,6 +117,8 @@ def extract_gold(gold: str) -> Extraction:
 def _standing(text: str, found: Found) -> Extraction:
     """The answer that the text stands by in the end; both where a later sentence gives one again."""
     before, after = text[max(0, found.start - AFTERWARDS) : found.start], text[found.end :]
+    if found.how.startswith("phrase") and just_said(before, found.text):
+        return Extraction(None, "one of several answers")
     if (
         not after
         and found.how != "box"

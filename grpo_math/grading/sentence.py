@@ -96,6 +96,7 @@ _SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 
     rf"(?:{_VERB.pattern}|:)\s+([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
     re.IGNORECASE,
 )
+_NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _LINE = re.compile("\n")
@@ -254,7 +255,9 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
-    if how == "last number" and (_OPERATOR.search(before) or _VARIABLE.match(after) or _GLUED.match(after)):
+    if how == "last number" and (
+        _OPERATOR.search(before) or _NUMBERED.search(before) or _VARIABLE.match(after) or _GLUED.match(after)
+    ):
         return None
     beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)

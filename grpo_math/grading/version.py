@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 GRADER = 4
-VERDICTS = "303740712e45"
+VERDICTS = "9ffada25eac9"
 MATH_VERIFY = ("0.9.0",)  # the versions with which the verdicts are these; add one with which the test passes
 KEY = "grader_hash"  # its name in results and in journals
 
