@@ -55,7 +55,7 @@ COMMANDS = {
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
 SPACE = re.compile(r"\\\\|\\[,;:> ]|~")  # a double backslash ends a row
 SET_BUILDER = re.compile(r"\A\\\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?(.{1,200}?) ?\\\}\Z")
-RATIO_WORDS = re.compile(r"\A(\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
+RATIO_WORDS = re.compile(r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z")
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
 ASIDE = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
 SUBSCRIPT = re.compile(

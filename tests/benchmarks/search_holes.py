@@ -213,7 +213,7 @@ def states_it(candidate: Candidate) -> bool:
     line = text.rpartition("####")[2].partition("\n")[0].strip()
     named = candidate.format is None and candidate.gold.value is None and "####" in text
     if line and (candidate.format == "gsm8k" or named):
-        return core not in line
+        return core not in line or BARE.sub("", line) == BARE.sub("", gold)
     behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
     lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
     free = candidate.format is None or (candidate.format == "gsm8k" and not line)
