@@ -21,7 +21,7 @@ CUE = re.compile(
 # ---------------------------------------------------------------------------- what may stand between a word and a value
 
 _FILL = (
-    r"(?:[ \t]|\n(?=\$\$|\\\[)|[$*_(\\\[{\"']|[A-Za-z]\s?="
+    r"(?:[ \t]|\n(?=\$\$|\\\[)|[$*_(\\\[{}\"']|[A-Za-z]\s?="
     r"|\b(?:the|its?|it's|is|that|my|final|correct|right|answer|option|choice|simply|exactly|equal(?: to)?)\b"
     r"|\b(?:be|been|an?|approx)\b|(?:text|math|[fm]?box)[a-z]*(?=\s*\{)"
     r"){0,16}\Z"
@@ -70,7 +70,7 @@ _SCALES = (
     r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
-    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
+    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math(?![a-z]*\s*\{\s*\d)|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
 _TOUCHED = (
     r"[#&~;]?\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
@@ -95,7 +95,7 @@ _BACK = re.compile(
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
             rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
             rf"(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
-            r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
+            r"\A\s*not\s+[$\\({]*\d|(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
             r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(]|[a-z]\s?=)",
             r"\bactually,? (?:the answer|it(?:'s| is)|that is|no|not)\b",
         ]

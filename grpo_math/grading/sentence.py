@@ -29,7 +29,9 @@ ANSWER_PHRASE = re.compile(
     r"[*_\s]{0,4}(?:(?:simply|just|therefore|thus|equal to|exactly|option|choice|indeed|given by)\b)?[:：*_\s]{0,4}",
     re.IGNORECASE,
 )
-SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\\)(?:[.?]|!(?! +[a-z]))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)")
+SENTENCE_END = re.compile(
+    r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\\)(?:[.?]|!(?![\"')*\]]* +[a-z]))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
+)
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
     r"|[,;] not (?=\S).*|,? (?:is|was) (?:the|our|my) (?:\w+ )?(?:answer|solution|result|value)\b.*",

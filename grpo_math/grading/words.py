@@ -74,8 +74,8 @@ def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
             if answer_choice[0].upper() != letter or (not rest and BESIDE.match(answer_choice[1])):
                 return False
             return not rest or not answer_choice[1] or compare(rest, answer_choice[1])[0] is not Verdict.WRONG
-        if not rest and plain_gold[0] == "(" and re.search(r"\w\W+\w", plain_answer):
-            return False  # B/E times E
+        if not rest and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
+            return False  # B/E times E, A or C = A
         verdict = compare(rest, plain_answer)[0] if rest else None
         return None if verdict is None else verdict is Verdict.CORRECT
     gold_words, answer_words = _words(plain_gold), _words(plain_answer)

@@ -64,7 +64,7 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
 CALCULATES = re.compile(r"[-+^/*!|−_×]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
 COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
-    *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off"),
+    *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
     "a term less",
 )
 BARE = re.compile(r"[\s${}.,]|\\[,;: ]|\\text|\\[()]")
@@ -152,7 +152,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # it ends its sentence
     if states_it(candidate) or named_by_it(candidate):
         return True
-    if (candidate.gold.text == "0" and ("0" in pieces or "(V)" in candidate.after)) or (
+    if (candidate.gold.text == "0" and (re.search("[0|]", pieces) or "(V)" in candidate.after)) or (
         re.sub(r"\\left|\\right|[()]", "", core) in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
@@ -160,7 +160,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.kind in ("rounded", "either or") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
-    if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx", pieces + "".join(candidate.after)):
+    if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
     if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
         return True  # a question behind an answer
@@ -173,7 +173,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
         return True
-    if core.startswith("-") and (core in added or re.search(r"[\w}]\s*\Z", led)):
+    if core.startswith("-") and (core in added or re.search(r"[\w}|-]\s*\Z", led)):
         return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
