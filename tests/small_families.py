@@ -134,12 +134,17 @@ def scored(kind, trainer, prompts=(7, 3, 12)):
     return logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
+def try_first(trainer):
+    """What a trainer of ours tries before its first step: whether the model can be packed, and the longest rows."""
+    for first in trainer._first_passes:
+        first(trainer, trainer.model)
+
+
 def compared(model, tokenizer, folder, prompts=(7, 3, 12)):
     """Whether our trainer packs this model's rows; the largest difference of its log-probs to TRL's, and the relative
     one of the gradient."""
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, folder)
-    for first in trainer._first_passes:
-        first(trainer, trainer.model)
+    try_first(trainer)
     logps, gradient = scored(MathGRPOTrainer, trainer, prompts)
     plain_logps, plain_gradient = scored(GRPOTrainer, trainer, prompts)
     return (

@@ -72,8 +72,10 @@ INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, whic
 QUAD = re.compile(  # between two values: a list
     r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z]))"
 )
-JOINS = re.compile(r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}")
-WHOLE_TEXT = re.compile(r"\\text\s*\{([^{}]*\d[^{}]*)\}")
+JOINS = re.compile(  # words in \text that join two values, or stand beside one
+    r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}"
+)
+WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
@@ -102,8 +104,7 @@ def _clean(text: str) -> str:
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
         text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
         text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}", r"\1", text)
-        text = WHOLE_TEXT.sub(r"\1", text) if text.endswith("}") and WHOLE_TEXT.fullmatch(text) else text
-        text = JOINS.sub(r" \1 ", text)
+        text = JOINS.sub(r" \1 ", WHOLE_TEXT.sub(r"\1", text))
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)
         text = (

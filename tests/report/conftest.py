@@ -7,14 +7,6 @@ from synthetic_run import RIGHT_AFTER, RIGHT_BEFORE, history, results, write_com
 
 
 @pytest.fixture
-def run(whole_run):
-    """The same with five steps of two metrics, which is quick to draw."""
-    lines = [{"step": step, "reward": 0.1 * step, "loss": 0.0} for step in range(1, 6)]
-    (whole_run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    return whole_run
-
-
-@pytest.fixture
 def whole_run(tmp_path):
     """A finished run: 94 of 256 right before, 190 after, of which 110 are gained and 14 lost."""
     path = tmp_path / "demo"
@@ -29,3 +21,11 @@ def whole_run(tmp_path):
     )
     write_completions(path, range(10, 81, 10))
     return path
+
+
+@pytest.fixture
+def run(whole_run):
+    """The whole run with five steps of two metrics, which is quick to draw."""
+    lines = [{"step": step, "reward": 0.1 * step, "loss": 0.0} for step in range(1, 6)]
+    (whole_run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return whole_run

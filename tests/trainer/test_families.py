@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_families import scored, tiny_model
+from small_families import scored, tiny_model, try_first
 from small_generation import counted
 from small_trainers import PROMPTS, make, relative, weights
 from trl import GRPOConfig, GRPOTrainer
@@ -89,8 +89,7 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
 @pytest.mark.parametrize("family", ["roberta", "bart"])
 def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, tokenizer, tmp_path, caplog):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
-    for first in trainer._first_passes:
-        first(trainer, trainer.model)
+    try_first(trainer)
     assert (trainer.scorer, trainer.budget.cuts) == (None, False)
     assert "has log-probs that packing puts" in caplog.text
 
@@ -98,8 +97,7 @@ def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, 
 def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, tmp_path):
     own = {"longest_first": False, "model_init_kwargs": {"dtype": "bfloat16"}}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, smollm, tokenizer, tmp_path, **own)
-    for first in trainer._first_passes:
-        first(trainer, trainer.model)
+    try_first(trainer)
     assert trainer.scorer is not None
 
 
