@@ -70,15 +70,15 @@ _SCALES = (
     r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
-    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math(?![a-z]*\s*\{\s*\d)|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
+    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math(?![a-z]*\s*\{[^{}]*[\d{])|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
 _TOUCHED = (
-    r"[#&~;]?\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
+    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d\\]|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
     r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] ))"
 )
 _OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au]p|lor|land|vee|wedge)(?![A-Za-z]))"
 _BEHIND = re.compile(
-    rf"(?:\\\)|\$)?(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
+    rf"(?:\\\)|\$|\}})*(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
     rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
     rf"|[ $]{{1,3}}{_OPERATOR}{_VALUE}",
     re.IGNORECASE,
@@ -95,8 +95,10 @@ _BACK = re.compile(
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
             rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
             rf"(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
-            r"\A\s*not\s+[$\\({]*\d|(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
+            r"\A[\s\"'`*$}]*not\s+(?:equal\b|[$\\({]*\d)",
+            r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
             r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(]|[a-z]\s?=)",
+            r"\b(?:any|every)thing (?:but|except)\b",
             r"\bactually,? (?:the answer|it(?:'s| is)|that is|no|not)\b",
         ]
     ),
@@ -204,7 +206,8 @@ def touching(before: str, after: str) -> str | None:
 
 def taken_back(after: str) -> bool:
     """Does what stands behind an answer take it back?"""
-    return _BACK.search(after[:AFTERWARDS].lstrip().replace("\\text{", " ")) is not None
+    beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", after[:AFTERWARDS])
+    return _BACK.search(beside.lstrip().replace("\\text{", " ")) is not None
 
 
 def not_meant(before: str) -> bool:

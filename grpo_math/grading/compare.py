@@ -187,7 +187,7 @@ def _spaceless(text: str) -> str:
 def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
     short = len(text) <= ORDINARY  # a longer one is read as it stands, with its unit or without
     label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
-    if label is not None and DANGER.search(label.group()):  # "anything but x ="
+    if label is not None and re.search(rf"{DANGER.pattern}|not\b", label.group(), re.I):  # "anything but x ="
         label = None
     if aside is not None and units.canonical(aside[1], own=own) is not None:  # "5 (cm)"
         text = f"{text[: aside.start()]} {aside[1]}"

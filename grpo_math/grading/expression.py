@@ -26,6 +26,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from grpo_math.grading.kinds import misplaced
 from grpo_math.grading.spelled import NUMBER_WORDS
 from grpo_math.grading.work import MAX_CHARACTERS
 
@@ -81,7 +82,10 @@ BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*(\d{1,2})\s*\}
 LETTERS = re.compile(r"[A-Za-z]+")
 COMMAND = re.compile(r"\\([A-Za-z]+)")
 CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")
-SUBSCRIPT = re.compile(r"_(?:\{([A-Za-z0-9,.+\- ]{1,20})\}|([A-Za-z0-9]))")
+SUBSCRIPT = re.compile(
+    r"_(?:\{(?![^}]*\b(?:and|or|not|is|never)\b)"
+    r"([A-Za-z0-9,.+\-]{1,20}|[A-Za-z ]{1,20}|[A-Za-z0-9]+ ?[,+-] ?[A-Za-z0-9]+)\}|([A-Za-z0-9]))"
+)
 SCALE = re.compile(r" {0,2}(million|billion|trillion|thousand|hundred|dozen)\b")
 SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[clr| ]*\})?")
@@ -99,6 +103,9 @@ def parse(text: str, thousands: bool = True) -> Tree:
     if reader.at < len(text):
         raise Unreadable(f"cannot read {text[reader.at : reader.at + 20]!r}")
     _check_depth(tree)
+    wrong = misplaced(tree)
+    if wrong is not None:
+        raise Unreadable(wrong)
     return tree
 
 
@@ -126,11 +133,6 @@ def _check_depth(tree: Tree) -> None:
         if not level:
             return
     raise TooLarge(f"nested more than {2 * MAX_DEPTH} deep")
-
-
-def _no_number(tree: Tree) -> bool:
-    """Nothing is calculated with a set or infinity."""
-    return tree[0] == "set" or tree == INFINITE
 
 
 class _Reader:
@@ -230,8 +232,8 @@ class _Reader:
         while sign := self.take(":", "\\cup", "U", *RELATIONS):
             if sign in (":", "\\cup", "U"):
                 kind, right, left = "ratio" if sign == ":" else "union", self.sum(), parts.pop()
-                if "mul" in (left[0], right[0]) if kind == "union" else INFINITE in (left, right):
-                    raise Unreadable("a product in a union, infinity in a ratio")
+                if kind == "union" and "mul" in (left[0], right[0]):
+                    raise Unreadable("a product in a union")
                 parts.append((kind, *left[1:], right) if left[0] == kind else (kind, left, right))
             else:
                 parts += [{"\\ne": "!=", "==": "=", "\\in": "in", "\\approx": "~", "\\equiv": "="}.get(sign, sign)]
@@ -258,8 +260,8 @@ class _Reader:
             else:
                 terms.append(negated(term) if negative else term)
         kinds = {part[0] for part in terms}
-        if "num" in kinds and ("tuple" in kinds or "set" in kinds):
-            raise Unreadable("a number beside a pair or a set")
+        if "num" in kinds and "tuple" in kinds:
+            raise Unreadable("a number beside a pair")
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:
@@ -282,8 +284,8 @@ class _Reader:
                 break
         for before, factor in zip([None, *factors], factors, strict=False):
             of_letter = before is not None and before[0] in ("var", "mul")  # f(1, 2)
-            if len(factors) > 1 and (_no_number(factor) or (factor[0] == "tuple" and not of_letter)):
-                raise Unreadable("a pair, a set or infinity in a product")
+            if len(factors) > 1 and factor[0] == "tuple" and not of_letter:
+                raise Unreadable("a pair in a product")
         return factors[0] if len(factors) == 1 else ("mul", *factors)
 
     def signed(self) -> Tree:
@@ -317,9 +319,6 @@ class _Reader:
                 base = ("pow", base, self.exponent())
             else:
                 break
-        arithmetic = base[0] in ("pow", "fact", "degrees", "percent", "div") or base[:2] == ("call", "sqrt")
-        if arithmetic and any(_no_number(part) for part in base[1:] if isinstance(part, tuple)):
-            raise Unreadable("a set or infinity in arithmetic")
         return base
 
     def exponent(self) -> Tree:
@@ -362,9 +361,15 @@ class _Reader:
             self.at, self.depth = start + 1, depth
             if self.reread > 400:
                 raise
-            items = self.items()
-            self.need("}")
-            return ("set", *items)
+            return self.members("}")
+
+    def members(self, closing: str) -> Tree:
+        """The set whose members stand here."""
+        items = self.items()
+        self.need(closing)
+        if "or" in self.joined or any(item[0] == "relation" and item[1][0] == "ratio" for item in items):
+            raise Unreadable("a set in builder notation, or of alternatives")
+        return ("set", *items)
 
     def argument(self) -> Tree:
         r"""An argument of \frac or \sqrt: braces, or one digit, letter, or command."""
@@ -455,6 +460,8 @@ class _Reader:
         items = self.items()
         closing = self.need(")", "]")
         self.bars = outer_bars
+        if self.joined - {None}:
+            raise Unreadable("words between the members of a pair")
         if self.thousands and len(items) == 1 and THOUSANDS.fullmatch(self.text, start + 1, self.at - 1):
             raise Unreadable("a pair, or a number with separators in brackets")
         if len(items) == 1 and items[0][0] == "relation":
@@ -468,11 +475,10 @@ class _Reader:
             if self.take("\\}"):
                 return ("set",)
             start = self.at
-            items = self.items()
-            if self.thousands and THOUSANDS.fullmatch(self.text, start, self.at):
+            tree = self.members("\\}")
+            if self.thousands and THOUSANDS.fullmatch(self.text, start, self.at - 2):
                 raise Unreadable("two members, or a number with separators")
-            self.need("\\}")
-            return ("set", *items)
+            return tree
         if self.peek("\\begin"):
             return self.matrix()
         found = self.match(COMMAND)
@@ -499,7 +505,7 @@ class _Reader:
             return ("call", "floor" if name == "lfloor" else "ceil", inner)
         if name in ("overline", "bar", "hat", "tilde"):
             start = self.at
-            if not _names_only(self.argument()):
+            if not _names_only(self.argument()) or re.search("[a-z]{3}", self.text[start : self.at]):
                 raise Unreadable(f"\\{name} over more than letters")
             return ("var", name + self.text[start : self.at].strip())
         if name in FUNCTIONS:
@@ -546,8 +552,6 @@ class _Reader:
                 factors.append(self.power())
                 if not self.starts_factor() or self.text[self.at] in DIGITS:
                     break
-            if len(factors) > 1 and any(map(_no_number, factors)):
-                raise Unreadable("a set or infinity in a product")
             arguments = [factors[0] if len(factors) == 1 else ("mul", *factors)]
         if name == "log" and base is not None:
             arguments = [*arguments, base]

@@ -52,6 +52,7 @@ EMPTY_BOX = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}")
 HEADING = re.compile(
     r"(?:step|part|solution|explanation|conclusion|final answer|answer|summary)\b[^\d$\\]*\d{0,2}[.:]?\s*$", re.I
 )
+MORE = re.compile(r"\d|\\[a-z]|\b[A-J]\b(?! [a-z])")
 VALUE = re.compile(r"[\s$*({\[-]*(?:[−+]?[.\d]|\\[A-Za-z{])|[\s*(]*[A-J]\)?\Z")
 
 
@@ -248,7 +249,7 @@ def _boxed(text: str) -> Found | None:
     first = last = len(text)
     for match in _last_boxes(text):
         content, end = _box_content(text, match.end())
-        if not content:
+        if not content or (content.isascii() and not re.search(r"\w", content)):
             continue
         if boxes and end > first:  # it holds the one before, and is the answer where it holds more
             if re.search(r"\w", (text[match.end() : first] + text[last:end]).replace("\\displaystyle", "")):
@@ -296,6 +297,27 @@ def _joined(between: str) -> bool:
     return listed and re.fullmatch(r"[A-Za-z\s$,;&/]*", plain) is not None and len(plain.split()) <= 6
 
 
+def _with_odd_brace(text: str, start: int, closing: re.Match[str]) -> tuple[str, int]:
+    r"""What a box holds and where it ends; up to a brace further on in its line that nothing has opened, if words or
+    values stand before that one.
+
+    >>> text = r"\boxed{(1, 2)} and 3}"
+    >>> _with_odd_brace(text, 6, re.compile("}").search(text))
+    ('(1, 2)} and 3', 21)
+    """
+    line = text[closing.end() : closing.end() + AFTERWARDS].partition("\n")[0]
+    braces = [match.group() for match in BRACE.finditer(text, max(0, start - AFTERWARDS), start)]
+    depth = max(0, braces.count("{") - braces.count("}"))
+    for match in BRACE.finditer(line) if "}" in line else ():
+        depth += (match.group() == "{") - (match.group() == "}")
+        if depth < 0 and re.search(r"\w", line[: match.start()]):
+            end = closing.end() + match.start()
+            return strip_wrappers(text[start + 1 : end]), end + 1
+        if depth < 0:
+            break
+    return strip_wrappers(text[start + 1 : closing.start()]), closing.end()
+
+
 def _box_content(text: str, start: int) -> tuple[str, int]:
     r"""What a box holds and where it ends; a box that never closes holds the rest of its line, or of the
     text where a value stands below."""
@@ -303,8 +325,11 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         return "", start
     if text[start] != "{":
         line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
-        line = line + rest if re.search(r"\d|\\[a-z]", rest) else line  # more than one value behind a bare \boxed
-        line = re.split(r"\.(?=\s|\Z)(?!\s*[a-z=\\(])", line)[0]
+        line = line + rest if MORE.search(rest) else line  # more than one value behind a bare \boxed
+        for stop in re.finditer(r"\.(?=\s|\Z)(?!\s*[a-z\d=\\(])", line):
+            if line.count("{", 0, stop.start()) == line.count("}", 0, stop.start()):
+                line = line[: stop.start()]
+                break
         return strip_wrappers(line), start + len(line)
     depth = 0
     for match in islice(BRACE.finditer(text, start), BRACES):
@@ -313,7 +338,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         elif match.group() == "}":
             depth -= 1
             if depth == 0:
-                return strip_wrappers(text[start + 1 : match.start()]), match.end()
+                return _with_odd_brace(text, start, match)
     line, _, rest = text[start + 1 : start + TAIL].partition("\n")
     line = line + rest if re.search(r"\d|\\(?!end)[a-z]", rest) else line  # values that the box may hold too
     stripped = line.rstrip("$ .")

@@ -145,7 +145,10 @@ def _is_label(tree: Tree) -> bool:
 
 def _is_function(tree: Tree) -> bool:
     """``f(x)`` or ``P(2)``, which read as a letter times something."""
-    return tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "var" and tree[1][1][0] in "fghFGHPpQqSTVA"
+    if tree[0] != "mul" or len(tree) != 3 or tree[1][0] != "var" or tree[1][1][0] not in "fghFGHPpQqSTVA":
+        return False
+    arguments = tree[2][3:] if tree[2][0] == "tuple" else tree[2:]
+    return not any(has_kind(argument, kind) for argument in arguments for kind in ("tuple", "relation", "set"))
 
 
 # ----------------------------------------------------------------------------------------------------- inequalities

@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.equated import MONEY, VERB, equated
 from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import DOLLAR, strip_wrappers
@@ -19,7 +20,6 @@ from grpo_math.grading.units import canonical
 
 TRIES = 12  # the last phrases that are looked into
 NEAR = 200  # characters before a bare value that are looked at
-MONEY = "＄"  # an escaped dollar sign, while the others enclose mathematics
 REFUSAL = re.compile(r"(?:I|We|Sorry|Unfortunately)[ ,']", re.IGNORECASE)
 ANSWER_PHRASE = re.compile(
     r"(?:\banswers?\b|\b(?:correct|right|final) (?:option|choice|value)\b|答案|\bresult\b|\bsolution\b)"
@@ -30,7 +30,8 @@ ANSWER_PHRASE = re.compile(
     re.IGNORECASE,
 )
 SENTENCE_END = re.compile(
-    r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\\)(?:[.?]|!(?![\"')*\]]* +[a-z]))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
+    r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\be\.g)(?<!\bi\.e)"
+    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)\s+[a-z\d\\$])|!(?![\"')*\]]* +[a-z]))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
 )
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
@@ -56,7 +57,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|\b[A-J])\)?\s*(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[($\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?\s*(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -80,34 +81,36 @@ _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
 _MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?![\w'])")  # "5 x"; the letters of units and "a" are left out
+_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _BEGINS = re.compile(r"\s*(?:(?:[!?.,;]+|and|or)\s+)*")  # before a value: "The answer is ... 5"
-_GLUED = re.compile(r" ?[A-Za-z]{3,}\d")  # "5 hours6"
+_RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
+_FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d))")  # behind a number
+_COMMAND = re.compile(r"\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)")  # and what makes it a part of more
+_GLUED = re.compile(r" ?[A-Za-z]{3,}\d| [A-Za-z]+\((?!e?s\))")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
-_LETTERS = re.compile(r"\{[A-J]{2,}\}|\b[A-J]\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]\b")  # several choices
+_LETTER_BEFORE, _LETTER_BEHIND = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z"), re.compile(r"\W{0,3}[A-J]\b")
+_LETTERS = re.compile(
+    r"\{[A-J]{2,}\}|\b[A-J]{1,2}\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]{1,2}\b"
+)  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
     r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
-)
-_VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
-_CHAIN = re.compile(  # between two equal signs, or first in its line, where that does not begin with "1."
-    r"(?:=|\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s))\s*"
-    r"((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
-)
-_SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
-    rf"(?:{_VERB.pattern}|:)\s+([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
-    re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
+_OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
+_DENIED_IN = re.compile(
+    r"(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
+    r"|\A\W*\w+ or \w+\W*\Z"
+)
 _LINE = re.compile("\n")
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
 _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
 _LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
 _OPERATOR = re.compile(
-    r"(?:\\(?:neq?|neg|not|lnot|pm|mp|leq?q?|geq?q?|lt|gt|log|ln|sqrt|lor|land|cup|cap|in|notin|times|cdot|div|mid|sim|[lc]?dots)"
-    r"|[¬≠≤≥±∓])[\s$({]*\Z"
+    r"(?:=\s*(?:\\left)?[(\[]|\\(?!(?:text|math|mbox|left|q?quad|displaystyle|approx|therefore|implies|iff|to|because"
+    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+|[¬≠≤≥±∓])[\s$({\[]*\Z"
 )  # before a number, which is then a part of more
 
 
@@ -184,7 +187,7 @@ def _leading_value(line: str) -> tuple[str, int]:
             not plain
             or (
                 plain[0].isalpha()
-                and re.match(r"[A-Za-z]+-", rest) is None  # \(x\)non-x
+                and not rest[:1].isalpha()  # \(x\)non-x
                 and not re.search(r"\d|\\|\$", plain)
                 and not DANGER.search(plain)
                 and plain[:4] != "and "
@@ -229,6 +232,8 @@ def _bare(text: str) -> Said | None:
         chosen = list(CHOSEN.finditer(line))
         valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
         if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or _ASKS.search(line):
+            if len(lines) > 1 and not _ASKS.search(line) and _DENIED_IN.search(line) and len(_prose_words(line)) <= 4:
+                return None
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
@@ -257,6 +262,13 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
+    factor = _FACTOR.match(after) if how == "last number" else None
+    if factor is not None:
+        after = after[factor.end() :]
+    if (how == "last number" and _COMMAND.match(after)) or (how == "last formula" and _RUNS_ON.match(after)):
+        return None
+    if how == "last choice" and (_LETTER_BEFORE.search(before) or _LETTER_BEHIND.match(after)):
+        return None
     if how == "last number" and (
         _OPERATOR.search(before) or _NUMBERED.search(before) or _VARIABLE.match(after) or _GLUED.match(after)
     ):
@@ -277,15 +289,18 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     measured = _MEASURED.match(after)
     follows = FOLLOWED.match(after) or (measured and FOLLOWED.match(after, measured.end()))
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
+    value += "" if factor is None else factor.group()
     if how != "last choice" and (led is not None or follows is not None):
         value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
     elif how == "last number":
         value += _measure(after)
-    chain = (_CHAIN.search(before) or _SUM.search(before)) if how == "last number" else None
-    if chain is not None:
-        value = f"{chain[1]} = {value}"
+    members, begin = equated(before) if how == "last number" else ([], 0)
+    if denied(before[:begin]) or _OR.search(before[:begin]):
+        return None
+    if members:
+        value = " = ".join([*members, value])
     value = strip_wrappers(value.strip())
     stated = (above[-NEAR:] if re.search("[a-z%#]", sentence) else "") + before[: len(before) - len(sentence)]
     # A fragment: it may repeat what the sentence before says.
@@ -324,7 +339,7 @@ def _is_value_line(line: str) -> bool:
     if len(_prose_words(_OF_VALUES.sub(" ", said))) > 2:
         return False
     starts = states is not None or _LEADS.match(said) is not None or _led_up(said) > 0
-    return (starts and _VERB.search(said) is None) or not _is_sentence(line.strip())
+    return (starts and VERB.search(said) is None) or not _is_sentence(line.strip())
 
 
 def _led_up(said: str) -> int:

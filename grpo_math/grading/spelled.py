@@ -74,7 +74,8 @@ def _number(tokens: list[str]) -> Fraction | None:
         whole, above = _whole(counted[:at]), _above(counted[at + 1 :])
         return None if whole is None or above is None or above >= part else whole + Fraction(above, part)
     above = _above(counted) if counted or tokens[-1] == "half" else None
-    return None if above is None else Fraction(above, part)
+    several = above is not None and above > 1
+    return None if above is None or several != tokens[-1].endswith("s") else Fraction(above, part)
 
 
 def _above(tokens: list[str]) -> int | None:

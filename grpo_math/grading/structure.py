@@ -65,7 +65,10 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         same = _all(_equal(gold, item, rules) for item in answer[1:])
         if same is not False:
             return same
+    alternatives = answer[0] == "either"
     gold, answer = resolved(gold), resolved(answer)
+    if alternatives and answer[0] == "list" and gold[0] == "tuple":
+        return False
     if gold[0] == answer[0] == "relation":
         return _equal_relations(gold, answer, rules)
     if answer[0] == "relation":
@@ -107,6 +110,8 @@ def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
             return _all(_equal(one[1][-1], side, rules) for side in two[1])
         if not any(map(has_names, one[1] + two[1])):
             return False
+    if one and not two and not any(map(has_names, one[1])):
+        return False  # gold x = 5, answer 2x = 10: nobody has solved it
     left, right = difference(gold), difference(answer)
     if left is None or right is None:
         numbers = {rational(side) for side in sides(answer) or ()} - {None}

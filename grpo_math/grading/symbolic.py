@@ -19,7 +19,7 @@ from grpo_math.grading.clean import clean
 from grpo_math.grading.compare import compare, readings
 from grpo_math.grading.house import HOUSE, House
 from grpo_math.grading.numeric import NUMERIC, Overflow
-from grpo_math.grading.words import several
+from grpo_math.grading.words import beyond, pure, several
 
 NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # what an answer may call its value
 MAX_CHARACTERS = 400  # its parser's time grows faster than the text; golds of MATH have at most 159
@@ -58,7 +58,9 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
         return str(verdict), "numeric" if reason == "trees" else reason
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return ("bad_gold" if len(gold) > MAX_CHARACTERS else "unparseable"), f"more than {MAX_CHARACTERS} characters"
-    gold_sides, sides = (outside_braces(text).split("=") for text in (gold, answer))
+    if not pure(clean(answer)) or not (beyond(clean(gold)) or beyond(clean(answer))):
+        return "wrong", "cannot be compared"
+    gold_sides, sides = (without_conditions(text).split("=") for text in (gold, answer))
     unnamed = len(sides) > 2 or NAME.fullmatch(sides[0].strip()) is None
     if len(sides) > max(len(gold_sides), 2 - unnamed):  # it would compare the last member of a chain alone
         return "wrong", "a chain"
@@ -74,14 +76,14 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
     return ("correct" if equal else "wrong"), "Math-Verify"
 
 
-def outside_braces(text: str) -> str:
-    """The text without what stands in braces, as the "i = 1" of a sum; those of a set's members stay."""
-    before = None
-    if re.search(r"[|:]|\\mid", text) is None:
-        text = text.replace("\\{", "(").replace("\\}", ")")
-    while before != text:
-        before, text = text, re.sub(r"\{[^{}]*\}", "", text)
-    return text
+def without_conditions(text: str) -> str:
+    r"""The text without the "i = 1" of a sum and without what a set in builder notation says of its members.
+
+    >>> without_conditions(r"\sum_{i=1}^{3} i = 6"), without_conditions(r"\{x \mid x = 2\}")
+    ('\\sum^{3} i = 6', '\\{x \\mid \\}')
+    """
+    text = re.sub(r"_\s*\{[^{}]*\}", "", text)
+    return re.sub(r"(\\mid|[|:])[^{}=]*(?:\{[^{}]*\}[^{}=]*)*=[^{}=]*(?=\\\})", r"\1 ", text)
 
 
 def _parsed(text: str) -> list[Basic | MatrixBase]:

@@ -163,9 +163,17 @@ def for_math_verify(text: str) -> bool:
     >>> for_math_verify(r"\sum_{i=1}^{9} i"), for_math_verify("not 6"), for_math_verify(r"not \sum_{i=1}^{3} i")
     (True, False, False)
     """
-    if BEYOND.search(text) is None or text.count("=") > text.count("_{") + 1:
-        return False
-    if text.count("\\{") != text.count("\\}"):  # a set that never ends
+    return beyond(text) and pure(text)
+
+
+def beyond(text: str) -> bool:
+    """Does it hold what our grammar does not read?"""
+    return BEYOND.search(text) is not None
+
+
+def pure(text: str) -> bool:
+    """Is it one formula, and no words?"""
+    if text.count("=") > text.count("_{") + 1 or text.count("\\{") != text.count("\\}"):  # a set that never ends
         return False
     if NOTHING_ELSE.sub("", text) or SEVERAL.search(text) is not None:
         return False

@@ -67,7 +67,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
     "a term less",
 )
-BARE = re.compile(r"[\s${}.,]|\\[,;: ]|\\text|\\[()]")
+BARE = re.compile(r"\\\{x : x =|\\\}|[\s${}.,]|\\[,;: ]|\\text|\\[()]")
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
@@ -158,7 +158,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # a product with 0 or 1, or a zero before a number
     if re.search(r"(?:\*|\\cdot|\\times)\s*0(?![\d.])", joined):
         return True
-    if candidate.kind in ("rounded", "either or") and "\\approx" in pieces:
+    if candidate.kind in ("rounded", "either or", "mixed number") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
     if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
@@ -171,13 +171,18 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     """May it come to the gold by arithmetic, as in ``-7 halves-7 halves``, ``one 5/12 minus one``, ``6 or 12-6``?"""
     pieces, core = "".join(added), candidate.pieces[candidate.core]
     led = "".join(candidate.pieces[: candidate.core])
+    if candidate.gold.shape == "assignment" and candidate.gold.value == 0 and candidate.gold.text in added:
+        return True  # 0 - 1b = 0, an equation that b = 0 solves
     if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
         return True
+    calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
+    if candidate.kind == "several" and "-" in core + candidate.gold.text and calculated:
+        return True  # -3/2 1/2-3/2 1/2, 5/5 -4
     if core.startswith("-") and (core in added or re.search(r"[\w}|-]\s*\Z", led)):
         return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
-    if re.search("plus|minus", core) and CALCULATES.search(pieces):
+    if re.search("plus|minus", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
     if re.search(r"\b1\^", "".join(candidate.pieces)):
         return True  # a power of 1
@@ -211,7 +216,8 @@ def states_it(candidate: Candidate) -> bool:
     if full and full[-1] == BARE.sub("", gold):
         return True
     line = text.rpartition("####")[2].partition("\n")[0].strip()
-    named = candidate.format is None and candidate.gold.value is None and "####" in text
+    a_number = candidate.gold.value is not None and candidate.gold.shape != "assignment"
+    named = candidate.format is None and not a_number and "####" in text
     if line and (candidate.format == "gsm8k" or named):
         return core not in line or BARE.sub("", line) == BARE.sub("", gold)
     behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
@@ -228,9 +234,12 @@ def named_by_it(candidate: Candidate) -> bool:
     named = re.search(r"x_\{[^{}]*\}|f\([^()]*\)", core) and re.search(
         rf"{whole}[\s$]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
-    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^()]*\) ?= ?", "".join(candidate.pieces))
+    whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
+    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^=]*\) ?= ?", whole)
     exclaims = (
-        candidate.format is None and candidate.kind == "function" and re.search(r"!(\s+\.)?\s*\Z", candidate.text())
+        candidate.format is None
+        and candidate.kind == "function"
+        and re.search(r"!(\s+\.)?[*\s\"'`]*\Z", candidate.text())
     )
     return named is not None or bool(exclaims) or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
 

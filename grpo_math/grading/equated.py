@@ -1,0 +1,61 @@
+r"""The chain of equalities in which a number of free text stands last: its other members have to agree with it.
+
+>>> equated("So x = 3 + 4 = "), equated("The total is 3 + 4 = ")
+((['3 + 4'], 3), (['3 + 4'], 13))
+
+Does not find the number (sentence.py) and does not calculate.
+"""
+
+import re
+
+from grpo_math.grading.commit import DANGER
+
+MONEY = "＄"  # an escaped dollar sign, while the others enclose mathematics
+VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
+_CHAIN = re.compile(  # first in its line, where that does not begin with "1."
+    r"\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s)\s*((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
+)
+_NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
+_UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
+_PLAIN = re.compile(r"\A[$＄]?[\d.,]+%?\Z|[_{}]")  # a number alone, or more than numbers
+_PARTIAL = re.compile("of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE)
+_SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
+    rf"(?:(?:{VERB.pattern}|:)\s+|[\[(])([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
+    re.IGNORECASE,
+)
+
+
+def equated(before: str) -> tuple[list[str], int]:
+    """The members of a chain of equalities before a number that are numbers, and where the chain begins.
+
+    >>> equated("So x = 3 + 4 = "), equated("The total is 3 + 4 = "), equated("2x = 6, so x = ")
+    ((['3 + 4'], 3), (['3 + 4'], 13), ([], 11))
+    """
+    members: list[str] = []
+    signs, start = 0, len(before)
+    end = len(before.rstrip(f" ${MONEY}"))
+    while before[:end].endswith("="):
+        signs += 1
+        start = before.rfind("=", 0, end - 1) + 1
+        words = list(_NO_MEMBER.finditer(before, start, end - 1))
+        start = words[-1].end() if words else start
+        member = before[start : end - 1].strip()
+        part = words and _PARTIAL.fullmatch(words[-1].group()) is not None  # "10 percent of 60 = 6"
+        if member and not part and _UNKNOWN.search(member) is None:
+            members.insert(0, member)
+        end = 0 if words else start
+    start += len(before[start:]) - len(before[start:].lstrip())
+    if signs > 1 or (members and _PLAIN.search(members[0]) is not None and _counts_nothing(before[:start])):
+        return members, start
+    single = _CHAIN.search(before) or _SUM.search(before)
+    return ([] if single is None else [single[1]]), start
+
+
+def _counts_nothing(before: str) -> bool:
+    """Do the words that lead up to a number make nothing else of it?
+
+    >>> _counts_nothing("We paid. The total "), _counts_nothing("10 boys and girls "), _counts_nothing("half the ")
+    (True, False, False)
+    """
+    clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
+    return re.search(r"\d", clause) is None and DANGER.search(clause) is None
