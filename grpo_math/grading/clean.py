@@ -103,7 +103,7 @@ def _clean(text: str) -> str:
         text = FONT.sub(lambda m: "\\text" if "math" in m.group() or "operator" in m.group() else "", text)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
         text = SUBSCRIPT.sub(lambda m: f"_{{{m[1] or m[2]}}}", text)
-        text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}", r"\1", text)
+        text = re.sub(r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1", text)
         text = JOINS.sub(r" \1 ", WHOLE_TEXT.sub(r"\1", text))
         if text.count("$") % 2:
             text = re.sub(r"\$(?=\s?[\d.])", MONEY, text, count=1)

@@ -15,7 +15,7 @@ from grpo_math.grading.spelled import NUMBER_WORDS
 BESIDE = 60  # characters before an answer that are looked at
 AFTERWARDS = 400  # characters behind it in which it may be taken back
 CUE = re.compile(
-    r"n['’]t\b|(?<![A-Za-z])(?:n?or|n?either|not|never|cannot|but|except)\b", re.IGNORECASE
+    r"n['’]t\b|(?:(?<![A-Za-z])|(?<=\\pi))(?:n?or|n?either|not|never|cannot|but|except)\b", re.IGNORECASE
 )  # asked first, since it is quick
 
 # ---------------------------------------------------------------------------- what may stand between a word and a value
@@ -38,7 +38,9 @@ _VALUE = (
 # ----------------------------------------------------------------------------------------------------- before an answer
 
 _BUT = r"(?:any|every|all)(?:thing)? (?:but|except)"
-_DENIAL = re.compile(rf"(?:(?<![A-Za-z])(?:not|never|cannot|neither|nor|{_BUT})|n['’]t){_FILL}", re.IGNORECASE)
+_DENIAL = re.compile(
+    rf"(?:(?:(?<![A-Za-z])|(?<=\\pi))(?:not|never|cannot|neither|nor|{_BUT})|n['’]t){_FILL}", re.IGNORECASE
+)
 _OR = re.compile(rf"(?:(?<![A-Za-z])(?:n?or|either|neither)\b{_MAYBE}){_FILL}", re.IGNORECASE)
 _SAID = re.compile(
     rf"\b(?:either|neither)\b|{_ANSWER_IS}:? \$?\(?(?:{_NUMBER}|[A-J])\)?[$,\s]*(?:n?or\b|\Z)", re.IGNORECASE
@@ -66,14 +68,14 @@ _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _SCALES = (
     r"(?:hundred|thousand|[mb]illion|trillion|dozens?|hal(?:f|ves)|thirds|squared|cubed|factorial|negative"
-    r"|and a (?:half|third|quarter)|less(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
+    r"|and (?:an? )?(?:half|third|quarter|twice|double)|less(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
     r"|(?:in)?correct|wrong)\b"
 )
 _HARMLESS = (  # commands behind a box that leave it alone
     r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math(?![a-z]*\s*\{[^{}]*[\d{])|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
 )
 _TOUCHED = (
-    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d\\]|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
+    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d]|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
     r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] ))"
 )
 _OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au]p|lor|land|vee|wedge)(?![A-Za-z]))"
@@ -91,6 +93,7 @@ _BACK = re.compile(
             r"\bwait\b|\bkidding\b|\bscratch that\b|\bcorrection\b|\b(?:a|my) mistake\b|\bwas mistaken\b|\boops\b",
             r"\bi me?ant?\b|\bhold on\b|\bsecond thoughts?\b|\b(?:disregard|ignore) (?:that|this|the)\b|\bnope\b",
             r"\bnever ?mind\b|\bjoking\b|\bi(?:'m| am) not sure\b|\bsorry\b|\bshould have been\b|\bi doubt\b",
+            r"\((?:wrong|incorrect)\)",
             r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A(?:[^.\n]|\.(?=\})){0,40}\b(?:wrong|incorrect)\b",
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
             rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
@@ -98,7 +101,7 @@ _BACK = re.compile(
             r"\A[\s\"'`*$}]*not\s+(?:equal\b|[$\\({]*\d)",
             r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",
             r"\banswer(?: is|:)[*\s]{0,4}(?:not|never)\s[^a-z]{0,4}(?:equal|[\d\\(]|[a-z]\s?=)",
-            r"\b(?:any|every)thing (?:but|except)\b",
+            r"\b(?:any|every)thing (?:but|except) \S{1,40}\s*(?:\n|\Z)",
             r"\bactually,? (?:the answer|it(?:'s| is)|that is|no|not)\b",
         ]
     ),
@@ -206,8 +209,10 @@ def touching(before: str, after: str) -> str | None:
 
 def taken_back(after: str) -> bool:
     """Does what stands behind an answer take it back?"""
-    beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", after[:AFTERWARDS])
-    return _BACK.search(beside.lstrip().replace("\\text{", " ")) is not None
+    beside = after[:AFTERWARDS].lstrip()
+    if "\\text" in beside:
+        beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", beside).replace("\\text{", " ")
+    return _BACK.search(beside) is not None
 
 
 def not_meant(before: str) -> bool:

@@ -17,8 +17,10 @@ _CHAIN = re.compile(  # first in its line, where that does not begin with "1."
 )
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
-_PLAIN = re.compile(r"\A[$＄]?[\d.,]+%?\Z|[_{}]")  # a number alone, or more than numbers
-_PARTIAL = re.compile("of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE)
+_PLAIN = re.compile(r"\A[$＄]?(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
+_PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
+    "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
+)
 _SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
     rf"(?:(?:{VERB.pattern}|:)\s+|[\[(])([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
     re.IGNORECASE,
@@ -39,9 +41,9 @@ def equated(before: str) -> tuple[list[str], int]:
         start = before.rfind("=", 0, end - 1) + 1
         words = list(_NO_MEMBER.finditer(before, start, end - 1))
         start = words[-1].end() if words else start
-        member = before[start : end - 1].strip()
-        part = words and _PARTIAL.fullmatch(words[-1].group()) is not None  # "10 percent of 60 = 6"
-        if member and not part and _UNKNOWN.search(member) is None:
+        member = before[start : end - 1].lstrip(" })]*").rstrip()
+        partial = words and _PARTIAL.fullmatch(words[-1].group()) is not None and not _counts_nothing(before[:start])
+        if member and not partial and _UNKNOWN.search(member) is None:
             members.insert(0, member)
         end = 0 if words else start
     start += len(before[start:]) - len(before[start:].lstrip())

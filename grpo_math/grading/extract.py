@@ -118,6 +118,8 @@ def extract_gold(gold: str) -> Extraction:
 def _standing(text: str, found: Found) -> Extraction:
     """The answer that the text stands by in the end; both where a later sentence gives one again."""
     before, after = text[max(0, found.start - AFTERWARDS) : found.start], text[found.end :]
+    if len(found.text) < 9 and found.text.isascii() and re.search(r"[\w{]", found.text) is None:
+        return Extraction(None, "punctuation alone")
     if found.how.startswith("phrase") and just_said(before, found.text):
         return Extraction(None, "one of several answers")
     if (
@@ -249,7 +251,7 @@ def _boxed(text: str) -> Found | None:
     first = last = len(text)
     for match in _last_boxes(text):
         content, end = _box_content(text, match.end())
-        if not content or (content.isascii() and not re.search(r"\w", content)):
+        if not content:
             continue
         if boxes and end > first:  # it holds the one before, and is the answer where it holds more
             if re.search(r"\w", (text[match.end() : first] + text[last:end]).replace("\\displaystyle", "")):
@@ -305,17 +307,18 @@ def _with_odd_brace(text: str, start: int, closing: re.Match[str]) -> tuple[str,
     >>> _with_odd_brace(text, 6, re.compile("}").search(text))
     ('(1, 2)} and 3', 21)
     """
-    line = text[closing.end() : closing.end() + AFTERWARDS].partition("\n")[0]
-    braces = [match.group() for match in BRACE.finditer(text, max(0, start - AFTERWARDS), start)]
-    depth = max(0, braces.count("{") - braces.count("}"))
-    for match in BRACE.finditer(line) if "}" in line else ():
-        depth += (match.group() == "{") - (match.group() == "}")
-        if depth < 0 and re.search(r"\w", line[: match.start()]):
-            end = closing.end() + match.start()
-            return strip_wrappers(text[start + 1 : end]), end + 1
-        if depth < 0:
-            break
-    return strip_wrappers(text[start + 1 : closing.start()]), closing.end()
+    end, stop = closing.end(), text.find("\n", closing.end(), closing.end() + AFTERWARDS)
+    stop = min(end + AFTERWARDS, len(text)) if stop < 0 else stop
+    if text.find("}", end, stop) >= 0:
+        before = [match.group() for match in BRACE.finditer(text, max(0, start - AFTERWARDS), start)]
+        depth = max(0, before.count("{") - before.count("}"))
+        for match in BRACE.finditer(text, end, stop):
+            depth += (match.group() == "{") - (match.group() == "}")
+            if depth < 0:
+                if re.search(r"\w", text[end : match.start()]):
+                    return strip_wrappers(text[start + 1 : match.start()]), match.end()
+                break
+    return strip_wrappers(text[start + 1 : closing.start()]), end
 
 
 def _box_content(text: str, start: int) -> tuple[str, int]:

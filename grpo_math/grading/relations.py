@@ -203,6 +203,7 @@ def resolved(tree: Tree) -> Tree:
             len(tree) == 4
             and tree[2] == "in"
             and has_names(tree[1])
+            and not has_kind(tree[1], "relation")
             and tree[3][0] in ("set", "tuple", "union", "meet")
         ):
             return tree[3]

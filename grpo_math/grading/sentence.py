@@ -31,7 +31,7 @@ ANSWER_PHRASE = re.compile(
 )
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\be\.g)(?<!\bi\.e)"
-    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)\s+[a-z\d\\$])|!(?![\"')*\]]* +[a-z]))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
+    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)\s+[a-z\d\\$])|!(?![\"')*\]]*(?: +[a-z]| *\\[a-z])))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
 )
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
@@ -57,7 +57,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?\s*(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?\s*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -85,8 +85,10 @@ _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of u
 _WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _BEGINS = re.compile(r"\s*(?:(?:[!?.,;]+|and|or)\s+)*")  # before a value: "The answer is ... 5"
 _RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
-_FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d))")  # behind a number
-_COMMAND = re.compile(r"\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)")  # and what makes it a part of more
+_FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?)")  # behind a number
+_COMMAND = re.compile(
+    r"\s*![ $]*[)\]}]|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
+)  # and what makes it a part of more
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d| [A-Za-z]+\((?!e?s\))")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTER_BEFORE, _LETTER_BEHIND = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z"), re.compile(r"\W{0,3}[A-J]\b")
@@ -101,8 +103,10 @@ _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:pr
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
 _DENIED_IN = re.compile(
-    r"(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
-    r"|\A\W*\w+ or \w+\W*\Z"
+    r"\A(?!\W*(?:that|this|it|there|he|she|we|i|you|they|no|nothing)\b)"
+    r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
+    r"|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
+    re.IGNORECASE,
 )
 _LINE = re.compile("\n")
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
@@ -110,7 +114,7 @@ _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv
 _LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
 _OPERATOR = re.compile(
     r"(?:=\s*(?:\\left)?[(\[]|\\(?!(?:text|math|mbox|left|q?quad|displaystyle|approx|therefore|implies|iff|to|because"
-    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+|[¬≠≤≥±∓])[\s$({\[]*\Z"
+    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+|[¬≠≤≥±∓])[\s$＄({\[]*\Z"
 )  # before a number, which is then a part of more
 
 
@@ -300,7 +304,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if denied(before[:begin]) or _OR.search(before[:begin]):
         return None
     if members:
-        value = " = ".join([*members, value])
+        value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))
     value = strip_wrappers(value.strip())
     stated = (above[-NEAR:] if re.search("[a-z%#]", sentence) else "") + before[: len(before) - len(sentence)]
     # A fragment: it may repeat what the sentence before says.

@@ -65,9 +65,10 @@ HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the
 CALCULATES = re.compile(r"[-+^/*!|−_×]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
 COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
-    "a term less",
+    *("a term less", "mixed number", "scale"),
 )
-BARE = re.compile(r"\\\{x : x =|\\\}|[\s${}.,]|\\[,;: ]|\\text|\\[()]")
+BARE = re.compile(r"\\\{x : x =|\\\}|[\s${}.,\"'`]|\\[,;: ]|\\text|\\[()]")
+SIZES = r"\\left|\\right|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
@@ -173,6 +174,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.gold.shape == "assignment" and candidate.gold.value == 0 and candidate.gold.text in added:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
+    if candidate.kind == "false chain" and re.search(r"[-+*/−]\Z", "".join(candidate.pieces[:-1])):
+        return True  # 325 = 650-325
     if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
         return True
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
@@ -184,7 +187,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # a formula with an unknown name, and what it comes to
     if re.search("plus|minus", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
-    if re.search(r"\b1\^", "".join(candidate.pieces)):
+    if re.search(r"\b1\^", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
@@ -213,8 +216,10 @@ def states_it(candidate: Candidate) -> bool:
     text = candidate.text()
     boxes = [held(text[box.end() :]) for box in re.finditer(r"\\(?:boxed|fbox)\s*", text)]
     full = [BARE.sub("", box) for box in boxes if BARE.sub("", box)]
-    if full and full[-1] == BARE.sub("", gold):
+    if full and full[-1] in (BARE.sub("", gold), f"({BARE.sub('', gold)})"):
         return True
+    if full and BARE.sub("", core) not in full[-1] and re.sub("[A-Za-z]", "", full[-1]) == BARE.sub("", gold):
+        return True  # with a unit
     line = text.rpartition("####")[2].partition("\n")[0].strip()
     a_number = candidate.gold.value is not None and candidate.gold.shape != "assignment"
     named = candidate.format is None and not a_number and "####" in text
@@ -222,7 +227,8 @@ def states_it(candidate: Candidate) -> bool:
         return core not in line or BARE.sub("", line) == BARE.sub("", gold)
     behind = "".join(candidate.pieces[candidate.core + 1 :]) + " ".join(map(candidate.said, candidate.after))
     lines = [BARE.sub("", line) for line in candidate.frame.replace("@", "".join(candidate.pieces)).splitlines()]
-    free = candidate.format is None or (candidate.format == "gsm8k" and not line)
+    unmarked = {"gsm8k": not line, "boxed": not full}
+    free = candidate.format is None or unmarked.get(candidate.format, False)
     return free and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
 
 
@@ -239,9 +245,9 @@ def named_by_it(candidate: Candidate) -> bool:
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"
-        and re.search(r"!(\s+\.)?[*\s\"'`]*\Z", candidate.text())
+        and re.search(r"!(\s*\.)?[*\s\"'`]*\Z", candidate.text())
     )
-    return named is not None or bool(exclaims) or re.sub(r"\\left|\\right|\s", "", core) == re.sub(r"\s", "", gold)
+    return named is not None or bool(exclaims) or re.sub(SIZES, "", core) == re.sub(SIZES, "", gold)
 
 
 def paid(candidates: list[Candidate]) -> list[Grade]:
