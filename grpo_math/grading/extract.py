@@ -249,6 +249,7 @@ def _boxed(text: str) -> Found | None:
         return None
     boxes: list[str] = []
     first = last = len(text)
+    apart = False
     for match in _last_boxes(text):
         content, end = _box_content(text, match.end())
         if not content:
@@ -258,8 +259,9 @@ def _boxed(text: str) -> Found | None:
                 boxes = [content]
             first, last = match.start(), max(end, last)
             continue
-        if boxes and not _joined(text[end:first]):
-            break
+        apart = apart or (bool(boxes) and not _joined(text[end:first]))
+        if apart:  # only one that holds it counts
+            continue
         boxes.insert(0, content)
         first, last = match.start(), last if len(boxes) > 1 else end
     if not boxes:

@@ -85,6 +85,9 @@ _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of u
 _WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _BEGINS = re.compile(r"\s*(?:(?:[!?.,;]+|and|or)\s+)*")  # before a value: "The answer is ... 5"
 _RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
+_ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
+_FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
+_DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
 _FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?)")  # behind a number
 _COMMAND = re.compile(
     r"\s*![ $]*[)\]}]|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
@@ -289,6 +292,10 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         or (end is not None and "?" in end.group())
     ):
         return None
+    if how == "last number" and _DISPLAYED.search(after) is None:
+        prose = _DISPLAYED.split(sentence)[-1] + found.group() + (after if end is None else after[: end.start()])
+        if _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURED.sub(" ", INLINE_MATH.sub(" ", prose)))):
+            return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = _MEASURED.match(after)
     follows = FOLLOWED.match(after) or (measured and FOLLOWED.match(after, measured.end()))

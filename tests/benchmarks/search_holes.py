@@ -161,6 +161,8 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.kind in ("rounded", "either or", "mixed number") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
+    if candidate.kind in ("brackets changed", "one end", "an end off") and "\\cup" in pieces:
+        return True  # [0, 1) or [0, 1] is [0, 1]
     if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
     if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
@@ -218,7 +220,7 @@ def states_it(candidate: Candidate) -> bool:
     full = [BARE.sub("", box) for box in boxes if BARE.sub("", box)]
     if full and full[-1] in (BARE.sub("", gold), f"({BARE.sub('', gold)})"):
         return True
-    if full and BARE.sub("", core) not in full[-1] and re.sub("[A-Za-z]", "", full[-1]) == BARE.sub("", gold):
+    if full and BARE.sub("", core) not in full[-1] and _signs(full[-1]) == _signs(BARE.sub("", gold)):
         return True  # with a unit
     line = text.rpartition("####")[2].partition("\n")[0].strip()
     a_number = candidate.gold.value is not None and candidate.gold.shape != "assignment"
@@ -230,6 +232,11 @@ def states_it(candidate: Candidate) -> bool:
     unmarked = {"gsm8k": not line, "boxed": not full}
     free = candidate.format is None or unmarked.get(candidate.format, False)
     return free and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
+
+
+def _signs(text: str) -> str:
+    """The text without its letters; all of it where nothing else stands in it."""
+    return re.sub("[A-Za-z]", "", text) or text
 
 
 def named_by_it(candidate: Candidate) -> bool:
@@ -245,7 +252,7 @@ def named_by_it(candidate: Candidate) -> bool:
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"
-        and re.search(r"!(\s*\.)?[*\s\"'`]*\Z", candidate.text())
+        and re.search(r"!(\s*\.)?[*\s\"'`]*(?:\n|\Z)", candidate.text())
     )
     return named is not None or bool(exclaims) or re.sub(SIZES, "", core) == re.sub(SIZES, "", gold)
 
