@@ -1,7 +1,7 @@
 r"""What may stand in what: a set in no sum, infinity in no product, a list in no root.
 
 >>> misplaced(("add", ("num", 1), ("num", 2))), misplaced(("add", ("num", 1), ("set", ("num", 2))))
-(None, 'a set in a sum')
+(None, 'set in sum')
 
 Does not read texts: expression.py asks it of each tree that it has read.
 """
@@ -23,11 +23,12 @@ PARTS: dict[str, frozenset[str]] = {  # a kind that is not here holds anything
     "set": SETS | {"relation"},
     "tuple": SETS | {"relation", "ratio"},
 }
-NAMES = {"add": "sum", "mul": "product", "div": "fraction", "pow": "power", "fact": "factorial", "inf": "infinity"}
+NAMES = {"add": "sum", "mul": "product", "div": "fraction", "pow": "power", "fact": "factorial", "inf": "infinity",
+         "call": "function"}  # fmt: skip
 
 
 def misplaced(tree: Tree) -> str | None:
-    """The first part of a tree that cannot stand where it does, as a phrase; None where there is none."""
+    """The first part of a tree that cannot stand where it does, as two words; None where there is none."""
     left = [tree]
     while left:
         whole = left.pop()
@@ -37,7 +38,7 @@ def misplaced(tree: Tree) -> str | None:
                 if not isinstance(inner, tuple):
                     continue
                 if allowed is not None and _kind(inner) not in allowed:
-                    return f"a {NAMES.get(_kind(inner), _kind(inner))} in a {NAMES.get(whole[0], whole[0])}"
+                    return f"{NAMES.get(_kind(inner), _kind(inner))} in {NAMES.get(whole[0], whole[0])}"
                 left.append(inner)
     return None
 

@@ -272,18 +272,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     factor = _FACTOR.match(after) if how == "last number" else None
     if factor is not None:
         after = after[factor.end() :]
-    if (how == "last number" and _COMMAND.match(after)) or (how == "last formula" and _RUNS_ON.match(after)):
+    if _part_of_more(before, after, how):
         return None
-    if how == "last choice" and (_LETTER_BEFORE.search(before) or _LETTER_BEHIND.match(after)):
-        return None
-    if how == "last number" and (
-        _OPERATOR.search(before) or _NUMBERED.search(before) or _VARIABLE.match(after) or _GLUED.match(after)
-    ):
-        return None
-    beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
-    whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
-    if how == "last number" and not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside):
-        return None  # it is a part of something
     end = SENTENCE_END.search(after)
     if (
         not_meant(sentence)
@@ -292,17 +282,16 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         or (end is not None and "?" in end.group())
     ):
         return None
-    if how == "last number" and _DISPLAYED.search(after) is None:
-        prose = _DISPLAYED.split(sentence)[-1] + found.group() + (after if end is None else after[: end.start()])
-        if _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURED.sub(" ", INLINE_MATH.sub(" ", prose)))):
-            return None
+    clause = after if end is None else after[: end.start()]
+    if how == "last number" and _among_formulas(sentence, found.group() + clause):
+        return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = _MEASURED.match(after)
     follows = FOLLOWED.match(after) or (measured and FOLLOWED.match(after, measured.end()))
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     value += "" if factor is None else factor.group()
     if how != "last choice" and (led is not None or follows is not None):
-        value = (led.group() if led else "") + value + (after if end is None else after[: end.start()])
+        value = (led.group() if led else "") + value + clause
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
     elif how == "last number":
@@ -320,6 +309,37 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         if said is not None and said.text != value:
             return None
     return Said(value, how, start + found.start(), start + found.end())
+
+
+def _part_of_more(before: str, after: str, how: str) -> bool:
+    """Do the signs that touch a last value make it a part of a formula, a list or a name?
+
+    >>> _part_of_more(" is ", " apples", "last number"), _part_of_more(" is 2", "x", "last number")
+    (False, True)
+    """
+    if how == "last choice":
+        return _LETTER_BEFORE.search(before) is not None or _LETTER_BEHIND.match(after) is not None
+    if how == "last formula":
+        return _RUNS_ON.match(after) is not None
+    if _OPERATOR.search(before) or _NUMBERED.search(before):
+        return True
+    if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after):
+        return True
+    beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
+    whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
+    return not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside) is not None
+
+
+def _among_formulas(before: str, after: str) -> bool:
+    r"""Does LaTeX stand in the prose around a number, as nobody writes it who means the number alone?
+
+    >>> _among_formulas("The answer is ", "5."), _among_formulas(r"\color{red} ", "5.")
+    (False, True)
+    """
+    if _DISPLAYED.search(after) is not None:
+        return False
+    prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
+    return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURED.sub(" ", prose))) is not None
 
 
 def _measure(after: str) -> str:

@@ -154,10 +154,10 @@ def may_be_right(candidate: Candidate) -> bool:
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and (re.search("[0|]", pieces) or "(V)" in candidate.after)) or (
-        re.sub(r"\\left|\\right|[()]", "", core) in ("0", "1") and candidate.gold.text in pieces
+        re.sub(r"\\left|\\right|\\displaystyle|[() ]", "", core) in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
-    if re.search(r"(?:\*|\\cdot|\\times)\s*0(?![\d.])", joined):
+    if re.search(r"(?:[*×]|\\cdot|\\times)\s*0(?![\d.])", joined):
         return True
     if candidate.kind in ("rounded", "either or", "mixed number") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
@@ -176,8 +176,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.gold.shape == "assignment" and candidate.gold.value == 0 and candidate.gold.text in added:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
-    if candidate.kind == "false chain" and re.search(r"[-+*/−]\Z", "".join(candidate.pieces[:-1])):
-        return True  # 325 = 650-325
+    if candidate.kind == "false chain" and re.search(r"[-+*/−]\Z|\\sqrt1", "".join(candidate.pieces[:-1])):
+        return True  # 325 = 650-325, and the root of 1 that makes nothing another
     if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
         return True
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
@@ -189,6 +189,10 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # a formula with an unknown name, and what it comes to
     if re.search("plus|minus", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
+    if candidate.gold.text == "1" and re.search(
+        r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
+    ):
+        return True  # 11 to 11
     if re.search(r"\b1\^", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1
     over = re.search("[A-J]/([A-J])", core)

@@ -1,5 +1,7 @@
 """What two answers have in common: structure by structure, with the leaves compared exactly (None = the worker's)."""
 
+import re
+
 import pytest
 
 from grpo_math.grading import units
@@ -8,6 +10,7 @@ from grpo_math.grading.compare import compare
 from grpo_math.grading.exact import certainly_huge
 from grpo_math.grading.expression import MAX_DEPTH, TooLarge, Unreadable, parse
 from grpo_math.grading.numeric import NUMERIC
+from grpo_math.grading.symbolic import judge
 from grpo_math.grading.verdict import Verdict
 
 RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
@@ -18,6 +21,9 @@ RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
     [
         # lists and sets without order, tuples with it
         ("1, 2", "2, 1", RIGHT),
+        ("(1, 2)", "1 or 2", WRONG),
+        ("x = 5", "2x = 10", WRONG),
+        ("x = 5", "5 = x", RIGHT),
         (r"\{1, 2\}", "2 and 1", RIGHT),
         ("1, 2", "1, 2, 3", WRONG),
         ("(1, 2)", "(2, 1)", WRONG),
@@ -94,6 +100,45 @@ def test_two_answers_are_compared_by_their_structure(gold, answer, verdict):
 )
 def test_the_worker_compares_leaves_by_their_values(gold, answer, verdict):
     assert compare(gold, answer, NUMERIC)[0] is verdict
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "reason"),
+    [
+        ("(1,2)", r"(1,2) \cup 3", "cannot be compared"),
+        ("x", r"\text{ x }\int_0^1 t dt", "the answer cannot be read"),
+        (r"\frac12", r"\int_0^1 x dx", "Math-Verify"),
+    ],
+)
+def test_math_verify_is_asked_only_about_formulas_beyond_our_grammar(gold, answer, reason):
+    assert judge(gold, answer)[1] == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (r"\{1, 2\} + 3", "set in sum"),
+        (r"2 * \infty", "infinity in product"),
+        (r"\log \{5\}", "set in function"),
+        (r"|\{1, 2\}|", "set in function"),
+        (r"\sqrt{\{4\}}", "set in function"),
+        (r"\{2\}^2", "set in power"),
+        (r"\{3\}!", "set in factorial"),
+        (r"(1, 2) : 3", "tuple in ratio"),
+        (r"\{x : x = 5\}", "a set in builder notation, or of alternatives"),
+        ("(1 or 2)", "words between the members of a pair"),
+    ],
+)
+def test_what_may_not_stand_in_something_is_unreadable(text, said):
+    with pytest.raises(Unreadable, match=re.escape(said)):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", [r"(1, \infty)", r"\{(1, 2), 3\}", r"x \in \{1, 2\}", r"2\begin{pmatrix} 1 \\ 2 \end{pmatrix}"]
+)
+def test_and_what_may_is_read(text):
+    assert parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "(", "1 2", "2 +", r"\frac{1}", "x^", "apples", "[1, 2", r"\int_0^3 i"])

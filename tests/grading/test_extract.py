@@ -45,6 +45,18 @@ from grpo_math.grading.extract import extract, extract_gold, strip_wrappers
         ("", None),
         ("I do not know.", None),
         ("It is not 42.", None),
+        (r"\boxed{42} or 43}", "42} or 43"),
+        (r"\boxed{42}}.", "42"),
+        (r"\textbf{So \boxed{42} it is}", "42"),
+        (r"\boxed{E\text{ (no)} \fbox{e} only \fbox{e}}", r"E\text{ (no)} \fbox{e} only \fbox{e}"),
+        (r"\boxed{=}", None),
+        ("She makes 9 * 2 = $18 a day.", "9 * 2 = 18"),
+        ("So the sum is 5 = 6 = 42 again.", "5 = 6 = 42"),
+        ("The area is 36\\pi.", "36\\pi"),
+        (r"We get \color{red}{ up to }42 of them.", None),
+        (r"Of \mathcal{S} and its members we count 42 of them.", None),
+        ("x = a+b\nanything but a+b", None),
+        ("3 * 14 = 42\nThat's not hard.", "3 * 14 = 42"),
     ],
 )
 def test_the_answer_is_found_without_a_named_format(completion, text):
