@@ -93,7 +93,7 @@ _BACK = re.compile(
             r"\bwait\b|\bkidding\b|\bscratch that\b|\bcorrection\b|\b(?:a|my) mistake\b|\bwas mistaken\b|\boops\b",
             r"\bi me?ant?\b|\bhold on\b|\bsecond thoughts?\b|\b(?:disregard|ignore) (?:that|this|the)\b|\bnope\b",
             r"\bnever ?mind\b|\bjoking\b|\bi(?:'m| am) not sure\b|\bsorry\b|\bshould have been\b|\bi doubt\b",
-            r"\((?:wrong|incorrect)\)|\A[^.\n]{0,40}\bnot equal\b",
+            r"\((?:wrong|incorrect)\)|\A[^A-Za-z\n]{0,20}(?:x : x = )?not equal\b",
             r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A(?:[^.\n]|\.(?=\})){0,40}\b(?:wrong|incorrect)\b",
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
             rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"

@@ -1,7 +1,8 @@
 r"""Worker side: are two expressions equal, by their values at high precision in a few points?
 
 Two constants are equal where their difference vanishes as fast as the precision grows; expressions in variables where
-that holds at every sampled point. This says "different" with certainty (up to mpmath's own correctness) and "equal"
+that holds at every sampled point. The precision goes beyond what the largest part needs before the point and the
+smallest behind it, so that no term is lost beside another. This says "different" with certainty (up to mpmath's own correctness) and "equal"
 with a chance of error that no model output will meet.
 
 >>> from grpo_math.grading.expression import parse
@@ -25,7 +26,8 @@ from grpo_math.grading.relations import loose_names
 from grpo_math.grading.relations import names as names_of
 from grpo_math.grading.structure import Rules, places
 
-LOW, HIGH = 40, 90  # decimal digits
+LOW, HIGH = 40, 90  # decimal digits beyond those before or behind the point that the largest and smallest part needs
+MOST = 10_000  # of these
 SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
 MAX_EXPONENT = 10**15
 
@@ -94,8 +96,8 @@ def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
 
 def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bool | None:
     try:
-        gaps = []
-        for digits in (LOW, HIGH):
+        gaps, apart = [], max(_places(gold, point), _places(answer, point))
+        for digits in (LOW + min(apart, MOST), HIGH + min(apart, MOST)):
             with mp.workdps(digits):
                 p, q = _value(gold, point), _value(answer, point)
                 if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
@@ -106,13 +108,28 @@ def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bo
                 scale = max(abs(p), abs(q))
         with mp.workdps(HIGH):
             shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
-            return bool(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
+            near = gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10))
+            return None if near and apart > MOST else bool(near)
     except Overflow:
         if certainly_huge(gold) != certainly_huge(answer):
             return False
         raise
     except (ArithmeticError, ValueError, TypeError):
         return None
+
+
+def _places(tree: Tree, point: dict[str, Any]) -> int:
+    """How many decimal digits the largest part of a tree has before the point, or the smallest zeros behind it.
+
+    >>> from grpo_math.grading.expression import parse
+    >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("1 + 2"), {})
+    (604, 400, 1)
+    """
+    parts: list[Any] = []
+    with mp.workdps(LOW):
+        _value(tree, point, parts)
+        sizes = [mpmath.mag(part) for part in parts if part != 0 and mpmath.isfinite(part)]
+    return int(max(map(abs, sizes), default=0) * 0.30103) + 1
 
 
 def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
@@ -125,23 +142,28 @@ def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
     return values
 
 
-def _value(tree: Tree, point: dict[str, Any]) -> Any:
+def _value(tree: Tree, point: dict[str, Any], parts: list[Any] | None = None) -> Any:
+    """The value of a tree; that of each of its parts goes to ``parts``."""
     kind = tree[0]
     if kind == "num":
-        return mpmath.mpf(tree[1].numerator) / tree[1].denominator
-    if kind == "var":
-        return point[tree[1]]
-    if kind == "const":
+        found = mpmath.mpf(tree[1].numerator) / tree[1].denominator
+    elif kind == "var":
+        found = point[tree[1]]
+    elif kind == "const":
         if tree[1] == "inf":
             raise ArithmeticError("infinity is no value")
-        return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
-    if kind == "call":
-        return _call(tree[1], [_value(argument, point) for argument in tree[2:]])
-    if kind == "pow":
-        return _power(tree, _value(tree[1], point), _value(tree[2], point))
-    if kind not in ARITHMETIC:
+        found = {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
+    elif kind == "call":
+        found = _call(tree[1], [_value(argument, point, parts) for argument in tree[2:]])
+    elif kind == "pow":
+        found = _power(tree, _value(tree[1], point, parts), _value(tree[2], point, parts))
+    elif kind in ARITHMETIC:
+        found = ARITHMETIC[kind](*(_value(part, point, parts) for part in tree[1:]))
+    else:
         raise ArithmeticError(f"a {kind} has no value")
-    return ARITHMETIC[kind](*(_value(part, point) for part in tree[1:]))
+    if parts is not None:
+        parts.append(found)
+    return found
 
 
 def _factorial(n: Any) -> Any:

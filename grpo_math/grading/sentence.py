@@ -90,7 +90,7 @@ _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|l
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
 _FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?)")  # behind a number
 _COMMAND = re.compile(
-    r"\s*![ $]*[)\]}]|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
+    r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d| [A-Za-z]+\((?!e?s\))")  # "5 hours6"
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question

@@ -96,6 +96,11 @@ def test_two_answers_are_compared_by_their_structure(gold, answer, verdict):
         ("x + y < 1", "2x + 2y < 2", RIGHT),
         ("x + y < 1", "-2x - 2y < -2", WRONG),
         (r"2^{10^{9}}", r"2^{10^{9}+1}", WRONG),
+        ("2^{2005}", r"2^{2005} + \sqrt{2^{2005}}", WRONG),
+        ("0", r"2^{2005} + \sqrt{2} - 2^{2005}", WRONG),
+        ("1", r"1 + \sqrt{2} * 10^{-400}", WRONG),
+        (r"2^{1/2} 10^{5000}", r"\sqrt{2} * 10^{5000}", RIGHT),
+        (r"e^{100000}", r"e^{100000} + 1", OPEN),
     ],
 )
 def test_the_worker_compares_leaves_by_their_values(gold, answer, verdict):
