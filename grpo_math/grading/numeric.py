@@ -2,8 +2,10 @@ r"""Worker side: are two expressions equal, by their values at high precision in
 
 Two constants are equal where their difference vanishes as fast as the precision grows; expressions in variables where
 that holds at every sampled point. The precision goes beyond what the largest part needs before the point and the
-smallest behind it, so that no term is lost beside another. This says "different" with certainty (up to mpmath's own correctness) and "equal"
-with a chance of error that no model output will meet.
+smallest behind it, so that no term is lost beside another.
+
+This says "different" with certainty (up to mpmath's own correctness) and "equal" with a chance of error that no model
+output will meet.
 
 >>> from grpo_math.grading.expression import parse
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))

@@ -108,7 +108,7 @@ _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
 _DENIED_IN = re.compile(
     r"\A(?!\W*(?:that|this|it|there|he|she|we|i|you|they|no|nothing)\b)"
     r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
-    r"|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
+    r"|\A\W*un(?!der|it|til)[a-z]+\W*\Z|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
     re.IGNORECASE,
 )
 _LINE = re.compile("\n")
