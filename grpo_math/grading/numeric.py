@@ -28,7 +28,7 @@ from grpo_math.grading.relations import loose_names
 from grpo_math.grading.relations import names as names_of
 from grpo_math.grading.structure import Rules, places
 
-LOW, HIGH = 40, 90  # decimal digits beyond those before or behind the point that the largest and smallest part needs
+LOW, HIGH = 40, 90  # decimal digits, beyond those that the largest and the smallest term of a sum need
 MOST = 10_000  # of these
 SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
 MAX_EXPONENT = 10**15
@@ -98,20 +98,13 @@ def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
 
 def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bool | None:
     try:
-        gaps, apart = [], max(_places(gold, point), _places(answer, point))
-        for digits in (LOW + min(apart, MOST), HIGH + min(apart, MOST)):
-            with mp.workdps(digits):
-                p, q = _value(gold, point), _value(answer, point)
-                if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
-                    return None
-                if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
-                    return None
-                gaps.append(abs(p - q))
-                scale = max(abs(p), abs(q))
-        with mp.workdps(HIGH):
-            shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
-            near = gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10))
-            return None if near and apart > MOST else bool(near)
+        near = _near(gold, answer, point, real)
+        if not near:
+            return near
+        apart = max(_places(gold, point), _places(answer, point))
+        if apart > MOST:
+            return None
+        return near if apart < LOW // 2 else _near(gold, answer, point, real, apart)
     except Overflow:
         if certainly_huge(gold) != certainly_huge(answer):
             return False
@@ -120,17 +113,34 @@ def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bo
         return None
 
 
+def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> bool | None:
+    """Does the difference vanish as the precision grows, with ``apart`` digits more? None where a side has no value."""
+    gaps = []
+    for digits in (LOW + apart, HIGH + apart):
+        with mp.workdps(digits):
+            p, q = _value(gold, point), _value(answer, point)
+            if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
+                return None
+            if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
+                return None
+            gaps.append(abs(p - q))
+            scale = max(abs(p), abs(q))
+    with mp.workdps(HIGH):
+        shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
+        return bool(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
+
+
 def _places(tree: Tree, point: dict[str, Any]) -> int:
-    """How many decimal digits the largest part of a tree has before the point, or the smallest zeros behind it.
+    """How many decimal digits the largest term of a tree's sums has before the point, or zeros the smallest behind it.
 
     >>> from grpo_math.grading.expression import parse
-    >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("1 + 2"), {})
+    >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("2^{2005} / 7"), {})
     (604, 400, 1)
     """
-    parts: list[Any] = []
+    terms: list[Any] = []
     with mp.workdps(LOW):
-        _value(tree, point, parts)
-        sizes = [mpmath.mag(part) for part in parts if part != 0 and mpmath.isfinite(part)]
+        _value(tree, point, terms)
+        sizes = [mpmath.mag(term) for term in terms if term != 0 and mpmath.isfinite(term)]
     return int(max(map(abs, sizes), default=0) * 0.30103) + 1
 
 
@@ -144,28 +154,25 @@ def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
     return values
 
 
-def _value(tree: Tree, point: dict[str, Any], parts: list[Any] | None = None) -> Any:
-    """The value of a tree; that of each of its parts goes to ``parts``."""
+def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) -> Any:
+    """The value of a tree; those of its sums' terms and of its functions' arguments go to ``terms``."""
     kind = tree[0]
     if kind == "num":
-        found = mpmath.mpf(tree[1].numerator) / tree[1].denominator
-    elif kind == "var":
-        found = point[tree[1]]
-    elif kind == "const":
+        return mpmath.mpf(tree[1].numerator) / tree[1].denominator
+    if kind == "var":
+        return point[tree[1]]
+    if kind == "const":
         if tree[1] == "inf":
             raise ArithmeticError("infinity is no value")
-        found = {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
-    elif kind == "call":
-        found = _call(tree[1], [_value(argument, point, parts) for argument in tree[2:]])
-    elif kind == "pow":
-        found = _power(tree, _value(tree[1], point, parts), _value(tree[2], point, parts))
-    elif kind in ARITHMETIC:
-        found = ARITHMETIC[kind](*(_value(part, point, parts) for part in tree[1:]))
-    else:
+        return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
+    if kind not in ARITHMETIC and kind not in ("call", "pow"):
         raise ArithmeticError(f"a {kind} has no value")
-    if parts is not None:
-        parts.append(found)
-    return found
+    values = [_value(part, point, terms) for part in tree[2 if kind == "call" else 1 :]]
+    if terms is not None and (kind == "add" or (kind == "call" and tree[1] not in ("sqrt", "abs"))):
+        terms += values
+    if kind == "call":
+        return _call(tree[1], values)
+    return _power(tree, *values) if kind == "pow" else ARITHMETIC[kind](*values)
 
 
 def _factorial(n: Any) -> Any:

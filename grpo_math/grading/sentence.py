@@ -57,7 +57,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?\s*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?\s*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -299,6 +299,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     members, begin = equated(before) if how == "last number" else ([], 0)
     if denied(before[:begin]) or _OR.search(before[:begin]):
         return None
+    if measured is not None and _same_measure(before, found.group(), measured.group()):
+        return None
     if members:
         value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))
     value = strip_wrappers(value.strip())
@@ -340,6 +342,16 @@ def _among_formulas(before: str, after: str) -> bool:
         return False
     prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
     return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURED.sub(" ", prose))) is not None
+
+
+def _same_measure(before: str, number: str, unit: str) -> bool:
+    r"""Does another number with the same unit stand before the equal sign?
+
+    >>> _same_measure(r"27\text{ cm} = ", "25", r"\text{ cm}"), _same_measure(r"12\text{ in} = ", "1", r"\text{ ft}")
+    (True, False)
+    """
+    other = re.search(rf"([\d.,]+)\s*{re.escape(unit.strip())}\s*=\s*\Z", before)
+    return other is not None and other[1] != number
 
 
 def _measure(after: str) -> str:

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 GRADER = 5
-VERDICTS = "b1a167491385"
+VERDICTS = "2478a7043fce"
 MATH_VERIFY = ("0.9.0",)  # the versions with which the verdicts are these; add one with which the test passes
 KEY = "grader_hash"  # its name in results and in journals
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from string import ascii_lowercase
 
-from grpo_math.grading.expression import FUNCTIONS
+from grpo_math.grading.expression import FUNCTIONS, GREEK
 from grpo_math.grading.expression import SHORT_WORDS as SMALL_WORDS
 from grpo_math.grading.sentence import DATE, WORD
 from grpo_math.grading.text import strip_wrappers
@@ -41,9 +41,15 @@ BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
     r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
     r"|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\\{[^{}]*(?:\\mid|[|:])"
 )
+OF_FORMULAS = (
+    "sum prod int iint iiint oint lim limsup liminf det over choose setminus frac dfrac tfrac cfrac binom dbinom "
+    "tbinom sqrt cdot times ast div pm mp le leq leqslant ge geq geqslant lt gt in notin mid vert lvert rvert cup cap to "
+    "rightarrow left right big Big bigg Bigg bigl bigr Bigl Bigr limits nolimits displaystyle textstyle end pi infty "
+    "emptyset varnothing mathbb circ prime partial sup bmod pmod mod equiv lfloor rfloor lceil rceil"
+)
+COMMANDS = frozenset((*OF_FORMULAS.split(), *FUNCTIONS, *GREEK))
 NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
-    r"\\(?!(?:text|mbox|hbox|math(?!bb)[a-z]*|operatorname|phantom|[a-z]*box(?:ed)?|color|cancel|tag|underbrace|overbrace|[lc]?dots|neg|not|or"
-    r"|lor|land|approx|hat|sout|begin\s*\{(?:cases|array))(?![A-Za-z]))|[^\\$%;\"`~\n]"
+    rf"\\(?:(?:{'|'.join(sorted(COMMANDS))})(?![A-Za-z])|begin\s*\{{[a-z]*matrix|[^A-Za-z])|[^\\$%;\"`~\n]"
 )
 SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
     r"\A(?:[_^]|\.\.)|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
