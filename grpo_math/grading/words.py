@@ -43,12 +43,12 @@ BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
 )
 OF_FORMULAS = (
     "sum prod int iint iiint oint lim limsup liminf det over choose setminus frac dfrac tfrac cfrac binom dbinom "
-    "tbinom sqrt cdot times ast div pm mp le leq leqslant ge geq geqslant lt gt in notin mid vert lvert rvert cup cap to "
-    "rightarrow left right big Big bigg Bigg bigl bigr Bigl Bigr limits nolimits displaystyle textstyle end pi infty "
-    "emptyset varnothing mathbb circ prime partial sup bmod pmod mod equiv lfloor rfloor lceil rceil"
+    "tbinom sqrt cdot times ast div pm mp le leq leqslant ge geq geqslant lt gt in notin mid vert lvert rvert cup cap "
+    "to rightarrow left right big Big bigg Bigg bigl bigr Bigl Bigr limits nolimits displaystyle textstyle end pi "
+    "infty emptyset varnothing mathbb circ prime partial sup bmod pmod mod equiv lfloor rfloor lceil rceil"
 )
 COMMANDS = frozenset((*OF_FORMULAS.split(), *FUNCTIONS, *GREEK))
-NOTHING_ELSE = re.compile(  # no text, no fonts, no invisible parts, no second formula, no list of answers
+FORMULA = re.compile(  # one, by its commands and characters: no text, no fonts, no invisible parts, no list of answers
     rf"\\(?:(?:{'|'.join(sorted(COMMANDS))})(?![A-Za-z])|begin\s*\{{[a-z]*matrix|[^A-Za-z])|[^\\$%;\"`~\n]"
 )
 SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
@@ -181,6 +181,6 @@ def pure(text: str) -> bool:
     """Is it one formula, and no words?"""
     if text.count("=") > text.count("_{") + 1 or text.count("\\{") != text.count("\\}"):  # a set that never ends
         return False
-    if NOTHING_ELSE.sub("", text) or SEVERAL.search(text) is not None:
+    if FORMULA.sub("", text) or SEVERAL.search(text) is not None:
         return False
     return all(word.lower() in ITS_WORDS or word in ascii_lowercase for word in WORD.findall(text))  # ijk, xyz
