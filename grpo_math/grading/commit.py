@@ -82,7 +82,7 @@ _OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au
 _BEHIND = re.compile(
     rf"(?:\\\)|\$|\}})*(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
     rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
-    rf"|[ $]{{1,3}}{_OPERATOR}{_VALUE}",
+    rf"|[ $]{{1,3}}{_OPERATOR}{_VALUE}|\\text\s*\{{[^{{}}]*\}}\s?(?:[A-Za-z]\(|\d)",
     re.IGNORECASE,
 )
 _IN_FRONT = re.compile(r"(?:[\d)\]!]|[=(<>$]\s*[-−]\s*|\\(?:neq?|neg|not|lnot|pm|mp|log|ln|sqrt)\s*|[≠±]\s*)\Z")

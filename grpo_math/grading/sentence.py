@@ -93,6 +93,7 @@ _COMMAND = re.compile(
     r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d| [A-Za-z]+\((?!e?s\))")  # "5 hours6"
+_FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTER_BEFORE, _LETTER_BEHIND = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z"), re.compile(r"\W{0,3}[A-J]\b")
 _LETTERS = re.compile(
@@ -117,7 +118,7 @@ _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv
 _LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
 _OPERATOR = re.compile(
     r"(?:=\s*(?:\\left)?[(\[]|\\(?!(?:text|math|mbox|left|q?quad|displaystyle|approx|therefore|implies|iff|to|because"
-    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+|[¬≠≤≥±∓])[\s$＄({\[]*\Z"
+    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+|[¬≠≤≥±∓])[\s$＄({\[]*(?:\\text\s*\{[\s(]*)?\Z"
 )  # before a number, which is then a part of more
 
 
@@ -320,12 +321,12 @@ def _part_of_more(before: str, after: str, how: str) -> bool:
     (False, True)
     """
     if how == "last choice":
-        return _LETTER_BEFORE.search(before) is not None or _LETTER_BEHIND.match(after) is not None
+        return any((_LETTER_BEFORE.search(before), _LETTER_BEHIND.match(after), _OPERATOR.search(before)))
     if how == "last formula":
         return _RUNS_ON.match(after) is not None
     if _OPERATOR.search(before) or _NUMBERED.search(before):
         return True
-    if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after):
+    if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
         return True
     beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
     whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)

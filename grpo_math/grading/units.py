@@ -136,6 +136,8 @@ def canonical(words: str, exponent: str = "", own: frozenset[str] = frozenset())
         return None
     power = re.sub(r"[^\d-]", "", exponent)
     measured, nouns, over = "", "", False
+    if power and "M" not in kinds:
+        return None
     for kind, token, one in zip(kinds, tokens, singular, strict=True):
         if kind == "S":
             power = "2" if token.lower().startswith("s") else "3"

@@ -67,7 +67,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
     *("a term less", "mixed number", "scale"),
 )
-BARE = re.compile(r"\\\{x : x =|\\\}|[\s${}.,\"'`]|\\[,;: ]|\\text|\\[()]")
+BARE = re.compile(r"\\\\|\\\{x : x =|\\\}|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\text|\\[()]")
 SIZES = r"\\left|\\right|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -193,7 +193,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
     ):
         return True  # 11 to 11
-    if re.search(r"\b1\}?\s*\^", "".join(candidate.pieces).replace("\u200b", "")):
+    if re.search(r"\b1\}?\s*(?:\^|\*\*)", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
