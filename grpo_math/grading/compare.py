@@ -39,7 +39,7 @@ LABEL = re.compile(
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 
-
+NO_LABEL = re.compile(rf"{DANGER.pattern}|not\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 OWN_WORDS = re.compile(r"(?<=[\d}])\s*(?:\\text\s*\{)?[A-Za-z\- ]{3,60}\}?\Z")
 
@@ -187,7 +187,7 @@ def _spaceless(text: str) -> str:
 def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
     short = len(text) <= ORDINARY  # a longer one is read as it stands, with its unit or without
     label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
-    if label is not None and re.search(rf"{DANGER.pattern}|not\b", label.group(), re.I):  # "anything but x ="
+    if label is not None and NO_LABEL.search(label.group()):  # "anything but x ="
         label = None
     if aside is not None and units.canonical(aside[1], own=own) is not None:  # "5 (cm)"
         text = f"{text[: aside.start()]} {aside[1]}"

@@ -26,11 +26,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from grpo_math.grading.kinds import misplaced
+from grpo_math.grading.kinds import Tree, misplaced
 from grpo_math.grading.spelled import NUMBER_WORDS
 from grpo_math.grading.work import MAX_CHARACTERS
-
-Tree = tuple[Any, ...]
 
 MAX_DEPTH = 40
 MAX_DIGITS = 4_000

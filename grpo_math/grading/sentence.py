@@ -239,8 +239,9 @@ def _bare(text: str) -> Said | None:
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
         valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
-        if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or _ASKS.search(line):
-            if len(lines) > 1 and not _ASKS.search(line) and _DENIED_IN.search(line) and len(_prose_words(line)) <= 4:
+        asks = _ASKS.search(line) is not None
+        if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or asks:
+            if len(lines) > 1 and not asks and _DENIED_IN.search(line) and len(_prose_words(line)) <= 4:
                 return None
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:

@@ -58,7 +58,8 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
         return str(verdict), "numeric" if reason == "trees" else reason
     if max(len(gold), len(answer)) > MAX_CHARACTERS:
         return ("bad_gold" if len(gold) > MAX_CHARACTERS else "unparseable"), f"more than {MAX_CHARACTERS} characters"
-    if not pure(clean(answer)) or not (beyond(clean(gold)) or beyond(clean(answer))):
+    plain_gold, plain_answer = clean(gold), clean(answer)
+    if not pure(plain_answer) or not (beyond(plain_gold) or beyond(plain_answer)):
         return "wrong", "cannot be compared"
     gold_sides, sides = (without_conditions(text).split("=") for text in (gold, answer))
     unnamed = len(sides) > 2 or NAME.fullmatch(sides[0].strip()) is None
@@ -66,7 +67,7 @@ def judge(gold: str, answer: str, house: House = HOUSE) -> tuple[str, str]:
         return "wrong", "a chain"
     if several(answer) - several(gold):  # it would take what it can read out of them
         return "wrong", "more than one answer"
-    gold_read, answer_read = bool(readings(clean(gold))), bool(readings(clean(answer)))
+    gold_read, answer_read = bool(readings(plain_gold)), bool(readings(plain_answer))
     gold_parsed, answer_parsed = _parsed(gold), _parsed(answer)
     if not gold_parsed:
         return ("bad_gold", "the gold cannot be read") if not gold_read else ("wrong", "only the gold can be read")
