@@ -71,21 +71,52 @@ _SCALES = (
     r"|and (?:an? )?(?:half|third|quarter|twice|double)|less(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
     r"|(?:in)?correct|wrong)\b"
 )
-_HARMLESS = (  # commands behind a box that leave it alone
-    r"text(?!\s*\{\s*(?:not\b|\d|\([A-J]\)))|math(?![a-z]*\s*\{[^{}]*[\d{])|mbox|rm\b|%|circ|q?quad|end|par\b|[pb]?mod\b|equiv|right|[dt]?frac\s*\{\\text|[\s,;:!)\]\\]"
-)
 _TOUCHED = (
     r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d]|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
-    r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] ))"
+    r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] )|(?<=<)/[a-z]|(?<=\*)\*+(?!\w))"
 )
-_OPERATOR = r"(?:[+^/×÷·∪∩∨∧]|\*(?!\*)|\\(?:times|cdot|div|pm|mp|c[au]p|lor|land|vee|wedge)(?![A-Za-z]))"
 _BEHIND = re.compile(
-    rf"(?:\\\)|\$|\}})*(?:{_TOUCHED}|\\(?!{_HARMLESS}))"
-    rf"|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
-    rf"|[ $]{{1,3}}{_OPERATOR}{_VALUE}|\\text\s*\{{[^{{}}]*\}}\s?(?:[A-Za-z]\(|\d)",
+    rf"(?:\\\)|\$|\}})*{_TOUCHED}|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
     re.IGNORECASE,
 )
-_IN_FRONT = re.compile(r"(?:[\d)\]!]|[=(<>$]\s*[-−]\s*|\\(?:neq?|neg|not|lnot|pm|mp|log|ln|sqrt)\s*|[≠±]\s*)\Z")
+_CLOSES = (  # what ends a formula, or is not seen
+    r"(?:[\s.,;:!?*~&\"'`|>)\]}$]|\\[ ,;:!)\]\\]|\\end\s*\{[^{}]*\}"
+    r"|\\(?:q?quad|right|par|newline|hline|square|Box|blacksquare|qed|checkmark)(?![A-Za-z])"
+    r"|\\f?box(?:ed)?\s*\{\s*\}|\\renewcommand\{[^{}]*\}\{[^{}]*\})*"
+)
+_MEASURE = (  # a unit, a base, a modulus
+    r"(?:\\?%|°|\^\s*\{?\s*\\circ\s*\}?|_\s*\{?\w{1,2}\}?|\\?\(?p?mod(?![a-z])\s*(?:\{[^{}]*\}|\w+)"
+    r"|\\d?frac\s*\{\\text\s*\{[a-z ]*\}\}\s*\{\\text\s*\{[a-z ]*\}\}|&\s*\\text\s*\{[\w ,.]*\}"
+    r"|(?:\\(?:text|mbox|math)[a-z]*\s*)?\{(?:\\?[ ,~A-Za-z/.'()-]|\^\{?-?\d\}?)*\}(?:\^\s*\{?\d\}?)?|\\rm\b[ A-Za-z]*"
+    r"|\\text\s*\{[\s(]*(?:since|because|where|by)\b[^{}]*\})?"
+)
+_ALONE = re.compile(  # closed, with its measure, up to the end of its sentence, to words or another formula
+    rf"{_CLOSES}{_MEASURE}{_CLOSES}"
+    r"(?=\Z|(?<!\})[A-Za-z]|[(\[<#\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff-]"
+    r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=, )(?:\$|\\\())"
+)
+_CLOSED = re.compile(r"\$|\\[\])\\]|\\end\b")
+_ENDS = re.compile(r"[.!?](?:\s|\Z)|\n")
+_CHAIN = re.compile(r"[\s&]*((?:=|\\approx|\\equiv)[^$\n&]*?)[.,\s]*(?:\$|\\[\])\\]|\\end\b|\Z)")
+_NAMED = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])|\\triangle|\\equiv|=\s*0\Z")  # cannot contradict a number
+_OPENED = re.compile(
+    r"(?<!\\)\$\$?|\\[\[(]|\\begin\s*\{[a-z]+\*?\}|(?=\n)|\\\\|(?<=[.!?])\s"
+)  # a formula, a line, a sentence
+_BULLET = re.compile(r"\n\s*(?:[-*+>#|]{1,6}(?=[\s*])|\(?(?:[a-z]|[ivx]{2,4}|\d{1,2})[.)])?\s*\Z")
+_LED_UP = re.compile(  # by nothing, a relation, punctuation, or words
+    r"(?:\A|[=<>≤≥≈≡:&~,;.$\"'“‘—–]|(?<![\w)}*])\*{1,3}|(?<![\w)}])__?|(?<![\w)}\\])[(\[]|\s\|\s"
+    r"|(?<![\\A-Za-z])[A-Za-z]{2,}|['’]s|[Aa]\s|[A-Za-z]{2} [-–]\s"
+    r"|\\(?:equiv|in|approx|sim|geq?|geqslant|leq?|leqslant|lt|gt|to|implies|iff|therefore|because|displaystyle|q?quad"
+    r"|[A-Za-z]*arrow|colon|approxeq|cong|triangleq|noindent|hfill|[lL]arge|LARGE|[hH]uge|bf|rm|[ ,;:!$])"
+    r"|\\(?:text|mbox|math|stackrel|overset|color|hspace)[^\\$]*\}|\\renewcommand\{[^{}]*\}\{[^{}]*\}"
+    r"|(?:\\(?:text|math|under)[a-z]*|\\color\s*\{\w+\}|arrow|(?<![\w)}\\^_]))\s*\{|[⇒→∈∴]|[^\x00-\u20ff\u2200-\u24ff\u2776-\u2797\uff00-\uffef\U0001d400-\U0001d7ff])\s*\Z"
+)
+_CHANGED = re.compile(  # words in front of a number that make it another one
+    r"(?:\b(?:minus|negative|plus|times|half|twice|double|triple|divided by|unlike|without|nearly|almost)(?: of)?"
+    r"|\b(?:square|cube)d? (?:roots? )?of|\b(?:opposite|reciprocal|inverse|factorial) of"
+    r"|\b(?:less|more|greater|fewer) than)(?: the)?\s*\}?\s*[$\\(]*\Z|[(\[][^()\[\]]{0,40},\s*\Z",
+    re.IGNORECASE,
+)
 _FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|it|the|so|my)\b)"
 _BACK = re.compile(
     "|".join(
@@ -120,6 +151,18 @@ _LEADS_ON = re.compile(
     re.IGNORECASE,
 )
 
+# ------------------------------------------------------------------------------------------------ a last line of words
+
+_DENIED_IN = re.compile(
+    r"\A(?!\W*(?:that|this|it|there|he|she|we|i|you|they|no|nothing)\b)"
+    r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
+    r"|\A\W*un(?!der|it|til)[a-z]+\W*\Z|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
+    re.IGNORECASE,
+)
+_CLOSING = re.compile(
+    r"(?:all )?done|q ?e ?d|(?:the )?end|thank(?:s| you)|good luck|cheers|that(?: s|s) (?:it|all)", re.IGNORECASE
+)
+
 # ------------------------------------------------------------------------------------------------ words beside a number
 
 HEDGE = re.compile(
@@ -135,6 +178,7 @@ _CHANGING = (
 )
 DANGER = re.compile(
     rf"(?:(?<![A-Za-z])(?:{'|'.join([*_CHANGING.split(), *sorted(NUMBER_WORDS)])}|at (?:least|most)|one of"
+    r"|divisible by|complement of"
     r"|(?:less|more|fewer|greater|larger|smaller|other) than)(?![A-Za-z])|n['’]t\b)",
     re.IGNORECASE,
 )  # words beside a number that may make it another one
@@ -194,17 +238,24 @@ def alternative(after: str) -> bool:
     return any(pattern.match(plain) is not None for pattern in (_ALTERNATIVE, _LISTED, _ASKED))
 
 
-def touching(before: str, after: str) -> str | None:
-    r"""What makes a box a part of more: the text that touches it, or that multiplies it; None where it stands alone.
+def part_of_more(before: str, held: str, after: str) -> str | None:
+    r"""All of what a box is a part of, by what touches it or multiplies it; None where it stands alone.
 
-    >>> touching("x = ", "."), touching("x = ", r" million."), touching("x = -", ""), touching("", r"348 plus one. So")
-    (None, ' million', '= -', '348 plus one')
+    >>> part_of_more("x = ", "5", "."), part_of_more("x = ", "5", r" million."), part_of_more("$x = -", "5", "$.")
+    (None, '5 million', 'x = - 5')
+    >>> part_of_more("", "5", " = 6$"), part_of_more("", "5", " = x$"), part_of_more("", "3", r"\text{ over }4$. So")
+    ('5 = 6', None, '3\\text{ over }4$')
     """
-    led = _IN_FRONT.search(before[-BESIDE:])
-    followed = _BEHIND.match(after[:AFTERWARDS]) or DANGER.match(after)
-    if led is not None:
-        return led.group()
-    return None if followed is None else re.split(r"[.!?](?:\s|\Z)|\n", after[:AFTERWARDS])[0]
+    led, behind = _OPENED.split(f"\n{before}")[-1], after[:AFTERWARDS]
+    sentence = _ENDS.split(behind, maxsplit=1)[0]
+    alone = _BULLET.match(led) or _LED_UP.search(led) or led.rstrip().endswith(held)
+    if not alone or _CHANGED.search(before[-BESIDE:]):
+        return f"{led.strip()} {held}{_CLOSED.split(sentence, maxsplit=1)[0]}"
+    chain = _CHAIN.match(sentence)
+    if chain is not None:
+        return f"{held} {chain[1]}" if _NAMED.search(chain[1]) is None else None
+    more = _BEHIND.match(behind) or DANGER.match(behind) or not _ALONE.match(sentence)
+    return held + sentence if more else None
 
 
 def taken_back(after: str) -> bool:
@@ -213,6 +264,20 @@ def taken_back(after: str) -> bool:
     if "\\text" in beside:
         beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", beside).replace("\\text{", " ")
     return _BACK.search(beside) is not None
+
+
+def an_answer(line: str) -> bool:
+    """Is a line of words alone an answer of its own, which one above it cannot be beside?
+
+    >>> an_answer("never east"), an_answer("hexagon"), an_answer("That is all."), an_answer("Done.")
+    (True, True, False, False)
+    """
+    plain = re.sub(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+", " ", line)
+    plain = re.sub(r"[\W\d]+", " ", plain).strip()
+    words = len(plain.split())
+    return _CLOSING.fullmatch(plain) is None and (
+        0 < words <= 2 or (words <= 5 and _DENIED_IN.search(plain) is not None)
+    )
 
 
 def not_meant(before: str) -> bool:

@@ -21,6 +21,7 @@ _PLAIN = re.compile(r"\A[$＄]?(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a nu
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )
+_OPERATES = re.compile(rf"\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b|[-+*/×÷]", re.IGNORECASE)
 _SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
     rf"(?:(?:{VERB.pattern}|:)\s+|[\[(])([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
     re.IGNORECASE,
@@ -47,7 +48,8 @@ def equated(before: str) -> tuple[list[str], int]:
             members.insert(0, member)
         end = 0 if words else start
     start += len(before[start:]) - len(before[start:].lstrip())
-    if signs > 1 or (members and _PLAIN.search(members[0]) is not None and _counts_nothing(before[:start])):
+    led_up = start + len(before[start:]) - len(before[start:].lstrip("*+/×÷- "))
+    if signs > 1 or (members and _PLAIN.search(members[0]) is not None and _counts_nothing(before[:led_up])):
         return members, start
     single = _CHAIN.search(before) or _SUM.search(before)
     return ([] if single is None else [single[1]]), start
@@ -60,4 +62,4 @@ def _counts_nothing(before: str) -> bool:
     (True, False, False)
     """
     clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
-    return re.search(r"\d", clause) is None and DANGER.search(clause) is None
+    return DANGER.search(clause) is None and (re.search(r"\d", clause) is None or _OPERATES.search(clause) is None)

@@ -27,10 +27,11 @@ from grpo_math.grading.commit import (
     just_said,
     leads_on,
     one_of_several,
+    part_of_more,
     taken_back,
-    touching,
 )  # fmt: skip
 from grpo_math.grading.sentence import ANSWER_PHRASE, bare, conclusion, is_short, phrase
+from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import strip_wrappers
 
 TAIL = 10_000  # characters from the end in which phrases and bare values are looked for
@@ -141,9 +142,9 @@ def _standing(text: str, found: Found) -> Extraction:
         return Extraction(None, "denied")
     if one_of_several(before) or alternative(after):
         return Extraction(None, "one of several answers")
-    more = touching(before, after) if found.how == "box" else None
+    more = part_of_more(before, found.text, after) if found.how == "box" else None
     if more is not None:
-        return Extraction(f"{found.text} {more}", "part of more")
+        return Extraction(more.strip(), "part of more")
     return Extraction(found.text, found.how, found.parts)
 
 
@@ -166,7 +167,9 @@ def _concluded(text: str) -> Found | None:
 
 
 def _is_value(text: str) -> bool:
-    return "$" not in text and (is_short(text) or (VALUE.match(text) is not None and len(text) <= 200))
+    return "$" not in text and (
+        digits(text)[:1].isdigit() or is_short(text) or (VALUE.match(text) is not None and len(text) <= 200)
+    )
 
 
 def _after_thinking(completion: str) -> str:

@@ -56,13 +56,14 @@ def is_infinite(tree: Tree) -> bool:
 def sides(tree: Tree) -> list[Tree] | None:
     """The members of a chain of equalities; None for any other tree.
 
-    What stands after "is about" is a rounded form of what stands before, and is left out where it is near.
+    What stands after "is about" is a rounded form of what stands before, and is left out where it is near and nothing
+    is equal to it.
     """
     if tree[0] != "relation" or any(sign not in ("=", "~") for sign in tree[2::2]):
         return None
-    members, exact = tree[1::2], [tree[1]]
-    for sign, before, member in zip(tree[2::2], members, members[1:], strict=False):
-        if sign == "=" or has_names(before) or member[0] != "num" or not _near(before, member):
+    members, exact, signs = tree[1::2], [tree[1]], (*tree[2::2], "")
+    for sign, following, before, member in zip(signs, signs[1:], members, members[1:], strict=False):
+        if "=" in (sign, following) or has_names(before) or member[0] != "num" or not _near(before, member):
             exact.append(member)
     return exact
 

@@ -11,7 +11,7 @@ Does not look at boxes, ``####`` and tags (extract.py).
 import re
 from typing import NamedTuple
 
-from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.commit import DANGER, HEDGE, an_answer, denied, denied_from, not_meant
 from grpo_math.grading.equated import MONEY, VERB, equated
 from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
@@ -92,7 +92,7 @@ _FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{
 _COMMAND = re.compile(
     r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
-_GLUED = re.compile(r" ?[A-Za-z]{3,}\d| [A-Za-z]+\((?!e?s\))")  # "5 hours6"
+_GLUED = re.compile(r" ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))")  # "5 hours6"
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
 _LETTER_BEFORE, _LETTER_BEHIND = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z"), re.compile(r"\W{0,3}[A-J]\b")
@@ -100,18 +100,12 @@ _LETTERS = re.compile(
     r"\{[A-J]{2,}\}|\b[A-J]{1,2}\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]{1,2}\b"
 )  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
-    r"\d|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
+    r"\d|\\\{|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )
 _NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
-_DENIED_IN = re.compile(
-    r"\A(?!\W*(?:that|this|it|there|he|she|we|i|you|they|no|nothing)\b)"
-    r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
-    r"|\A\W*un(?!der|it|til)[a-z]+\W*\Z|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
-    re.IGNORECASE,
-)
 _LINE = re.compile("\n")
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
 _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
@@ -241,7 +235,7 @@ def _bare(text: str) -> Said | None:
         valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
         asks = _ASKS.search(line) is not None
         if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or asks:
-            if len(lines) > 1 and not asks and _DENIED_IN.search(line) and len(_prose_words(line)) <= 4:
+            if len(lines) > 1 and not asks and an_answer(line):
                 return None
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:

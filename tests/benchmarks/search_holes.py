@@ -149,8 +149,13 @@ def may_be_right(candidate: Candidate) -> bool:
     if candidate.kind == "several letters" and re.search(r"(?<![A-E])[A-E]{2}(?![A-E])", core) and "(" in pieces:
         return True  # (B) BC, a choice with its text
     sentences = candidate.format is None or candidate.frame == r"\boxed @"
-    if candidate.gold.text in added and candidate.gold.text.endswith(".") and sentences:
+    if candidate.gold.text.endswith(".") and sentences and candidate.gold.text in joined:
         return True  # it ends its sentence
+    letter = re.fullmatch(r"\(?[A-J]\)?", BARE.sub("", candidate.gold.text))
+    if letter is not None and candidate.gold.text in added and re.search("[A-J]", core) is None:
+        return True  # a choice with its text
+    if candidate.kind == "the ends alone" and BARE.sub("", joined) == BARE.sub("", candidate.gold.text):
+        return True
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and (re.search("[0|]", pieces) or "(V)" in candidate.after)) or (
@@ -163,6 +168,10 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # what is rounded stands before "is about"
     if candidate.kind in ("brackets changed", "one end", "an end off") and "\\cup" in pieces:
         return True  # [0, 1) or [0, 1] is [0, 1]
+    if candidate.kind == "several in a box" and re.search(r"[<>]|\\[lg]e", candidate.gold.text) and "and" in core:
+        return True  # both of two inequalities are the narrower one
+    if candidate.kind == "transposed" and "-" in joined:
+        return True  # of an antisymmetric matrix
     if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
     if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
@@ -181,14 +190,16 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
         return True
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
-    if candidate.kind == "several" and "-" in core + candidate.gold.text and calculated:
-        return True  # -3/2 1/2-3/2 1/2, 5/5 -4
+    if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
+        return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
     if core.startswith("-") and (core in added or re.search(r"[\w}|-]\s*\Z", led)):
         return True
     if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
         return True  # a formula with an unknown name, and what it comes to
-    if re.search("plus|minus", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
+    if re.search("plus|minus|negative", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
+    if re.search(r"\bto \}?\s*1\Z", core):
+        return True  # the ratio of a number to 1
     if candidate.gold.text == "1" and re.search(
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
     ):
@@ -201,6 +212,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     if candidate.kind == "either or" and CALCULATES.search(pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
+    side_by_side = side_by_side or any(sentence.strip("?$()") == "V" for sentence in candidate.after)
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
     return computed and (side_by_side or CALCULATES.search(pieces) is not None)
 
@@ -248,15 +260,16 @@ def named_by_it(candidate: Candidate) -> bool:
     ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     whole, sign = re.escape(core), r"(?:=|\\approx|\\in)"
-    named = re.search(r"x_\{[^{}]*\}|f\([^()]*\)", core) and re.search(
+    named = re.search(r"x_\{[^{}]*\}|f\(.*\)", core) and re.search(
         rf"{whole}[\s$]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
-    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^=]*\) ?= ?", whole)
+    whole = re.sub("<!--.*?-->", "", whole)
+    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^=]*\) *= ?", whole)
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"
-        and re.search(r"!(\s*\.)?[*\s\"'`]*(?:\n|\Z)", candidate.text())
+        and re.search(r"!(?:[\s\\.*\"'`)]|\Z)", candidate.text())
     )
     return named is not None or bool(exclaims) or re.sub(SIZES, "", core) == re.sub(SIZES, "", gold)
 

@@ -38,11 +38,12 @@ def test_every_gsm8k_solution_is_wrong_against_the_next_rows_differing_gold():
 
 
 # Solutions in which more than the box stands by the answer: 355\\boxed{680}, \\boxed{2.2} million, \\boxed{284/3}\\pi,
-# and \\boxed{19}x^3 where the coefficient is asked for.
+# -3/2-\\boxed{2}, 22=11\\cdot\\boxed{2}, and \\boxed{19}x^3 where the coefficient is asked for.
 BESIDE = {
     "train/geometry/108.json", "train/number_theory/7122.json", "train/prealgebra/425.json",
     "train/algebra/1643.json", "train/counting_and_probability/240.json", "train/counting_and_probability/561.json",
     "train/counting_and_probability/1073.json", "test/algebra/570.json", "test/algebra/1996.json",
+    "test/algebra/755.json", "train/number_theory/1258.json",
 }  # fmt: skip
 # Solutions that box several answers, as in "\\boxed{30} or \\boxed{150}", where the data takes the last for the gold.
 # (One says "8, or \\boxed{four} numbers".) Elsewhere an "or" between two answers is a guess.
