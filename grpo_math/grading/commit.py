@@ -71,12 +71,14 @@ _SCALES = (
     r"|and (?:an? )?(?:half|third|quarter|twice|double)|less(?=\s*[-\d$\\^({])|point|plus|minus|times (?:two|three)"
     r"|(?:in)?correct|wrong)\b"
 )
+_DIGITS = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _TOUCHED = (
-    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d]|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
+    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d]|[A-Za-z]{1,2}\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
     r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] )|(?<=<)/[a-z]|(?<=\*)\*+(?!\w))"
 )
 _BEHIND = re.compile(
-    rf"(?:\\\)|\$|\}})*{_TOUCHED}|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}",
+    rf"(?:\\\)|\$|\}})*{_TOUCHED}|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
+    rf"|[\s$]{{0,3}}(?:not|{_DIGITS})[\s.!$]*(?:\n|\Z)",
     re.IGNORECASE,
 )
 _CLOSES = (  # what ends a formula, or is not seen
@@ -93,7 +95,7 @@ _MEASURE = (  # a unit, a base, a modulus
 _ALONE = re.compile(  # closed, with its measure, up to the end of its sentence, to words or another formula
     rf"{_CLOSES}{_MEASURE}{_CLOSES}"
     r"(?=\Z|(?<!\})[A-Za-z]|[(\[<#\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff-]"
-    r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=, )(?:\$|\\\())"
+    r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=[:,] )\d+ [a-z]{2}|(?<=, )(?:\$|\\\())"
 )
 _CLOSED = re.compile(r"\$|\\[\])\\]|\\end\b")
 _ENDS = re.compile(r"[.!?](?:\s|\Z)|\n")
@@ -104,16 +106,16 @@ _OPENED = re.compile(
 )  # a formula, a line, a sentence
 _BULLET = re.compile(r"\n\s*(?:[-*+>#|]{1,6}(?=[\s*])|\(?(?:[a-z]|[ivx]{2,4}|\d{1,2})[.)])?\s*\Z")
 _LED_UP = re.compile(  # by nothing, a relation, punctuation, or words
-    r"(?:\A|[=<>≤≥≈≡:&~,;.$\"'“‘—–]|(?<![\w)}*])\*{1,3}|(?<![\w)}])__?|(?<![\w)}\\])[(\[]|\s\|\s"
+    r"(?:\A|[=≤≥≈≡:&~,;.$\"'“‘—–]|(?<![\w)}*])\*{1,3}|(?<![\w)}])__?|(?<![\w)}\\])[(\[]|\s\|\s|[-=]>|<\w+>"
     r"|(?<![\\A-Za-z])[A-Za-z]{2,}|['’]s|[Aa]\s|[A-Za-z]{2} [-–]\s"
-    r"|\\(?:equiv|in|approx|sim|geq?|geqslant|leq?|leqslant|lt|gt|to|implies|iff|therefore|because|displaystyle|q?quad"
+    r"|\\(?:equiv|in|approx|sim|geq?|geqslant|leq?|leqslant|to|implies|iff|therefore|because|displaystyle|q?quad"
     r"|[A-Za-z]*arrow|colon|approxeq|cong|triangleq|noindent|hfill|[lL]arge|LARGE|[hH]uge|bf|rm|[ ,;:!$])"
     r"|\\(?:text|mbox|math|stackrel|overset|color|hspace)[^\\$]*\}|\\renewcommand\{[^{}]*\}\{[^{}]*\}"
     r"|(?:\\(?:text|math|under)[a-z]*|\\color\s*\{\w+\}|arrow|(?<![\w)}\\^_]))\s*\{|[⇒→∈∴]|[^\x00-\u20ff\u2200-\u24ff\u2776-\u2797\uff00-\uffef\U0001d400-\U0001d7ff])\s*\Z"
 )
 _CHANGED = re.compile(  # words in front of a number that make it another one
-    r"(?:\b(?:minus|negative|plus|times|half|twice|double|triple|divided by|unlike|without|nearly|almost)(?: of)?"
-    r"|\b(?:square|cube)d? (?:roots? )?of|\b(?:opposite|reciprocal|inverse|factorial) of"
+    rf"(?:\b{_DIGITS}|\b(?:minus|negative|plus|times|half|twice|double|triple|divided by|unlike|without|nearly|almost)"
+    r"(?: of)?|\b(?:square|cube)d? (?:roots? )?of|\b(?:opposite|reciprocal|inverse|factorial) of"
     r"|\b(?:less|more|greater|fewer) than)(?: the)?\s*\}?\s*[$\\(]*\Z|[(\[][^()\[\]]{0,40},\s*\Z",
     re.IGNORECASE,
 )
@@ -178,7 +180,6 @@ _CHANGING = (
 )
 DANGER = re.compile(
     rf"(?:(?<![A-Za-z])(?:{'|'.join([*_CHANGING.split(), *sorted(NUMBER_WORDS)])}|at (?:least|most)|one of"
-    r"|divisible by|complement of"
     r"|(?:less|more|fewer|greater|larger|smaller|other) than)(?![A-Za-z])|n['’]t\b)",
     re.IGNORECASE,
 )  # words beside a number that may make it another one

@@ -62,4 +62,5 @@ def _counts_nothing(before: str) -> bool:
     (True, False, False)
     """
     clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
-    return DANGER.search(clause) is None and (re.search(r"\d", clause) is None or _OPERATES.search(clause) is None)
+    named = re.split(r"\d", clause)
+    return DANGER.search(clause) is None and (len(named) == 1 or _OPERATES.search(named[-1]) is None)

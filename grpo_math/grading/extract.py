@@ -334,9 +334,9 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
     if text[start] != "{":
         line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
         line = line + rest if MORE.search(rest) else line  # more than one value behind a bare \boxed
-        for stop in islice(re.finditer(r"\.(?=\s|\Z)(?!\s*[a-z\d=\\(])", line), TRIES):
+        for stop in islice(re.finditer(r"(?<!e\.g)(?<!i\.e)\.(?=\s|\Z)(?!\s*[a-z\d=\\(])", line), TRIES):
             if line.count("{", 0, stop.start()) == line.count("}", 0, stop.start()):
-                line = line[: stop.start()]
+                line = line if MORE.search(line, stop.end()) else line[: stop.start()]
                 break
         return strip_wrappers(line), start + len(line)
     depth = 0

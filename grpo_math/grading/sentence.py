@@ -57,7 +57,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?\s*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
     re.I,
 )
 
@@ -279,7 +279,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     ):
         return None
     clause = after if end is None else after[: end.start()]
-    if how == "last number" and _among_formulas(sentence, found.group() + clause):
+    if how != "last formula" and _among_formulas(sentence, found.group() + clause):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = _MEASURED.match(after)

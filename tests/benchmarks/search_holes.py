@@ -152,7 +152,7 @@ def may_be_right(candidate: Candidate) -> bool:
     if candidate.gold.text.endswith(".") and sentences and candidate.gold.text in joined:
         return True  # it ends its sentence
     letter = re.fullmatch(r"\(?[A-J]\)?", BARE.sub("", candidate.gold.text))
-    if letter is not None and candidate.gold.text in added and re.search("[A-J]", core) is None:
+    if letter is not None and letter.group() in candidate.text() and re.search("[A-J]", core) is None:
         return True  # a choice with its text
     if candidate.kind == "the ends alone" and BARE.sub("", joined) == BARE.sub("", candidate.gold.text):
         return True
@@ -181,14 +181,19 @@ def may_be_right(candidate: Candidate) -> bool:
 
 def computes_it(candidate: Candidate, added: list[str]) -> bool:
     """May it come to the gold by arithmetic, as in ``-7 halves-7 halves``, ``one 5/12 minus one``, ``6 or 12-6``?"""
-    pieces, core = "".join(added), candidate.pieces[candidate.core]
+    golds = [candidate.said(text) for text in candidate.after if text.strip("?$()%=/#, ") == "V"]
+    pieces, core = "".join([*added, *golds]), candidate.pieces[candidate.core]
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.gold.shape == "assignment" and candidate.gold.value == 0 and candidate.gold.text in added:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
     if candidate.kind == "false chain" and re.search(r"[-+*/−]\Z|\\sqrt1", "".join(candidate.pieces[:-1])):
         return True  # 325 = 650-325, and the root of 1 that makes nothing another
-    if candidate.kind == "false chain" and candidate.wrong.startswith("-") and candidate.wrong in added:
-        return True
+    if candidate.kind == "false chain" and re.search(r"\b(?:one|two|six|seven)\b", led):
+        return True  # one 3/5 = 8/5
+    if candidate.kind == "false chain" and candidate.wrong in added:
+        return True  # 1/4 = 1/2 1/2
+    if "vmatrix" in core and candidate.gold.text in added:
+        return True  # a matrix with its determinant, which is 1
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
     if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
         return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
@@ -212,7 +217,6 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     if candidate.kind == "either or" and CALCULATES.search(pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
-    side_by_side = side_by_side or any(sentence.strip("?$()") == "V" for sentence in candidate.after)
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
     return computed and (side_by_side or CALCULATES.search(pieces) is not None)
 
@@ -233,10 +237,10 @@ def states_it(candidate: Candidate) -> bool:
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     text = candidate.text()
     boxes = [held(text[box.end() :]) for box in re.finditer(r"\\(?:boxed|fbox)\s*", text)]
-    full = [BARE.sub("", box) for box in boxes if BARE.sub("", box)]
-    if full and full[-1] in (BARE.sub("", gold), f"({BARE.sub('', gold)})"):
+    full, alone = [_alone(box) for box in boxes if _alone(box)], _alone(gold)
+    if full and full[-1] in (alone, f"({alone})", f"[{alone}]"):
         return True
-    if full and BARE.sub("", core) not in full[-1] and _signs(full[-1]) == _signs(BARE.sub("", gold)):
+    if full and _alone(core) not in full[-1] and _signs(full[-1]) == _signs(alone):
         return True  # with a unit
     line = text.rpartition("####")[2].partition("\n")[0].strip()
     a_number = candidate.gold.value is not None and candidate.gold.shape != "assignment"
@@ -250,6 +254,11 @@ def states_it(candidate: Candidate) -> bool:
     return free and (gold in behind or any(one.endswith(BARE.sub("", gold)) for one in lines[:-1]))
 
 
+def _alone(text: str) -> str:
+    """Without dollar signs, spaces, punctuation and sizes."""
+    return re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", BARE.sub("", text))
+
+
 def _signs(text: str) -> str:
     """The text without its letters; all of it where nothing else stands in it."""
     return re.sub("[A-Za-z]", "", text) or text
@@ -260,7 +269,7 @@ def named_by_it(candidate: Candidate) -> bool:
     ``\\left[`` for ``[``; or the gold and an exclamation mark that ends the text, punctuation in free text?"""
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     whole, sign = re.escape(core), r"(?:=|\\approx|\\in)"
-    named = re.search(r"x_\{[^{}]*\}|f\(.*\)", core) and re.search(
+    named = re.search(r"x_\{.*\}|f\(.*\)", core) and re.search(
         rf"{whole}[\s$]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])

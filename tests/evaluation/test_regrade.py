@@ -36,7 +36,7 @@ def kept(path, *answers: tuple[str, str], samples: int = 1, **changes):
         }
         for i, (completion, category) in enumerate(answers)
     ]  # fmt: skip
-    settings = {"template": "gsm8k", "prompt_hash": "ab", "grader_hash": 6, "max_new_tokens": 8, "samples": samples}
+    settings = {"template": "gsm8k", "prompt_hash": "ab", "grader_hash": 2, "max_new_tokens": 8, "samples": samples}
     content = {"schema": 1, **settings, "temperature": 1.0, "versions": {"torch": "2"}, "rows": rows} | changes
     path.write_text(json.dumps(content))
     return path
@@ -59,7 +59,7 @@ def test_only_what_the_grader_says_changes_and_the_old_file_stays(grader, tmp_pa
     assert after["accuracy_in_format"] == 0.25
     assert after["by_level"] == {"1": {"n": 4, "accuracy": 0.5, "ci95": after["ci95"]}}
     changed = {"correct -> wrong": 1, "wrong -> correct": 1}
-    assert after["regraded"] == {"from": "base.json", "grader_hash": 6, "changed": changed}
+    assert after["regraded"] == {"from": "base.json", "grader_hash": 2, "changed": changed}
     assert after["grader_hash"] == grader
     assert after["versions"].keys() == {"torch", "math-verify"}
     said = {"verdict", "answer", "in_format", "category"}
@@ -75,7 +75,7 @@ def test_several_samples_are_counted_by_problem(grader, tmp_path, capsys):
     assert main(["evaluate", "--regrade", str(old)]) == 0
     out = capsys.readouterr().out
     assert "pass@k              1: 25.0%  2: 50.0%" in out
-    assert "grader    7, was 6; 1 of 4 verdicts changed: correct -> wrong 1\n" in out
+    assert "grader    7, was 2; 1 of 4 verdicts changed: correct -> wrong 1\n" in out
     assert out.endswith(f"results   {tmp_path / 'base.grader-7.json'}\n")
 
 

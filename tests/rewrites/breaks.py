@@ -41,7 +41,8 @@ def other(gold: Gold, rng: Random) -> str:
     if gold.shape == "choice":
         return f"({rng.choice([letter for letter in 'ABCDE' if letter != gold.extra])})"
     if gold.shape == "words":
-        return rf"\text{{{rng.choice(('hexagon', 'Wednesday', 'northwest'))}}}"
+        words = [word for word in ("hexagon", "Wednesday", "northwest") if word != gold.extra]
+        return rf"\text{{{rng.choice(words)}}}"
     if gold.shape == "polynomial":
         terms = [(degree, coefficient + (degree == gold.terms[0][0])) for degree, coefficient in gold.terms]
         return polynomial(gold, [term for term in terms if term[1]])
