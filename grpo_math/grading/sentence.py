@@ -150,6 +150,8 @@ def conclusion(text: str) -> Said | None:
     ends = [m.end() for pattern in (SENTENCE_END, _LINE) for m in pattern.finditer(text)]
     stop = len(text)
     for start in sorted({0, *ends}, reverse=True)[:TRIES]:
+        if text[start:stop].rstrip(" \n\"')*]").endswith("?"):
+            return None
         if text[start:stop].strip() and _REPORTED.match(text, start, stop) is None:
             return _stated(text, start, stop)
         stop = start

@@ -192,8 +192,10 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # one 3/5 = 8/5
     if candidate.kind == "false chain" and candidate.wrong in added:
         return True  # 1/4 = 1/2 1/2
-    if "vmatrix" in core and candidate.gold.text in added:
-        return True  # a matrix with its determinant, which is 1
+    if candidate.kind == "false chain" and candidate.gold.shape == "list" and "-" in core:
+        return True  # -1, 9 -1 = 8
+    if candidate.gold.shape == "matrix" and candidate.gold.text in pieces:
+        return True  # a product that is one of its factors
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
     if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
         return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
@@ -203,8 +205,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # a formula with an unknown name, and what it comes to
     if re.search("plus|minus|negative", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
-    if re.search(r"\bto \}?\s*1\Z", core):
-        return True  # the ratio of a number to 1
+    if re.search(r"\bto \}?\s*1\Z", core) or (" to " in core and candidate.gold.text in pieces):
+        return True  # the ratio of a number to 1, of 9191 to 101
     if candidate.gold.text == "1" and re.search(
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
     ):
@@ -270,7 +272,7 @@ def named_by_it(candidate: Candidate) -> bool:
     gold, core = candidate.gold.text, candidate.pieces[candidate.core]
     whole, sign = re.escape(core), r"(?:=|\\approx|\\in)"
     named = re.search(r"x_\{.*\}|f\(.*\)", core) and re.search(
-        rf"{whole}[\s$]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
+        rf"{whole}[\s$}}]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
     whole = re.sub("<!--.*?-->", "", whole)
