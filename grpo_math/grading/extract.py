@@ -2,8 +2,9 @@ r"""A completion -> the text of its answer: where the answer stands, and nothing
 
 A marker that the asked format names comes first; then, in any format: the last ``<answer>`` tag, the last box or
 ``####`` line, a phrase such as "the answer is", and at last a bare value (sentence.py). What stands before ``</think>``
-is never an answer, and an answer that the text around it denies, offers beside another or takes back is none
-(commit.py). Every search runs from the end and in linear time, since completions can be hostile.
+is never an answer, an answer that the text around it denies, offers beside another or takes back is none (commit.py),
+and a box that is a part of more is read with it (alone.py). Every search runs from the end and in linear time, since
+completions can be hostile.
 
 >>> extract("3 + 4 = 7\n#### 7").text, extract(r"so \boxed{\frac{1}{2}}").text, extract("The answer is $5.").text
 ('7', '\\frac{1}{2}', '5')
@@ -17,6 +18,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from grpo_math.grading.alone import part_of_more
 from grpo_math.grading.commit import (
     AFTERWARDS,
     BESIDE,
@@ -27,7 +29,6 @@ from grpo_math.grading.commit import (
     just_said,
     leads_on,
     one_of_several,
-    part_of_more,
     taken_back,
 )  # fmt: skip
 from grpo_math.grading.sentence import ANSWER_PHRASE, bare, conclusion, is_short, phrase

@@ -181,7 +181,8 @@ def may_be_right(candidate: Candidate) -> bool:
 
 def computes_it(candidate: Candidate, added: list[str]) -> bool:
     """May it come to the gold by arithmetic, as in ``-7 halves-7 halves``, ``one 5/12 minus one``, ``6 or 12-6``?"""
-    golds = [candidate.said(text) for text in candidate.after if text.strip("?$()%=/#, ") == "V"]
+    sentences = (*candidate.before, *candidate.after)
+    golds = [candidate.said(text) for text in sentences if text.strip("?$()%=/#, ") == "V"]
     pieces, core = "".join([*added, *golds]), candidate.pieces[candidate.core]
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.gold.shape == "assignment" and candidate.gold.value == 0 and candidate.gold.text in added:
@@ -216,7 +217,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
-    if candidate.kind == "either or" and CALCULATES.search(pieces):
+    if candidate.kind == "either or" and (CALCULATES.search(pieces) or ":" in pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
