@@ -229,15 +229,20 @@ def _bare(text: str) -> Said | None:
     if whole and (words == 0 or (words <= 2 and "\n" not in whole)) and not _is_sentence(whole):
         return everything
     lines = [line for line in text.split("\n") if line.strip()]
+    asked = False
     for line in reversed(lines[-3:]):
         start = text.rindex(line)
         formulas = list(INLINE_MATH.finditer(line))
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
         valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
-        asks = _ASKS.search(line) is not None
-        if not (formulas or numbers or chosen or valued or _LETTERS.search(line)) or asks:
-            if len(lines) > 1 and not asks and an_answer(line):
+        if _ASKS.search(line) is not None:
+            asked = True
+            continue
+        if asked and HEDGE.search(line) is not None:  # "It could be 5." and a question
+            return None
+        if not (formulas or numbers or chosen or valued or _LETTERS.search(line)):
+            if len(lines) > 1 and an_answer(line):
                 return None
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:

@@ -67,7 +67,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
     *("a term less", "mixed number", "scale"),
 )
-BARE = re.compile(r"\\\\|\\\{x : x =|\\\}|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\text|\\[()]")
+BARE = re.compile(r"\\\\|\\\{x : x =|\\\}|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\text|\\[()]|\u200b")
 SIZES = r"\\left|\\right|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -189,14 +189,18 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
     if candidate.kind == "false chain" and re.search(r"[-+*/−]\Z|\\sqrt1", "".join(candidate.pieces[:-1])):
         return True  # 325 = 650-325, and the root of 1 that makes nothing another
-    if candidate.kind == "false chain" and re.search(r"\b(?:one|two|six|seven)\b", led):
-        return True  # one 3/5 = 8/5
+    if candidate.kind == "false chain" and re.search(r"\b(?:one|two|six|seven)\b|\\log", "".join(candidate.pieces)):
+        return True  # one 3/5 = 8/5, log 1 = 0
     if candidate.kind == "false chain" and candidate.wrong in added:
         return True  # 1/4 = 1/2 1/2
     if candidate.kind == "false chain" and candidate.gold.shape == "list" and "-" in core:
         return True  # -1, 9 -1 = 8
+    if candidate.kind == "false chain" and candidate.gold.shape == "union" and "\\cup" in pieces:
+        return True  # with a part of itself
     if candidate.gold.shape == "matrix" and candidate.gold.text in pieces:
         return True  # a product that is one of its factors
+    if candidate.kind == "false chain" and candidate.wrong in core and re.search(r"[-−]", pieces):
+        return True  # 3 = 6 - 3
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
     if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
         return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
@@ -217,7 +221,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
-    if candidate.kind == "either or" and (CALCULATES.search(pieces) or ":" in pieces):
+    if candidate.kind == "either or" and re.search(rf"[:\d]|{CALCULATES.pattern}", pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
@@ -243,7 +247,7 @@ def states_it(candidate: Candidate) -> bool:
     full, alone = [_alone(box) for box in boxes if _alone(box)], _alone(gold)
     if full and full[-1] in (alone, f"({alone})", f"[{alone}]"):
         return True
-    if full and _alone(core) not in full[-1] and _signs(full[-1]) == _signs(alone):
+    if full and _alone(core) not in full[-1] and _signs(full[-1]) in (_signs(alone), f"({_signs(alone)})"):
         return True  # with a unit
     line = text.rpartition("####")[2].partition("\n")[0].strip()
     a_number = candidate.gold.value is not None and candidate.gold.shape != "assignment"
@@ -281,7 +285,7 @@ def named_by_it(candidate: Candidate) -> bool:
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"
-        and re.search(r"!(?:[\s\\.*\"'`)]|\Z)", candidate.text())
+        and re.search(r"!(?:[\s\\.*\"'`)\]]|\Z)", candidate.text())
     )
     return named is not None or bool(exclaims) or re.sub(SIZES, "", core) == re.sub(SIZES, "", gold)
 
