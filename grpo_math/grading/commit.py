@@ -109,7 +109,9 @@ _DENIED_IN = re.compile(
     re.IGNORECASE,
 )
 _CLOSING = re.compile(
-    r"(?:all )?done|q ?e ?d|(?:the )?end|thank(?:s| you)|good luck|cheers|that(?: s|s) (?:it|all)", re.IGNORECASE
+    r"(?:all |that(?: i)?s )?(?:done|correct|right|verified|checked|solved|finished|good|great|it|all)|q ?e ?d|yes"
+    r"|(?:the )?end|thank(?:s| you)|good luck|cheers|perfect|ok(?:ay)?",
+    re.IGNORECASE,
 )
 
 # ------------------------------------------------------------------------------------------------ words beside a number

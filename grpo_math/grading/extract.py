@@ -168,9 +168,9 @@ def _concluded(text: str) -> Found | None:
 
 
 def _is_value(text: str) -> bool:
-    return "$" not in text and (
-        digits(text)[:1].isdigit() or is_short(text) or (VALUE.match(text) is not None and len(text) <= 200)
-    )
+    if "$" in text or len(text) > 200:
+        return False
+    return is_short(text) or VALUE.match(text) is not None or re.fullmatch(r"-?[\d.,/]+", digits(text)) is not None
 
 
 def _after_thinking(completion: str) -> str:
