@@ -26,9 +26,10 @@ _LED_UP = re.compile(  # by nothing, a relation, punctuation, or words
     r"(?:\A|[=≤≥≈≡:&~,;.$\"'“‘—–]|(?<![\w)}*])\*{1,3}|(?<![\w)}])__?|(?<![\w)}\\])[(\[]|\s\|\s|[-=]>|<\w+>"
     r"|(?<![\\A-Za-z])[A-Za-z]{2,}|['’]s|[Aa]\s|[A-Za-z]{2} [-–]\s"
     r"|\\(?:equiv|in|approx|sim|geq?|geqslant|leq?|leqslant|to|implies|iff|therefore|because|displaystyle|q?quad"
-    r"|[A-Za-z]*arrow|colon|approxeq|cong|triangleq|noindent|hfill|[lL]arge|LARGE|[hH]uge|bf|rm|[ ,;:!$])"
+    r"|[A-Za-z]*arrow|colon|approxeq|cong|triangleq|noindent|hfill|[lL]arge|LARGE|[hH]uge|bf|rm|[$])"
     r"|\\(?:text|mbox|math|stackrel|overset|color|hspace)[^\\$]*\}|\\renewcommand\{[^{}]*\}\{[^{}]*\}"
-    r"|(?:\\(?:text|math|under)[a-z]*|\\color\s*\{\w+\}|arrow|(?<![\w)}\\^_]))\s*\{|[⇒→∈∴]|[^\x00-\u20ff\u2200-\u24ff\u2776-\u2797\uff00-\uffef\U0001d400-\U0001d7ff])\s*\Z"
+    r"|(?:\\(?:text|math|under)[a-z]*|\\color\s*\{\w+\}|arrow|(?<![\w)}\\^_]))\s*\{"
+    r"|[⇒→∈∴]|[^\x00-\u20ff\u2200-\u24ff\u2776-\u2797\uff00-\uffef\U0001d400-\U0001d7ff])(?:\s|\\[ ,;:!])*\Z"
 )
 _CHANGED = re.compile(  # words in front of a number that make it another one
     rf"(?:\b{_DIGITS}|\b(?:minus|negative|plus|times|half|twice|double|triple|divided by|unlike|without|nearly|almost)"

@@ -248,7 +248,7 @@ def _bare(text: str) -> Said | None:
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
-            if valued is not None and not valued.group().isdigit():
+            if _LETTERS.search(line) or (valued is not None and not valued.group().isdigit()):
                 return None
             continue
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)

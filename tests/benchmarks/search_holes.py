@@ -216,8 +216,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
     ):
         return True  # 11 to 11
-    if re.search(r"\b1\}?\s*(?:\^|\*\*)", "".join(candidate.pieces).replace("\u200b", "")):
-        return True  # a power of 1
+    if re.search(r"\b1\}?\s*(?:\^|\*\*)|\^\{?1\b", "".join(candidate.pieces).replace("\u200b", "")):
+        return True  # a power of 1, a first power
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
