@@ -187,27 +187,15 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     led = "".join(candidate.pieces[: candidate.core])
     if candidate.gold.shape == "assignment" and candidate.gold.value == 0 and candidate.gold.text in added:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
-    if candidate.kind == "false chain" and re.search(r"[-+*/−]\Z|\\sqrt1", "".join(candidate.pieces[:-1])):
-        return True  # 325 = 650-325, and the root of 1 that makes nothing another
-    if candidate.kind == "false chain" and re.search(r"\b(?:one|two|six|seven)\b|\\log", "".join(candidate.pieces)):
-        return True  # one 3/5 = 8/5, log 1 = 0
-    if candidate.kind == "false chain" and candidate.wrong in added:
-        return True  # 1/4 = 1/2 1/2
-    if candidate.kind == "false chain" and candidate.gold.shape == "list" and "-" in core:
-        return True  # -1, 9 -1 = 8
-    if candidate.kind == "false chain" and candidate.gold.shape == "union" and "\\cup" in pieces:
-        return True  # with a part of itself
+    if candidate.kind == "false chain" and completes_chain(candidate, added, pieces):
+        return True
     if candidate.gold.shape == "matrix" and candidate.gold.text in pieces:
         return True  # a product that is one of its factors
-    if candidate.kind == "false chain" and candidate.wrong in core and re.search(r"[-−]", pieces):
-        return True  # 3 = 6 - 3
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
     if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
         return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
     if core.startswith("-") and (core in added or re.search(r"[\w}|-]\s*\Z", led)):
         return True
-    if candidate.kind == "false chain" and re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces):
-        return True  # a formula with an unknown name, and what it comes to
     if re.search("plus|minus|negative", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
     if re.search(r"\bto \}?\s*1\Z", core) or (" to " in core and candidate.gold.text in pieces):
@@ -226,6 +214,20 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
     return computed and (side_by_side or CALCULATES.search(pieces) is not None)
+
+
+def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool:
+    """May a chain of equalities be true with what is added to it?"""
+    core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
+    return (
+        re.search(r"[-+*/−]\Z|\\sqrt1", "".join(candidate.pieces[:-1])) is not None  # 325 = 650-325, the root of 1
+        or re.search(r"\b(?:one|two|six|seven)\b|\\log", whole) is not None  # one 3/5 = 8/5, log 1 = 0
+        or candidate.wrong in added  # 1/4 = 1/2 1/2
+        or (candidate.gold.shape == "list" and "-" in core)  # -1, 9 -1 = 8
+        or (candidate.gold.shape == "union" and "\\cup" in pieces)  # with a part of itself
+        or (candidate.wrong in core and re.search(r"[-−]", pieces) is not None)  # 3 = 6 - 3
+        or re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces) is not None  # a formula with an unknown name
+    )
 
 
 def held(text: str) -> str:
@@ -263,7 +265,7 @@ def states_it(candidate: Candidate) -> bool:
 
 def _alone(text: str) -> str:
     """Without dollar signs, spaces, punctuation and sizes."""
-    return re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", BARE.sub("", text))
+    return re.sub(SIZES, "", BARE.sub("", text))
 
 
 def _signs(text: str) -> str:
