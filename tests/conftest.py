@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only what tests/fast.py selects: an answer in four minutes")
+    parser.addoption("--fast", action="store_true", help="only what tests/fast.py selects: an answer in three minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -77,6 +77,7 @@ JOINS = re.compile(  # words in \text that join two values, or stand beside one
     r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}"
 )
 WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
+EQUATIONS = re.compile(r"(?<=\w)\s*\n\s*(?=[A-Za-z]\s?=)")  # line by line
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
@@ -117,6 +118,8 @@ def _clean(text: str) -> str:
             .replace("\\&", "&&")
         )
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
+    if "\n" in text:
+        text = EQUATIONS.sub(", ", text)
     if "000000000000" in text:
         text = re.sub(r"(?<![\d.])0{12,}(?=\d)", "", text)
     text = re.sub(r"\s+", " ", text).strip()

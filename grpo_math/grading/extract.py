@@ -31,6 +31,7 @@ from grpo_math.grading.commit import (
     one_of_several,
     taken_back,
 )  # fmt: skip
+from grpo_math.grading.predicate import choice, predicate
 from grpo_math.grading.sentence import ANSWER_PHRASE, bare, conclusion, is_short, phrase
 from grpo_math.grading.spelled import digits
 from grpo_math.grading.text import strip_wrappers
@@ -97,7 +98,7 @@ def extract(completion: str, answer_format: str | None = None, last_box: bool = 
         return _standing(visible, found)
     tail = BOLD.sub(r"\1", visible[-TAIL:])
     without = EMPTY_TAG.sub(" ", EMPTY_BOX.sub(" ", tail))
-    said = phrase(without) or (bare(tail) if without == tail else None)
+    said = phrase(without) or ((choice(tail) or bare(tail) or predicate(tail)) if without == tail else None)
     if said is None:
         return Extraction(None, "nothing" if without == tail else "empty box")
     return _standing(without, Found(*said))

@@ -15,6 +15,7 @@ from grpo_math.grading.commit import DANGER, HEDGE, an_answer, denied, denied_fr
 from grpo_math.grading.equated import MONEY, VERB, equated
 from grpo_math.grading.expression import FUNCTIONS
 from grpo_math.grading.spelled import digits
+from grpo_math.grading.steps import last_step
 from grpo_math.grading.text import DOLLAR, strip_wrappers
 from grpo_math.grading.units import canonical
 
@@ -60,11 +61,8 @@ JOINED = re.compile(
     r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
     re.I,
 )
-
-
 LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
 FOLLOWED = re.compile(rf"(?:(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}})?{DANGER.pattern}", re.IGNORECASE)
-
 
 _STATES = re.compile(
     r"(?:(?:so|thus|hence|therefore|then|and),? )?"
@@ -88,7 +86,9 @@ _RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
 _ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
 _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
-_FACTOR = re.compile(r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?)")  # behind a number
+_FACTOR = re.compile(  # behind a number
+    r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?|[½¼¾⅐-⅞]|π|√\s?\d+|[²³¹⁰⁴-⁹⁻]+)"
+)
 _COMMAND = re.compile(
     r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
@@ -100,12 +100,14 @@ _LETTERS = re.compile(
     r"\{[A-J]{2,}\}|\b[A-J]{1,2}\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]{1,2}\b"
 )  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
-    r"\d|\\\{|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
+    r"\d|\\\{|(?<!\w)\{[A-Za-z ]*,|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])"
+    r"|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )
 _NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
+_LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*;\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
 _LINE = re.compile("\n")
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
 _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
@@ -227,7 +229,8 @@ def _bare(text: str) -> Said | None:
         return None
     everything = Said(whole, "whole text", 0, len(text))
     if whole and (words == 0 or (words <= 2 and "\n" not in whole)) and not _is_sentence(whole):
-        return everything
+        step = last_step(whole)
+        return everything if step is None else everything._replace(text=step, how="last step")
     lines = [line for line in text.split("\n") if line.strip()]
     asked = False
     for line in reversed(lines[-3:]):
@@ -300,7 +303,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif how == "last number":
         value += _measure(after)
     members, begin = equated(before) if how == "last number" else ([], 0)
-    if denied(before[:begin]) or _OR.search(before[:begin]):
+    if denied(before[:begin]) or _OR.search(before[:begin]) or _LISTED.search(before[:begin]):
         return None
     if measured is not None and _same_measure(before, found.group(), measured.group()):
         return None
@@ -331,8 +334,8 @@ def _part_of_more(before: str, after: str, how: str) -> bool:
     if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
         return True
     beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
-    whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·]", after)
-    return not whole and re.search(r"[\d+*/^<>×÷·}{&)]|\\", beside) is not None
+    whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·\d]", after)
+    return not whole and re.search(r"[\d+*/^<>×÷·}{&)√∛π²³½]|\\", beside) is not None
 
 
 def _among_formulas(before: str, after: str) -> bool:
@@ -395,7 +398,11 @@ def _led_up(said: str) -> int:
     (6, 6, 0, 0)
     """
     words = _LEADING.match(said)
-    if words is None or re.search(r"\w of\s*\Z", words.group()) or _OF_VALUES.search(words.group()) is not None:
+    if (
+        words is None
+        or re.search(r"\w of\s*\Z|n(?:ever|ot)\b", words.group(), re.IGNORECASE)
+        or _OF_VALUES.search(words.group()) is not None
+    ):
         return 0
     values = _ASIDE.sub("", said[words.end() :].rstrip(" .*")).rstrip()
     values = _OF_VALUES.sub(" ", _NOUN.sub("", values))

@@ -62,12 +62,14 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
     r"|\\implies|\\to\b|→|which is|i\.e\.|so |then|hence|therefore|≠|\\left\||factorial|half|twice|double|\bmod"
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
-CALCULATES = re.compile(r"[-+^/*!|−_×]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b")
+CALCULATES = re.compile(
+    r"[-+^/*!|−_×√²½]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b"
+)
 COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
     *("a term less", "mixed number", "scale"),
 )
-BARE = re.compile(r"\\\\|\\\{x : x =|\\\}|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\text|\\[()]|\u200b")
+BARE = re.compile(r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\text|\\[()]|\u200b")
 SIZES = r"\\left|\\right|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -204,7 +206,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
     ):
         return True  # 11 to 11
-    if re.search(r"\b1\}?\s*(?:\^|\*\*)|\^\{?1\b", "".join(candidate.pieces).replace("\u200b", "")):
+    if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1, a first power
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
@@ -220,7 +222,7 @@ def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool
     """May a chain of equalities be true with what is added to it?"""
     core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
     return (
-        re.search(r"[-+*/−]\Z|\\sqrt1", "".join(candidate.pieces[:-1])) is not None  # 325 = 650-325, the root of 1
+        re.search(r"[-+*/−]\Z|(?:\\sqrt|√)1|1²|½", "".join(candidate.pieces[:-1])) is not None  # 325 = 650-325, a root
         or re.search(r"\b(?:one|two|six|seven)\b|\\log", whole) is not None  # one 3/5 = 8/5, log 1 = 0
         or candidate.wrong in added  # 1/4 = 1/2 1/2
         or (candidate.gold.shape == "list" and "-" in core)  # -1, 9 -1 = 8
@@ -283,7 +285,7 @@ def named_by_it(candidate: Candidate) -> bool:
     )
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
     whole = re.sub("<!--.*?-->", "", whole)
-    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^=]*\) *= ?", whole)
+    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^=]*\)(?: |\\text\{ \})*= ?", whole)
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"

@@ -23,7 +23,8 @@ SYMBOLS = (  # of LaTeX and text, whole or cut
     "\\times ", "\\div ", "\\to ", "\\implies ", "\\in ", "\\notin ", "\\cup ", "\\cap ", "\\lor ", "\\land ",
     "\\neg ", "\\mid ", "\\quad ", "\\,", "\\!", "\\;", "\\ ", "~~", "$", "$$", "\\$", "{", "}", "(", ")", "[",
     "]", "\\{", "\\}", "\\left(", "\\right)", "^\\circ", "\\%", "\\infty ", "\n", "\t", " ", "\u200b", "\u00a0",
-    "\u2212", "\u00d7", "\u2260", "→", "\\text{}", "\\phantom{x}", "\\cancel{", "\\sqrt", "\\log ", "'s",
+    "\u2212", "\u00d7", "\u2260", "→", "π", "√", "²", "½",
+    "°", "\\text{}", "\\phantom{x}", "\\cancel{", "\\sqrt", "\\log ", "'s",
 )  # fmt: skip
 WRAPS = (  # around a part of an answer
     "{@}", "(@)", "[@]", "\\{@\\}", "\\text{@}", "\\text{ @ }", "\\mathrm{@}", "\\mathbf{@}", "\\boxed{@}",

@@ -1,0 +1,49 @@
+r"""A working of equations without words, line by line or joined by "so": its last step is the answer.
+
+>>> last_step("48 / 2 = 24\n48 + 24 = 72"), last_step(r"2x = 10 \implies x = 5"), last_step("x = 5\nx = 6")
+('48 + 24 = 72', 'x = 5', None)
+
+Does not calculate: whether the last step is true is compared with the gold (relations.py).
+"""
+
+import re
+
+_SO = re.compile(
+    r"\s*(?:[,;]?\s*\b(?:so|thus|hence|therefore)\b,?|\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])"
+    r"|[⇒⟹∴→]|=>)\s*",
+    re.IGNORECASE,
+)
+_RELATION = re.compile(r"=|<|>|\\[lg]e(?:q|qslant)?(?![A-Za-z])|[≤≥]|\\in(?![A-Za-z])")
+_NAME = re.compile(r"\s*([A-Za-z])\s*\Z")
+_OPERATED = re.compile(r"[\d)}%]\s*(?:[-+*/×÷·−]|\\(?:times|cdot|div)(?![A-Za-z]))")
+_WORKED = re.compile(rf"{_OPERATED.pattern}|(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+
+
+def last_step(text: str) -> str | None:
+    """The last equation of several that follow from each other; None where they may be several answers.
+
+    >>> last_step("x = 5"), last_step("∴ x = 5"), last_step("x = 5\\ny = 6"), last_step("x = 5, so y = 6")
+    (None, 'x = 5', None, 'y = 6')
+    >>> last_step("x = 3 + 4\\nx = 7")
+    'x = 3 + 4 = 7'
+    """
+    lines = [line for line in text.replace("$", "").split("\n") if line.strip()]
+    steps = [step for line in lines for step in _SO.split(line)]
+    if len(steps) < 2:
+        return None
+    steps = steps[not steps[0].strip() :]
+    sides = [_sides(step) for step in steps]
+    if not all(left.strip() and right.strip() and _WORKED.search(left) is not None for left, right in sides):
+        return None
+    named = [(match[1], right.strip()) for left, right in sides if (match := _NAME.match(left)) is not None]
+    names = [name for name, _ in named]
+    if len(named) < 2 or _NAME.match(sides[-1][0]) is None or (len(lines) == 1 and names[-1] not in names[:-1]):
+        return steps[-1]
+    worked = len(set(names)) == 1 and any(_OPERATED.search(right) for _, right in named[:-1])
+    return " = ".join([names[-1], *(right for _, right in named)]) if worked else None
+
+
+def _sides(step: str) -> tuple[str, str]:
+    """What stands before the first relation of a step, and behind it."""
+    relation = _RELATION.search(step)
+    return ("", "") if relation is None else (step[: relation.start()], step[relation.end() :])
