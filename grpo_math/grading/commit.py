@@ -88,9 +88,11 @@ _BACK = re.compile(
     re.IGNORECASE,
 )
 _NOT_MEANT = re.compile(
-    r"\bhad (?:we|i|it|you|they|he|she|the)\b|\bif (?:we|i|it|you|they|he|she) had\b|\bi had\b|\bothers?\b|\bcompare\b"
-    r"|\b(?:some|they|people|who|book|friend|problem) (?:would |might |may )?(?:say|claim|think|argue)s?\b|\bat first\b"
-    r"|\b(?:check|verify|said|claimed|thought|believed|wrong(?:ly)?|mistaken(?:ly)?|guess(?:ed)?|pretend|suppose|not)\b"
+    r"\bhad (?:we|i|it|you|they|he|she|the)\b|\bif (?:we|i|it|you|they|he|she) had\b|\bi had\b|\bcompare\b"
+    r"|\bothers\b|\bother (?:people|persons?|one|answers?|results?|solutions?|values?|books?|texts?|\Z)|\bat first\b"
+    r"|\b(?:some|they|people|who|book|friend|problem) (?:would |might |may )?(?:say|claim|think|argue)s?\b"
+    r"|\b(?:check|verify|said|claimed|thought|believed|wrong(?:ly)?|mistaken(?:ly)?|guessed|pretend|suppose|not)\b"
+    r"|(?<!\bhis )(?<!\bher )(?<!\btheir )\bguess\b"
     r"|\bhypothetically\b|n['’]t\b|\bdoubt(?:s|ed|ful)?\b|\banswer (?:plus|minus|times|divided|squared|cubed)\b"
     r"|\b(?:opposite|reciprocal|inverse|negative|square|root|half|third|double) of (?:the|my|our) (?:answer\b|\Z)",
     re.IGNORECASE,
@@ -117,8 +119,8 @@ _CLOSING = re.compile(
 # ------------------------------------------------------------------------------------------------ words beside a number
 
 HEDGE = re.compile(
-    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|between|perhaps|maybe|possibly|might|could be|may be"
-    r"|probably)\b",
+    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|between(?! the [a-z])|perhaps|maybe|possibly|might|could be"
+    r"|may be|probably)\b",
     re.IGNORECASE,
 )
 _CHANGING = (

@@ -39,7 +39,7 @@ LABEL = re.compile(
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 
-NO_LABEL = re.compile(rf"{DANGER.pattern}|not\b", re.IGNORECASE)
+NO_LABEL = re.compile(rf"{DANGER.pattern}|not\b|\bwith\b", re.IGNORECASE)
 SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
 OWN_WORDS = re.compile(r"(?<=[\d}])\s*(?:\\text\s*\{)?[A-Za-z\- ]{3,60}\}?\Z")
 
@@ -213,7 +213,10 @@ def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
 def _without_units(text: str, own: frozenset[str]) -> tuple[str, str | None]:
     """Without the unit at its end, and in a chain of equalities without the same one behind the other members."""
     bare, unit = units.split(text, own)
-    if unit is None or "=" not in bare:
+    if "=" not in bare:
+        return bare, unit
+    unit = unit or units.split(text.rpartition("=")[2].strip(), own)[1]  # 20 + 5 = $25
+    if unit is None:
         return bare, unit
     members = []
     for member in bare.split("="):

@@ -49,6 +49,7 @@ COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 ENDED = re.compile(r"[.?](?=\s)|\n")  # a sentence
 WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\s+[A-Za-z]")
 BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,300}?)(?<=\S)\*\*(?![\w(*])")
+CALCULATED = re.compile(r"(?<=[= $])<<[-+*/().\d% ]{1,80}=[-\d.]{1,20}>>(?=[-\d.$])")  # GSM8K's "= <<3+4=7>>7"
 EMPTY_TAG = re.compile(r"<answer>\s*</answer>")
 BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
 EMPTY_BOX = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}")
@@ -96,7 +97,7 @@ def extract(completion: str, answer_format: str | None = None, last_box: bool = 
         return Extraction(None, "several boxes")
     if found:
         return _standing(visible, found)
-    tail = BOLD.sub(r"\1", visible[-TAIL:])
+    tail = CALCULATED.sub("", BOLD.sub(r"\1", visible[-TAIL:]))
     without = EMPTY_TAG.sub(" ", EMPTY_BOX.sub(" ", tail))
     said = phrase(without) or ((choice(tail) or bare(tail) or predicate(tail)) if without == tail else None)
     if said is None:

@@ -13,17 +13,20 @@ from grpo_math.grading.sentence import SENTENCE_END, Said
 from grpo_math.grading.units import canonical
 
 _SAYS = re.compile(
-    r"(?P<subject>[A-Za-z][A-Za-z ,']{1,80}) (?:is|are|equals|is equal to|are equal to) (?:in )?"
-    r"(?P<value>(?:[-−+]\s?)?(?=[\d(\[.√π]|\\[a-z{])"
-    r"(?:[-−+\d.,/:^_(){}\[\]*|!²³¹⁰⁴-⁹⁻½¼¾⅐-⅞π√∛∞∪°% ]|\\(?:text\s*\{[^{}]*\}|[A-Za-z]+|[{}|%,;!])|\b(?:and|or)\b"
-    r"|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+?)(?P<unit>(?: [A-Za-z]+){1,3})?[.\s]*"
+    r"(?P<subject>[A-Za-z][A-Za-z ,']{1,80}) (?:is|are|equals|is equal to|are equal to) "
+    r"(?:(?:therefore|thus|then|exactly|simply|just|in),? )?"
+    r"(?P<value>(?:[-−+]\s?)?(?=[\d(\[.√π]|\\[a-z{]|[A-Za-z]\s?(?:[-+*/^=<>≤≥]|\\[lg]e))"
+    r"(?:[-−+\d.,/:^_(){}\[\]*|!=<>≤≥²³¹⁰⁴-⁹⁻½¼¾⅐-⅞π√∛∞∪°% ]|\\(?:text\s*\{[^{}]*\}|[A-Za-z]+|[{}|%,;!])"
+    r"|\b(?:and|or)\b|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+?)(?P<unit>(?: [A-Za-z]+){1,3})?[.\s]*"
 )
 _CHOICE = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:option|choice|answer) )?\(?([A-J])\)? is (?:the )?"
     r"(?:only )?(?:correct|right)(?: one| answer| option| choice)?[.!\s]*",
     re.IGNORECASE,
 )
-_COUNTED = re.compile(r"\b(?:points?|two|three|four)\b", re.IGNORECASE)  # "The two points are", no danger there
+_COUNTED = re.compile(  # "The two points are", "from A to B and C": no danger there
+    r"\b(?:[Pp]oints?|[Tt]wo|[Tt]hree|[Ff]our|(?:between )?[A-Z]{1,3} and [A-Z]{1,3})\b"
+)
 _FORMULA = re.compile(r"\d|\\[a-z]|[π√∞]")
 _CLAIMS = re.compile(r"\b(?:and|or|if|when|while|say|says|see|let|each|every)\b", re.IGNORECASE)  # more than one thing
 

@@ -11,6 +11,20 @@ Does not look at boxes, ``####`` and tags (extract.py).
 import re
 from typing import NamedTuple
 
+from grpo_math.grading.beside import (
+    AWAY,
+    FACTOR,
+    FOLLOWED,
+    INLINE_MATH,
+    LED,
+    MEASURED,
+    OF_WHAT,
+    SUMMED,
+    among_formulas,
+    measure,
+    part_of_more,
+    same_measure,
+)  # fmt: skip
 from grpo_math.grading.commit import DANGER, HEDGE, an_answer, denied, denied_from, not_meant
 from grpo_math.grading.equated import MONEY, VERB, equated
 from grpo_math.grading.expression import FUNCTIONS
@@ -48,9 +62,6 @@ NUMBER = re.compile(
     r"(?<![\w.])[-−+]?(?:[$€£¥＄]\s?)?[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
     r"(?<=\d)(?:\s?/\s?\d+|(?::\d+)+)?(?!\.?\d)(?:\s?\\?%)?"
 )
-INLINE_MATH = re.compile(
-    r"\$\$?([^$\n]{1,400})\$\$?|\\\(((?:[^\\]|\\[^()]){1,400}?)\\\)|\\\[((?:[^\\]|\\[^][]){1,400}?)\\\]"
-)
 WORD = re.compile(
     r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|of|to|in|so|we|he|it|as|at|by|or|on|if|an|my|be)\b)", re.IGNORECASE
 )
@@ -61,9 +72,6 @@ JOINED = re.compile(
     r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
     re.I,
 )
-LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
-FOLLOWED = re.compile(rf"(?:(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}})?{DANGER.pattern}", re.IGNORECASE)
-
 _STATES = re.compile(
     r"(?:(?:so|thus|hence|therefore|then|and),? )?"
     r"(?:(?:it|this|that)(?: is|'s| was|equals)|we (?:get|have)|[A-Za-z]\s?=)\s*",
@@ -78,24 +86,8 @@ _ASIDE = re.compile(r"\\text\s*\{[^{}]*\}\Z")
 _NOUN = re.compile(r"(?<=[\d%])(?: [A-Za-z]{2,}){1,3}\Z")
 _ABBREVIATED = re.compile(r"\b(?:sq|ft|in|yd|mi|hrs?|mins?|secs?|lbs?|oz|no|vs|[ap]\.m)\.\s*\Z", re.IGNORECASE)
 _OF_VALUES = re.compile(rf"{DANGER.pattern}|\b(?:also|and|or|some|others|would|say)\b", re.IGNORECASE)
-_MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of units and "a" are left out
-_WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _BEGINS = re.compile(r"\s*(?:(?:[!?.,;]+|and|or)\s+)*")  # before a value: "The answer is ... 5"
-_RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
-_ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
-_FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
-_DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
-_FACTOR = re.compile(  # behind a number
-    r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?|[½¼¾⅐-⅞]|π|√\s?\d+|[²³¹⁰⁴-⁹⁻]+)"
-)
-_COMMAND = re.compile(
-    r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
-)  # and what makes it a part of more
-_GLUED = re.compile(r" ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))")  # "5 hours6"
-_FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _ASKS = re.compile(r"\A[^.!?]{0,80}[\d)}]\?[\s$*)]*\Z")  # one sentence, a value in question
-_LETTER_BEFORE, _LETTER_BEHIND = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z"), re.compile(r"\W{0,3}[A-J]\b")
 _LETTERS = re.compile(
     r"\{[A-J]{2,}\}|\b[A-J]{1,2}\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]{1,2}\b"
 )  # several choices
@@ -103,7 +95,6 @@ _VALUED = re.compile(  # a line that cannot be passed over
     r"\d|\\\{|(?<!\w)\{[A-Za-z ]*,|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])"
     r"|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )
-_NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
@@ -112,10 +103,6 @@ _LINE = re.compile("\n")
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
 _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
 _LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
-_OPERATOR = re.compile(
-    r"(?:=\s*(?:\\left)?[(\[]|\\(?!(?:text|math|mbox|left|q?quad|displaystyle|approx|therefore|implies|iff|to|because"
-    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+|[¬≠≤≥±∓])[\s$＄({\[]*(?:\\text\s*\{[\s(]*)?\Z"
-)  # before a number, which is then a part of more
 
 
 class Said(NamedTuple):
@@ -228,9 +215,11 @@ def _bare(text: str) -> Said | None:
     if REFUSAL.match(whole) and not re.search(r"\d", whole) and CHOSEN.search(whole) is None:
         return None
     everything = Said(whole, "whole text", 0, len(text))
+    step = last_step(whole) if words <= 2 else None
+    if step is not None:
+        return everything._replace(text=step, how="last step")
     if whole and (words == 0 or (words <= 2 and "\n" not in whole)) and not _is_sentence(whole):
-        step = last_step(whole)
-        return everything if step is None else everything._replace(text=step, how="last step")
+        return everything
     lines = [line for line in text.split("\n") if line.strip()]
     asked = False
     for line in reversed(lines[-3:]):
@@ -256,11 +245,26 @@ def _bare(text: str) -> Said | None:
             continue
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
+        last = (_result(line, numbers) if how == "last number" else None) or last
         return _last(line, start, last or chosen[-1], how, len(numbers), text[:start])
     number = next((m for m in reversed(list(NUMBER.finditer(text))) if m.group().strip()), None)
     if number is not None:
         return _last(text, 0, number, "last number", 1)
     return everything if 0 < len(whole) <= 60 and not _is_sentence(whole) else None
+
+
+def _result(line: str, numbers: list[re.Match[str]]) -> re.Match[str] | None:
+    """The result of the last sum of a line, where the numbers behind it only say how long or of what.
+
+    >>> line = "So he makes 3 + 4 = 7 dollars in 5 days."
+    >>> _result(line, list(re.finditer(r"\\d", line))).group()
+    '7'
+    """
+    for number in reversed(numbers[:-1]):
+        before = line[max(0, number.start() - NEAR) : number.start()]
+        if before.rstrip(f" ${MONEY}").endswith("="):
+            return number if SUMMED.search(before) and OF_WHAT.fullmatch(line, number.end()) else None
+    return None
 
 
 def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, above: str = "") -> Said | None:
@@ -275,10 +279,10 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
-    factor = _FACTOR.match(after) if how == "last number" else None
+    factor = FACTOR.match(after) if how == "last number" else None
     if factor is not None:
         after = after[factor.end() :]
-    if _part_of_more(before, after, how):
+    if part_of_more(before, after, how):
         return None
     end = SENTENCE_END.search(after)
     if (
@@ -289,11 +293,13 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     ):
         return None
     clause = after if end is None else after[: end.start()]
-    if how != "last formula" and _among_formulas(sentence, found.group() + clause):
+    if how != "last formula" and among_formulas(sentence, found.group() + clause):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
-    measured = _MEASURED.match(after)
-    follows = FOLLOWED.match(after) or (measured and FOLLOWED.match(after, measured.end()))
+    measured = MEASURED.match(after)
+    away = AWAY.match(after) if SUMMED.search(before) else None
+    beside = len(after) if away is None else away.start(1)
+    follows = FOLLOWED.match(after[:beside]) or (measured and FOLLOWED.match(after, measured.end()))
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     value += "" if factor is None else factor.group()
     if how != "last choice" and (led is not None or follows is not None):
@@ -301,11 +307,11 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
     elif how == "last number":
-        value += _measure(after)
+        value += measure(after)
     members, begin = equated(before) if how == "last number" else ([], 0)
     if denied(before[:begin]) or _OR.search(before[:begin]) or _LISTED.search(before[:begin]):
         return None
-    if measured is not None and _same_measure(before, found.group(), measured.group()):
+    if measured is not None and same_measure(before, found.group(), measured.group()):
         return None
     if members:
         value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))
@@ -317,63 +323,6 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         if said is not None and said.text != value:
             return None
     return Said(value, how, start + found.start(), start + found.end())
-
-
-def _part_of_more(before: str, after: str, how: str) -> bool:
-    """Do the signs that touch a last value make it a part of a formula, a list or a name?
-
-    >>> _part_of_more(" is ", " apples", "last number"), _part_of_more(" is 2", "x", "last number")
-    (False, True)
-    """
-    if how == "last choice":
-        return any((_LETTER_BEFORE.search(before), _LETTER_BEHIND.match(after), _OPERATOR.search(before)))
-    if how == "last formula":
-        return _RUNS_ON.match(after) is not None
-    if _OPERATOR.search(before) or _NUMBERED.search(before):
-        return True
-    if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
-        return True
-    beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
-    whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·\d]", after)
-    return not whole and re.search(r"[\d+*/^<>×÷·}{&)√∛π²³½]|\\", beside) is not None
-
-
-def _among_formulas(before: str, after: str) -> bool:
-    r"""Does LaTeX stand in the prose around a number, as nobody writes it who means the number alone?
-
-    >>> _among_formulas("The answer is ", "5."), _among_formulas(r"\color{red} ", "5.")
-    (False, True)
-    """
-    if _DISPLAYED.search(after) is not None:
-        return False
-    prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
-    return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURED.sub(" ", prose))) is not None
-
-
-def _same_measure(before: str, number: str, unit: str) -> bool:
-    r"""Does another number with the same unit stand before the equal sign?
-
-    >>> _same_measure(r"27\text{ cm} = ", "25", r"\text{ cm}"), _same_measure(r"12\text{ in} = ", "1", r"\text{ ft}")
-    (True, False)
-    """
-    other = re.search(rf"([\d.,]+)\s*{re.escape(unit.strip())}\s*=\s*\Z", before)
-    return other is not None and other[1] != number
-
-
-def _measure(after: str) -> str:
-    """The words behind a number that are its measure; a noun is none, which may be another one in the gold.
-
-    >>> _measure(" miles per hour on average."), _measure(" apples in total."), _measure(" in total.")
-    (' miles per hour', '', '')
-    """
-    words = _WORDS.match(after)
-    run = words.group() if words is not None else ""
-    while run:
-        unit = canonical(run)
-        if unit is not None and not unit.startswith("#"):
-            return run
-        run = run.rpartition(" ")[0]
-    return ""
 
 
 def is_short(text: str) -> bool:
@@ -420,9 +369,10 @@ def _line_value(line: str) -> str:
     said = line if label is None else line[label.end() :]
     words = _led_up(said)
     said = strip_wrappers(_without_dollars(said[words:].rstrip("! ") if words else said))
+    said = re.sub(r"(?<=[\d)}%]), not [^,;]*\Z", "", said)  # "5, not 6"
     noun = _NOUN.search(said)
     if noun is not None and DANGER.search(noun.group()) is None and canonical(noun.group().strip()) is None:
-        said = said[: noun.start()] + _measure(noun.group())
+        said = said[: noun.start()] + measure(noun.group())
     return said
 
 

@@ -16,7 +16,7 @@ _SO = re.compile(
 _RELATION = re.compile(r"=|<|>|\\[lg]e(?:q|qslant)?(?![A-Za-z])|[≤≥]|\\in(?![A-Za-z])")
 _NAME = re.compile(r"\s*([A-Za-z])\s*\Z")
 _OPERATED = re.compile(r"[\d)}%]\s*(?:[-+*/×÷·−]|\\(?:times|cdot|div)(?![A-Za-z]))")
-_WORKED = re.compile(rf"{_OPERATED.pattern}|(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_WORKED = re.compile(rf"{_OPERATED.pattern}|(?<![\\A-Za-z])(?:[A-Za-z]|[A-Z]{{2,3}})(?![A-Za-z])")
 
 
 def last_step(text: str) -> str | None:

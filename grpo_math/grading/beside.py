@@ -1,0 +1,122 @@
+r"""What stands beside the last value of a text: what makes it a part of more, its measure, words that change it.
+
+>>> part_of_more(" is ", " apples", "last number"), part_of_more(" is 2", "x", "last number")
+(False, True)
+>>> measure(" miles per hour on average."), FOLLOWED.match(" million") is not None, FOLLOWED.match(" times.") is None
+(' miles per hour', True, True)
+
+Does not find values (sentence.py), and does not look at denials (commit.py).
+"""
+
+import re
+
+from grpo_math.grading.commit import DANGER
+from grpo_math.grading.equated import MONEY
+from grpo_math.grading.units import canonical
+
+INLINE_MATH = re.compile(
+    r"\$\$?([^$\n]{1,400})\$\$?|\\\(((?:[^\\]|\\[^()]){1,400}?)\\\)|\\\[((?:[^\\]|\\[^][]){1,400}?)\\\]"
+)
+_OF_THE_ANSWER = (
+    r"\b(?:answer|result|solution|value|number|sum|total|product|true|correct|right|real|actual|first|second|other"
+    r"|square|power)\b"
+)
+COUNTED = (  # "5 times a day", "5 more than Tom": words that leave a number what it is
+    r"times(?:\s+(?:an?|per|in|each|every|this|that)\s[a-z ]+)?[\s.!]*\Z"
+    rf"|(?:more|less|fewer|larger|older) than (?!.*(?:{DANGER.pattern}|{_OF_THE_ANSWER}))"
+    r"(?:(?:the|her|his|their|a) )?[A-Za-z]{3,}(?: [A-Za-z]{3,}){0,3}[\s.!]*\Z"
+)
+LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
+FOLLOWED = re.compile(
+    rf"(?:(?:[ -]|\\[ ,;]|\\text\s*\{{)+(?:[A-Za-z]+ ){{0,2}})?(?!{COUNTED})(?:{DANGER.pattern})", re.IGNORECASE
+)
+SUMMED = re.compile(  # a sum or a product, and its equal sign
+    r"[\d)%](?:\s[a-z]+)?\s*(?:[-+*/×÷·−–x]|\\(?:times|cdot|div))"
+    rf"\s*[(${MONEY}]*[\d.,]+[\d)%]*(?: [a-z]+)?\s*=[\s${MONEY}]*\Z"
+)
+AWAY = re.compile(  # words behind its result that do not touch it
+    r"(?: [A-Za-z'’]+){0,4}? (for|in|on|after|per|between|from|each|if|when|with|during|over) "
+)
+OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the result
+    r"(?! (?:[a-z]+ )?(?:x|times|of)\b)(?:(?! (?:and|or|but|not|nor|plus|minus|times|is|are|was|which|that|so|about"
+    r"|means|meaning|making|leaving|rounds|rounded|approximately)\b) [$A-Za-z'’\d%,]+){1,14}?[\s.]*"
+)
+MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
+_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of units and "a" are left out
+_WORDS = re.compile(r"(?= (?!in\b)[A-Za-z]{2})(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
+_RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
+_ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
+_FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
+_DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
+FACTOR = re.compile(  # behind a number
+    r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?|[½¼¾⅐-⅞]|π|√\s?\d+|[²³¹⁰⁴-⁹⁻]+)"
+)
+_COMMAND = re.compile(
+    r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
+)  # and what makes it a part of more
+_GLUED = re.compile(r" ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))")  # "5 hours6"
+_FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
+_LETTER_BEFORE, _LETTER_BEHIND = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z"), re.compile(r"\W{0,3}[A-J]\b")
+_NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
+_OPERATOR = re.compile(  # before a number, which is then a part of more
+    r"(?:=\s*(?:\\left)?[(\[]|\\(?!(?:text|math|mbox|left|q?quad|displaystyle|approx|therefore|implies|iff|to|because"
+    r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+"
+    rf"|[¬≠≤≥±∓])[\s${MONEY}({{\[]*(?:\\text\s*\{{[\s(]*)?\Z"
+)
+
+
+def part_of_more(before: str, after: str, how: str) -> bool:
+    """Do the signs that touch a last value make it a part of a formula, a list or a name?
+
+    >>> part_of_more(" is ", " apples", "last number"), part_of_more(" is 2", "x", "last number")
+    (False, True)
+    """
+    if how == "last choice":
+        return any((_LETTER_BEFORE.search(before), _LETTER_BEHIND.match(after), _OPERATOR.search(before)))
+    if how == "last formula":
+        return _RUNS_ON.match(after) is not None
+    if _OPERATOR.search(before) or _NUMBERED.search(before):
+        return True
+    if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
+        return True
+    beside = before.rstrip(f" $\\({MONEY}")[-1:] + after.lstrip(" $\\)*")[:1]
+    whole = not before.strip() and not re.match(r"\s*[+*/^<>=×÷·\d]", after)
+    return not whole and re.search(r"[\d+*/^<>×÷·}{&)√∛π²³½]|\\", beside) is not None
+
+
+def among_formulas(before: str, after: str) -> bool:
+    r"""Does LaTeX stand in the prose around a number, as nobody writes it who means the number alone?
+
+    >>> among_formulas("The answer is ", "5."), among_formulas(r"\color{red} ", "5.")
+    (False, True)
+    """
+    if _DISPLAYED.search(after) is not None:
+        return False
+    prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
+    return _ODD.search(_FORMULA_PARTS.sub(" ", MEASURED.sub(" ", prose))) is not None
+
+
+def same_measure(before: str, number: str, unit: str) -> bool:
+    r"""Does another number with the same unit stand before the equal sign?
+
+    >>> same_measure(r"27\text{ cm} = ", "25", r"\text{ cm}"), same_measure(r"12\text{ in} = ", "1", r"\text{ ft}")
+    (True, False)
+    """
+    other = re.search(rf"([\d.,]+)\s*{re.escape(unit.strip())}\s*=\s*\Z", before)
+    return other is not None and other[1] != number
+
+
+def measure(after: str) -> str:
+    """The words behind a number that are its measure; a noun is none, which may be another one in the gold.
+
+    >>> measure(" miles per hour on average."), measure(" apples in total."), measure(" in total.")
+    (' miles per hour', '', '')
+    """
+    words = _WORDS.match(after)
+    run = words.group() if words is not None else ""
+    while run:
+        unit = canonical(run)
+        if unit is not None and not unit.startswith("#"):
+            return run
+        run = run.rpartition(" ")[0]
+    return ""
