@@ -22,9 +22,9 @@ _OF_THE_ANSWER = (
     r"|square|power)\b"
 )
 COUNTED = (  # "5 times a day", "5 more than Tom": words that leave a number what it is
-    r"times(?:\s+(?:an?|per|in|each|every|this|that)\s[a-z ]+)?[\s.!]*\Z"
+    r"times(?:\s+(?:an?|per|in|each|every|this|that|to)\s[a-z ]+)?[\s.!]*\Z|over[\s.!]*\Z"
     rf"|(?:more|less|fewer|larger|older) than (?!.*(?:{DANGER.pattern}|{_OF_THE_ANSWER}))"
-    r"(?:(?:the|her|his|their|a) )?[A-Za-z]{3,}(?: [A-Za-z]{3,}){0,3}[\s.!]*\Z"
+    r"(?:(?:the|her|his|their|a) )?[A-Za-z]{3,}(?: [A-Za-z]+){0,3}[\s.!]*\Z"
 )
 LED = re.compile(rf"(?:{DANGER.pattern}|\bpower)\s+(?:of\s+)?[$\\(]*\Z", re.IGNORECASE)
 FOLLOWED = re.compile(

@@ -78,6 +78,7 @@ JOINS = re.compile(  # words in \text that join two values, or stand beside one
 )
 WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
 EQUATIONS = re.compile(r"(?<=\w)\s*\n\s*(?=[A-Za-z]\s?=)")  # line by line
+ALIGNED = re.compile(r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))")  # "x &= 5"
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 
 
@@ -118,6 +119,8 @@ def _clean(text: str) -> str:
             .replace("\\&", "&&")
         )
         text = re.sub(r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " ", text)
+    if "&" in text:
+        text = ALIGNED.sub("", text)
     if "\n" in text:
         text = EQUATIONS.sub(", ", text)
     if "000000000000" in text:

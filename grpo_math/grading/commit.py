@@ -89,9 +89,10 @@ _BACK = re.compile(
 )
 _NOT_MEANT = re.compile(
     r"\bhad (?:we|i|it|you|they|he|she|the)\b|\bif (?:we|i|it|you|they|he|she) had\b|\bi had\b|\bcompare\b"
-    r"|\bothers\b|\bother (?:people|persons?|one|answers?|results?|solutions?|values?|books?|texts?|\Z)|\bat first\b"
+    r"|\bothers\b|\bother (?:people|persons?|one|answers?|results?|solutions?|values?|books?|texts?)\b|\bat first\b"
     r"|\b(?:some|they|people|who|book|friend|problem) (?:would |might |may )?(?:say|claim|think|argue)s?\b"
-    r"|\b(?:check|verify|said|claimed|thought|believed|wrong(?:ly)?|mistaken(?:ly)?|guessed|pretend|suppose|not)\b"
+    r"|\b(?:check|verify|said|claimed|thought|believed|wrong(?:ly)?|mistaken(?:ly)?|pretend|suppose|not)\b"
+    r"|\bguessed (?=[\d$(])"
     r"|(?<!\bhis )(?<!\bher )(?<!\btheir )\bguess\b"
     r"|\bhypothetically\b|n['’]t\b|\bdoubt(?:s|ed|ful)?\b|\banswer (?:plus|minus|times|divided|squared|cubed)\b"
     r"|\b(?:opposite|reciprocal|inverse|negative|square|root|half|third|double) of (?:the|my|our) (?:answer\b|\Z)",
@@ -119,8 +120,8 @@ _CLOSING = re.compile(
 # ------------------------------------------------------------------------------------------------ words beside a number
 
 HEDGE = re.compile(
-    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|between(?! the [a-z])|perhaps|maybe|possibly|might|could be"
-    r"|may be|probably)\b",
+    r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|perhaps|maybe|possibly|might|could be"
+    rf"|may be|probably|between(?=[\s$\\(]*(?:\d|\b(?:{'|'.join(sorted(NUMBER_WORDS))})\b)))\b",
     re.IGNORECASE,
 )
 _CHANGING = (

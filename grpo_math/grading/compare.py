@@ -187,8 +187,8 @@ def _spaceless(text: str) -> str:
 def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
     short = len(text) <= ORDINARY  # a longer one is read as it stands, with its unit or without
     label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
-    if label is not None and NO_LABEL.search(label.group()):  # "anything but x ="
-        label = None
+    if label is not None and (NO_LABEL.search(label.group()) or _names_itself(text, label.end())):
+        label = None  # "anything but x ="
     if aside is not None and units.canonical(aside[1], own=own) is not None:  # "5 (cm)"
         text = f"{text[: aside.start()]} {aside[1]}"
     found: list[Reading] = []
@@ -210,6 +210,16 @@ def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
     return tuple(found)
 
 
+def _names_itself(text: str, end: int) -> bool:
+    """Does the letter before the equal sign of a label stand behind it too? Then it is an equation.
+
+    >>> _names_itself("length i = -1 + i", 10), _names_itself("length x = 5", 10)
+    (True, False)
+    """
+    name = re.search(r" ([A-Za-z])\s*=\s*\Z", text[:end])
+    return name is not None and re.search(rf"(?<![A-Za-z\\]){name[1]}(?![A-Za-z])", text[end:]) is not None
+
+
 def _without_units(text: str, own: frozenset[str]) -> tuple[str, str | None]:
     """Without the unit at its end, and in a chain of equalities without the same one behind the other members."""
     bare, unit = units.split(text, own)
@@ -220,6 +230,7 @@ def _without_units(text: str, own: frozenset[str]) -> tuple[str, str | None]:
         return bare, unit
     members = []
     for member in bare.split("="):
+        member = re.sub(r"\\?\$\s?(?=[\d.])", "", member) if unit == "dollar" else member  # 54(\$0.15)
         terms = [units.split(term.strip(), own) for term in SUM.split(member)]  # 20 cents + 5 cents
         same = all(one in (None, unit) for _, one in terms)
         members.append("".join(term for term, _ in terms) if same else "?")

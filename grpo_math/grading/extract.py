@@ -227,6 +227,11 @@ def _hashes(text: str) -> Found | None:
         stop = text.find("\n", end)
         stop = len(text) if stop < 0 else stop
         line = text[end + 4 : min(stop, first) if parts else stop].lstrip("#").strip()
+        if not line and not parts:  # "####" above its answer
+            stop = len(text) - len(text[stop:].lstrip())
+            stop, below = (text.find("\n", stop), stop)
+            stop = len(text) if stop < 0 else stop
+            line = text[below:stop].strip()
         found = ANSWER_PHRASE.match(line) if "n" in line else None
         line = strip_wrappers(line if found is None else line[found.end() :])
         box = _boxed(line) if "box" in line else None

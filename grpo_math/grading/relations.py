@@ -13,6 +13,7 @@ Does not compare.
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import takewhile
 from typing import Any
 
 from grpo_math.grading.expression import INFINITE, Tree, negated
@@ -117,7 +118,9 @@ def values(tree: Tree) -> tuple[Tree, ...] | None:
     if chain is None:
         return None
     valued = tuple(side for side in chain if not has_names(side))
-    unknown = [side for side in chain if has_names(side)]
+    named = len(list(takewhile(has_names, chain)))  # a + b = r^2/(2r) = r/2 = 997
+    worked = [side for side in chain[1:named] if not (_is_label(chain[0]) and names(side) == names(chain[0]))]
+    unknown = [side for side in chain if has_names(side) and side not in worked]
     derived = len(set(valued)) > 1  # n(n+1) = 2*3 = 6 has been worked out
     return valued if derived or not any(map(_unsolved, unknown)) else ()
 

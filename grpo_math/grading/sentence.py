@@ -99,7 +99,15 @@ _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:pr
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
 _LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*;\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
+_OTHERS_NOT = re.compile(  # of something else: "the students who did not come"
+    r"\b(?:who|that|which) (?:[a-z]+ ){0,3}?(?:[a-z]+n['’]t|not)\b|\d [a-z]+ (?:were|was|are|did|do|have|had) not\b",
+    re.I,
+)
+_OF_A_NAME = re.compile(r"(?:values|integers|numbers) (?:of|for) \$[a-z][.,]?\$[\s.]*\Z")  # "6 possible values of $x$"
 _LINE = re.compile("\n")
+_LINES = re.compile(
+    r"\n|(?<=\\\])(?=\s*(?:[A-Z][a-z]|(?:and|so|we) ))|(?<=\\end\{align\*\})(?=\s*[A-Za-z])"
+)  # a display ends one
 _CLOSED = re.compile(r"(?:[\s.!*]|\\end\s*\{\w+\*?\}|\\[])]|\$\$)*\Z")
 _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv|square|[cd]?dots\w?)\b")
 _LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
@@ -121,7 +129,7 @@ def phrase(text: str) -> Said | None:
         start = _BEGINS.match(text, match.end()).end()  # type: ignore
         line = text[start : start + 20_000].split("\n", 1)[0]
         value, used = _leading_value(line)
-        refused = _DENIES.match(value) or not_meant(text[: match.start()])
+        refused = _DENIES.match(value) or not_meant(text[: match.start()] + match.group().split()[0])
         if value and not refused:
             whole = f"{value}." if value.endswith("!") else value  # its stop was another: no exclamation
             inner = bare(whole) if _is_sentence(value) and DANGER.search(value) is None else None
@@ -217,14 +225,16 @@ def _bare(text: str) -> Said | None:
     everything = Said(whole, "whole text", 0, len(text))
     step = last_step(whole) if words <= 2 else None
     if step is not None:
-        return everything._replace(text=step, how="last step")
+        return everything._replace(text=_without_noun(step), how="last step")
     if whole and (words == 0 or (words <= 2 and "\n" not in whole)) and not _is_sentence(whole):
         return everything
-    lines = [line for line in text.split("\n") if line.strip()]
+    lines = [line for line in _LINES.split(text) if line.strip()]
     asked = False
     for line in reversed(lines[-3:]):
         start = text.rindex(line)
         formulas = list(INLINE_MATH.finditer(line))
+        if len(formulas) > 1 and _OF_A_NAME.search(line, formulas[-2].end()) is not None:
+            formulas.pop()
         numbers = [m for m in list(NUMBER.finditer(line))[-4 * TRIES :] if m.group().strip()]
         chosen = list(CHOSEN.finditer(line))
         valued = _VALUED.search(line) or ANSWER_PHRASE.search(line)
@@ -285,8 +295,9 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if part_of_more(before, after, how):
         return None
     end = SENTENCE_END.search(after)
+    summed = SUMMED.search(before) is not None or (how == "last formula" and "=" in found.group())
     if (
-        not_meant(sentence)
+        not_meant(_OTHERS_NOT.sub(" ", sentence) if summed else sentence)
         or JOINED.search(before)
         or (numbers > 1 and HEDGE.search(sentence) and re.search(r"\d", sentence))
         or (end is not None and "?" in end.group())
@@ -367,13 +378,20 @@ def _line_value(line: str) -> str:
     """
     label = _LABEL.match(line) or _STATES.match(line)
     said = line if label is None else line[label.end() :]
+    step = last_step(said.rstrip(" ."))
+    if step is not None:
+        return _without_noun(step)
     words = _led_up(said)
     said = strip_wrappers(_without_dollars(said[words:].rstrip("! ") if words else said))
-    said = re.sub(r"(?<=[\d)}%]), not [^,;]*\Z", "", said)  # "5, not 6"
+    return _without_noun(re.sub(r"(?<=[\d)}%]), not [^,;]*\Z", "", said))  # "5, not 6"
+
+
+def _without_noun(said: str) -> str:
+    """Without a noun behind a number that is no unit."""
     noun = _NOUN.search(said)
-    if noun is not None and DANGER.search(noun.group()) is None and canonical(noun.group().strip()) is None:
-        said = said[: noun.start()] + measure(noun.group())
-    return said
+    if noun is None or DANGER.search(noun.group()) is not None or canonical(noun.group().strip()) is not None:
+        return said
+    return said[: noun.start()] + measure(noun.group())
 
 
 def _digits(number: re.Match[str]) -> str:

@@ -9,14 +9,16 @@ Does not calculate: whether the last step is true is compared with the gold (rel
 import re
 
 _SO = re.compile(
-    r"\s*(?:[,;]?\s*\b(?:so|thus|hence|therefore)\b,?|\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])"
-    r"|[⇒⟹∴→]|=>)\s*",
+    r"\s*(?:[,;]?\s*\b(?:so|thus|hence|therefore)\b,?(?: then\b)?"
+    r"|\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])|[⇒⟹∴→]|=>)\s*",
     re.IGNORECASE,
 )
+_MARKS = re.compile(r"\$|&|\\(?:begin|end)\{(?:align|aligned|gather)\*?\}|\\\[|\\\]")
 _RELATION = re.compile(r"=|<|>|\\[lg]e(?:q|qslant)?(?![A-Za-z])|[≤≥]|\\in(?![A-Za-z])")
 _NAME = re.compile(r"\s*([A-Za-z])\s*\Z")
 _OPERATED = re.compile(r"[\d)}%]\s*(?:[-+*/×÷·−]|\\(?:times|cdot|div)(?![A-Za-z]))")
-_WORKED = re.compile(rf"{_OPERATED.pattern}|(?<![\\A-Za-z])(?:[A-Za-z]|[A-Z]{{2,3}})(?![A-Za-z])")
+_CALCULATED = re.compile(rf"(?:[^A-Za-z]|\\[a-z]+)*?{_OPERATED.pattern}(?:[^A-Za-z]|\\[a-z]+)*")
+_WORKED = re.compile(rf"{_OPERATED.pattern}|\^|\\(?!text)[a-z]|(?<![\\A-Za-z])(?:[A-Za-z]|[A-Z]{{2,3}})(?![A-Za-z])")
 
 
 def last_step(text: str) -> str | None:
@@ -27,8 +29,13 @@ def last_step(text: str) -> str | None:
     >>> last_step("x = 3 + 4\\nx = 7")
     'x = 3 + 4 = 7'
     """
-    lines = [line for line in text.replace("$", "").split("\n") if line.strip()]
-    steps = [step for line in lines for step in _SO.split(line)]
+    lines = [line for line in _MARKS.sub("", text).replace("\\\\", "\n").split("\n") if line.strip()]
+    steps: list[str] = []
+    for step in (step for line in lines for step in _SO.split(line)):
+        if steps and step.lstrip().startswith("="):
+            steps[-1] += f" {step.lstrip()}"
+        else:
+            steps.append(step)
     if len(steps) < 2:
         return None
     steps = steps[not steps[0].strip() :]
@@ -39,7 +46,7 @@ def last_step(text: str) -> str | None:
     names = [name for name, _ in named]
     if len(named) < 2 or _NAME.match(sides[-1][0]) is None or (len(lines) == 1 and names[-1] not in names[:-1]):
         return steps[-1]
-    worked = len(set(names)) == 1 and any(_OPERATED.search(right) for _, right in named[:-1])
+    worked = len(set(names)) == 1 and any(_CALCULATED.fullmatch(right) for _, right in named[:-1])
     return " = ".join([names[-1], *(right for _, right in named)]) if worked else None
 
 

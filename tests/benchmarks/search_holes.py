@@ -67,9 +67,11 @@ CALCULATES = re.compile(
 )
 COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
-    *("a term less", "mixed number", "scale"),
+    *("a term less", "mixed number", "scale", "rounded"),
 )
-BARE = re.compile(r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\text|\\[()]|\u200b")
+BARE = re.compile(
+    r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\[()]|\u200b"
+)
 SIZES = r"\\left|\\right|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
@@ -170,6 +172,8 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # what is rounded stands before "is about"
     if candidate.kind in ("brackets changed", "one end", "an end off") and "\\cup" in pieces:
         return True  # [0, 1) or [0, 1] is [0, 1]
+    if candidate.kind == "one end" and "infty" in candidate.gold.text and re.search("[<>]", pieces):
+        return True  # 3 > a
     if candidate.kind == "several in a box" and re.search(r"[<>]|\\[lg]e", candidate.gold.text) and "and" in core:
         return True  # both of two inequalities are the narrower one
     if candidate.kind == "transposed" and "-" in joined:
