@@ -72,7 +72,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
 BARE = re.compile(
     r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\[()]|\u200b"
 )
-SIZES = r"\\left|\\right|\s"
+SIZES = r"\\left|\\right|\\q?quad|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
 
 
