@@ -77,7 +77,7 @@ JOINS = re.compile(  # words in \text that join two values, or stand beside one
     r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}"
 )
 WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
-EQUATIONS = re.compile(r"(?<=\w)\s*\n\s*(?=[A-Za-z]\s?=)")  # line by line
+EQUATIONS = re.compile(r"(?<=\w)[^\S\n]*\n\s*(?=[A-Za-z]\s?=)")  # line by line
 ALIGNED = re.compile(r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))")  # "x &= 5"
 THIN = re.compile(r"(?<=\d)(?:\\[,:;! ]|\{,\}|,\\!|~)(?=\d{3}(?!\d))")
 

@@ -97,7 +97,8 @@ def extract(completion: str, answer_format: str | None = None, last_box: bool = 
         return Extraction(None, "several boxes")
     if found:
         return _standing(visible, found)
-    tail = CALCULATED.sub("", BOLD.sub(r"\1", visible[-TAIL:]))
+    tail = BOLD.sub(r"\1", visible[-TAIL:])
+    tail = CALCULATED.sub("", tail) if "<<" in tail else tail
     without = EMPTY_TAG.sub(" ", EMPTY_BOX.sub(" ", tail))
     said = phrase(without) or ((choice(tail) or bare(tail) or predicate(tail)) if without == tail else None)
     if said is None:

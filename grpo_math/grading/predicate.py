@@ -56,14 +56,16 @@ def choice(text: str) -> Said | None:
     >>> choice("So (B) is correct.").text, choice("B or C is correct.")
     ('B', None)
     """
+    if re.search("correct|right", text[-60:], re.IGNORECASE) is None:
+        return None
     kept, start = _last_sentence(text)
     said = _CHOICE.fullmatch(kept, start) if len(kept) - start < 100 else None
     return None if said is None else Said(said[1], "last choice", *said.span(1))
 
 
 def _last_sentence(text: str) -> tuple[str, int]:
-    """The text without the space behind it, and where its last sentence begins."""
+    """The text without the space behind it, and where its last sentence begins; 400 characters are looked at."""
     kept = text.rstrip()
-    start = kept.rfind("\n") + 1
+    start = max(kept.rfind("\n") + 1, len(kept) - 400)
     start = max((end.end() for end in SENTENCE_END.finditer(kept, start, len(kept) - 1)), default=start)
     return kept, start + len(kept[start:]) - len(kept[start:].lstrip())

@@ -228,7 +228,8 @@ def _bare(text: str) -> Said | None:
         return everything._replace(text=_without_noun(step), how="last step")
     if whole and (words == 0 or (words <= 2 and "\n" not in whole)) and not _is_sentence(whole):
         return everything
-    lines = [line for line in _LINES.split(text) if line.strip()]
+    displayed = "\\]" in text or "\\end" in text
+    lines = [line for line in (_LINES.split(text) if displayed else text.split("\n")) if line.strip()]
     asked = False
     for line in reversed(lines[-3:]):
         start = text.rindex(line)
@@ -345,7 +346,7 @@ def _is_value_line(line: str) -> bool:
     """Does a line hold values and hardly a word that is not of them? Then all of it is the answer."""
     states = _STATES.match(line)
     said = line if states is None else line[states.end() :]
-    if len(_prose_words(_OF_VALUES.sub(" ", said))) > 2:
+    if len(_prose_words(said)) > 2 and len(_prose_words(_OF_VALUES.sub(" ", said))) > 2:
         return False
     starts = states is not None or _LEADS.match(said) is not None or _led_up(said) > 0
     return (starts and VERB.search(said) is None) or not _is_sentence(line.strip())

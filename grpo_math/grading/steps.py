@@ -9,15 +9,14 @@ Does not calculate: whether the last step is true is compared with the gold (rel
 import re
 
 _SO = re.compile(
-    r"\s*(?:[,;]?\s*\b(?:so|thus|hence|therefore)\b,?(?: then\b)?"
-    r"|\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])|[⇒⟹∴→]|=>)\s*",
+    r"[,;]?\s?\b(?:so|thus|hence|therefore)\b,?(?: then\b)?"
+    r"|[,;]?\s?(?:\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![A-Za-z])|[⇒⟹∴→]|=>)",
     re.IGNORECASE,
 )
 _MARKS = re.compile(r"\$|&|\\(?:begin|end)\{(?:align|aligned|gather)\*?\}|\\\[|\\\]")
 _RELATION = re.compile(r"=|<|>|\\[lg]e(?:q|qslant)?(?![A-Za-z])|[≤≥]|\\in(?![A-Za-z])")
 _NAME = re.compile(r"\s*([A-Za-z])\s*\Z")
 _OPERATED = re.compile(r"[\d)}%]\s*(?:[-+*/×÷·−]|\\(?:times|cdot|div)(?![A-Za-z]))")
-_CALCULATED = re.compile(rf"(?:[^A-Za-z]|\\[a-z]+)*?{_OPERATED.pattern}(?:[^A-Za-z]|\\[a-z]+)*")
 _WORKED = re.compile(rf"{_OPERATED.pattern}|\^|\\(?!text)[a-z]|(?<![\\A-Za-z])(?:[A-Za-z]|[A-Z]{{2,3}})(?![A-Za-z])")
 
 
@@ -45,9 +44,14 @@ def last_step(text: str) -> str | None:
     named = [(match[1], right.strip()) for left, right in sides if (match := _NAME.match(left)) is not None]
     names = [name for name, _ in named]
     if len(named) < 2 or _NAME.match(sides[-1][0]) is None or (len(lines) == 1 and names[-1] not in names[:-1]):
-        return steps[-1]
-    worked = len(set(names)) == 1 and any(_CALCULATED.fullmatch(right) for _, right in named[:-1])
+        return steps[-1].strip()
+    worked = len(set(names)) == 1 and any(map(_is_sum, (right for _, right in named[:-1])))
     return " = ".join([names[-1], *(right for _, right in named)]) if worked else None
+
+
+def _is_sum(text: str) -> bool:
+    """Is it a calculation without names?"""
+    return _OPERATED.search(text) is not None and re.search("[A-Za-z]", re.sub(r"\\[a-z]+", "", text)) is None
 
 
 def _sides(step: str) -> tuple[str, str]:
