@@ -107,7 +107,7 @@ _LEADS_ON = re.compile(
 
 _DENIED_IN = re.compile(
     r"\A(?!\W*(?:that|this|it|there|he|she|we|i|you|they|no|nothing)\b)"
-    r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon-"
+    r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon[- ]"
     r"|\A\W*un(?!der|it|til)[a-z]+\W*\Z|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
     re.IGNORECASE,
 )
@@ -206,7 +206,7 @@ def an_answer(line: str) -> bool:
     (True, True, False, False)
     """
     plain = re.sub(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+", " ", line)
-    plain = re.sub(r"[\W\d]+", " ", plain).strip()
+    plain = re.sub(r"[\W\d_]+", " ", plain).strip()
     words = len(plain.split())
     return _CLOSING.fullmatch(plain) is None and (
         0 < words <= 2 or (words <= 5 and _DENIED_IN.search(plain) is not None)

@@ -342,7 +342,8 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         return "", start
     if text[start] != "{":
         line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
-        line = line + rest if MORE.search(rest) else line  # more than one value behind a bare \boxed
+        if MORE.search(rest) or not line.strip():  # more than one value behind a bare \boxed
+            line += rest
         for stop in islice(re.finditer(r"(?<!e\.g)(?<!i\.e)\.(?=\s|\Z)(?!\s*[a-z\d=\\(])", line), TRIES):
             if line.count("{", 0, stop.start()) == line.count("}", 0, stop.start()):
                 line = line if MORE.search(line, stop.end()) else line[: stop.start()]

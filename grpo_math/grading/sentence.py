@@ -92,7 +92,7 @@ _LETTERS = re.compile(
     r"\{[A-J]{2,}\}|\b[A-J]{1,2}\b(?:\W*(?:,|\band\b|\bor\b)\W*|\s?/\s?)\b[A-J]{1,2}\b"
 )  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
-    r"\d|\\\{|(?<!\w)\{[A-Za-z ]*,|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])"
+    r"\d|\\\{|(?<!\w)\{[A-Za-z ]*,|[_^]\{|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])"
     r"|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
 )
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)

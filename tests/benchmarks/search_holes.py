@@ -174,7 +174,8 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # [0, 1) or [0, 1] is [0, 1]
     if candidate.kind == "one end" and "infty" in candidate.gold.text and re.search("[<>]", pieces):
         return True  # 3 > a
-    if candidate.kind == "several in a box" and re.search(r"[<>]|\\[lg]e", candidate.gold.text) and "and" in core:
+    inequality = candidate.kind == "several in a box" and re.search(r"[<>]|\\[lg]e", candidate.gold.text) is not None
+    if inequality and ("and" in core or candidate.after):
         return True  # both of two inequalities are the narrower one
     if candidate.kind == "transposed" and "-" in joined:
         return True  # of an antisymmetric matrix
@@ -204,7 +205,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True
     if re.search("plus|minus|negative", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
         return True
-    if re.search(r"\bto \}?\s*1\Z", core) or (" to " in core and candidate.gold.text in pieces):
+    if re.search(r"\bto \}?\s*1\b", core) or (" to " in core and candidate.gold.text in pieces):
         return True  # the ratio of a number to 1, of 9191 to 101
     if candidate.gold.text == "1" and re.search(
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
@@ -212,6 +213,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # 11 to 11
     if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1, a first power
+    if candidate.kind == "several" and re.search(r"\\div|[÷/]", pieces):
+        return True  # 11/16 27/16 over 27/16
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
@@ -226,8 +229,8 @@ def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool
     """May a chain of equalities be true with what is added to it?"""
     core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
     return (
-        re.search(r"[-+*/−]\Z|(?:\\sqrt|√)1|1²|½", "".join(candidate.pieces[:-1])) is not None  # 325 = 650-325, a root
-        or re.search(r"\b(?:one|two|six|seven)\b|\\log", whole) is not None  # one 3/5 = 8/5, log 1 = 0
+        re.search(r"[-+*/−]\Z|(?:\\sqrt|√)1|1²", "".join(candidate.pieces[:-1])) is not None  # 325 = 650-325, a root
+        or re.search(r"\b(?:one|two|six|seven)\b|\\log|½", whole) is not None  # one 3/5 = 8/5, log 1 = 0
         or candidate.wrong in added  # 1/4 = 1/2 1/2
         or (candidate.gold.shape == "list" and "-" in core)  # -1, 9 -1 = 8
         or (candidate.gold.shape == "union" and "\\cup" in pieces)  # with a part of itself
