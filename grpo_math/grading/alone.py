@@ -65,6 +65,7 @@ _MEASURE = re.compile(  # a unit, a base, a modulus
     r"|(?:\\(?:text|mbox|math)[a-z]*\s*)?\{(?:\\?[ ,~A-Za-z/.'()-]|\^\{?-?\d\}?)*\}(?:\^\s*\{?\d\}?)?|\\rm\b[ A-Za-z]*"
     r"|\\text\s*\{[\s(]*(?:since|because|where|by)\b[^{}]*\})?"
 )
+_ANOTHER = re.compile(rf"\([A-J]\)|(?i:\b{_DIGITS}\b)")  # value
 _PROSE = re.compile(  # the end of the sentence, words, or another formula
     r"\Z|(?<!\})[A-Za-z]|[(\[<#\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff-]"
     r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=[:,] )\d+ [a-z]{2}|(?<=, )\\\(|(?<=, \$)"
@@ -91,7 +92,8 @@ def part_of_more(before: str, held: str, after: str) -> str | None:
     chain = _CHAIN.match(sentence)
     if chain is not None:
         return f"{held} {chain[1]}" if _NAMED.search(chain[1]) is None else None
-    more = _BEHIND.match(behind) or DANGER.match(behind) or not _ends(sentence)
+    within = sentence.partition("$")[0] if before.rpartition("\n")[2].count("$") % 2 else ""  # of the same formula
+    more = _BEHIND.match(behind) or DANGER.match(behind) or _ANOTHER.search(within) or not _ends(sentence)
     return held + sentence if more else None
 
 

@@ -104,6 +104,10 @@ _OTHERS_NOT = re.compile(  # of something else: "the students who did not come"
     re.I,
 )
 _OF_A_NAME = re.compile(r"(?:values|integers|numbers) (?:of|for) \$[a-z][.,]?\$[\s.]*\Z")  # "6 possible values of $x$"
+_STRUCTURE = re.compile(  # what a line of words may have beside them
+    r"\\(?:begin|end)\{[a-z]+\*?\}|\\f?box(?:ed)?\s*\{\s*\}|</?[a-z]+/?>|```\w*|\[/?asy\]|\\[A-Za-z]+|^\s*>"
+)
+_NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{")
 _LINE = re.compile("\n")
 _LINES = re.compile(
     r"\n|(?<=\\\])(?=\s*(?:[A-Z][a-z]|(?:and|so|we) ))|(?<=\\end\{align\*\})(?=\s*[A-Za-z])"
@@ -245,7 +249,7 @@ def _bare(text: str) -> Said | None:
         if asked and HEDGE.search(line) is not None:  # "It could be 5." and a question
             return None
         if not (formulas or numbers or chosen or valued or _LETTERS.search(line)):
-            if len(lines) > 1 and an_answer(line):
+            if len(lines) > 1 and (an_answer(line) or _NO_PROSE.search(_STRUCTURE.sub("", line)) is not None):
                 return None
             continue
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
