@@ -93,6 +93,7 @@ def part_of_more(before: str, held: str, after: str) -> str | None:
     if chain is not None:
         return f"{held} {chain[1]}" if _NAMED.search(chain[1]) is None else None
     within = sentence.partition("$")[0] if before.rpartition("\n")[2].count("$") % 2 else ""  # of the same formula
+    within = re.sub(r"\\text\s*\{[^{}]*\}", " ", within)
     more = _BEHIND.match(behind) or DANGER.match(behind) or _ANOTHER.search(within) or not _ends(sentence)
     return held + sentence if more else None
 
