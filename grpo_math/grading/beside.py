@@ -115,6 +115,8 @@ def measure(after: str) -> str:
     """
     words = _WORDS.match(after)
     run = words.group() if words is not None else ""
+    if canonical(run.removesuffix(" in")) is not None:  # "7 dollars in 5 days"
+        run = run.removesuffix(" in")
     while run:
         unit = canonical(run)
         if unit is not None and not unit.startswith("#"):

@@ -179,7 +179,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # both of two inequalities are the narrower one
     if candidate.kind == "transposed" and "-" in joined:
         return True  # of an antisymmetric matrix
-    if candidate.kind == "a member less" and re.search(r"\\pm|=|\\approx|\\cup", pieces + "".join(candidate.after)):
+    if candidate.kind == "a member less" and re.search(r"\\pm|[-=]|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
     if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
         return True  # a question behind an answer

@@ -57,6 +57,17 @@ from grpo_math.grading.extract import extract, extract_gold, strip_wrappers
         (r"Of \mathcal{S} and its members we count 42 of them.", None),
         ("x = a+b\nanything but a+b", None),
         ("3 * 14 = 42\nThat's not hard.", "3 * 14 = 42"),
+        (r"The length is 3\sqrt{2}.", r"3\sqrt{2}"),
+        ("The roots are 2 and 3.", "2 and 3"),
+        ("Half of the length is (1, 2).", None),
+        ("So B is correct.", "B"),
+        ("2x = 84, so x = 42", "x = 42"),
+        ("40 + 1 = 41\n41 + 1 = 42", "41 + 1 = 42"),
+        ("x = 41\nx = 42", "x = 41\nx = 42"),
+        ("He makes 6 * 7 = <<6*7=42>>42 dollars in 5 days.", "6 * 7 = 42 dollars"),
+        ("Bert paid 6 * 7 = 42 more than Tom.", "42"),
+        ("The number who did not come is 50 - 8 = 42.", "50 - 8 = 42"),
+        ("####\n42", "42"),
     ],
 )
 def test_the_answer_is_found_without_a_named_format(completion, text):
@@ -127,6 +138,11 @@ def test_wrappers_go_and_values_stay():
         "**a" * 30_000,
         "not 1 " * 16_000,
         "final answer is " * 6_000 + "\\boxed{1",
+        "2x = 10" + " " * 9_900 + "so x = 5",
+        "x = 5" + "\n" * 9_900 + "x = 6",
+        "x = " + "1+" * 4_900 + "a\nx = 5",
+        "a is " * 60 + "5",
+        "= <<" * 2_400 + "5",
     ],
 )
 def test_extraction_stays_quick_on_a_hostile_completion(completion):
