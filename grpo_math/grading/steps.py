@@ -39,13 +39,14 @@ def last_step(text: str) -> str | None:
         return None
     steps = steps[not steps[0].strip() :]
     sides = [_sides(step) for step in steps]
-    if not all(left.strip() and right.strip() and _WORKED.search(left) is not None for left, right in sides):
+    if not all(left.strip() and right.strip() and _WORKED.search(left) is not None for left, _, right in sides):
         return None
-    named = [(match[1], right.strip()) for left, right in sides if (match := _NAME.match(left)) is not None]
+    named = [(match[1], right.strip()) for left, _, right in sides if (match := _NAME.match(left)) is not None]
     names = [name for name, _ in named]
     if len(named) < 2 or _NAME.match(sides[-1][0]) is None or (len(lines) == 1 and names[-1] not in names[:-1]):
         return steps[-1].strip()
-    worked = len(set(names)) == 1 and any(map(_is_sum, (right for _, right in named[:-1])))
+    equal = {sign for _, sign, _ in sides} == {"="}
+    worked = equal and len(set(names)) == 1 and any(map(_is_sum, (right for _, right in named[:-1])))
     return " = ".join([names[-1], *(right for _, right in named)]) if worked else None
 
 
@@ -54,7 +55,7 @@ def _is_sum(text: str) -> bool:
     return _OPERATED.search(text) is not None and re.search("[A-Za-z]", re.sub(r"\\[a-z]+", "", text)) is None
 
 
-def _sides(step: str) -> tuple[str, str]:
-    """What stands before the first relation of a step, and behind it."""
+def _sides(step: str) -> tuple[str, str, str]:
+    """What stands before the first relation of a step, the relation, and what stands behind it."""
     relation = _RELATION.search(step)
-    return ("", "") if relation is None else (step[: relation.start()], step[relation.end() :])
+    return ("", "", "") if relation is None else (step[: relation.start()], relation.group(), step[relation.end() :])
