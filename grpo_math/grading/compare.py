@@ -194,7 +194,8 @@ def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
     found: list[Reading] = []
     for candidate in [text] if label is None else [text[label.end() :], text]:
         bare, unit = _without_units(candidate, own)
-        spellings = [(bare, unit)] if unit is None else [(bare, unit), (candidate, None)]
+        chain = candidate.count("=") > 1  # in which 6 cm cannot be 6 times c times m, a name
+        spellings = [(bare, unit)] if unit is None or chain else [(bare, unit), (candidate, None)]
         for spelling, its_unit in spellings:
             for thousands in (True, False) if short and re.search(r"\d,\d{3}(?!\d)", spelling) else (True,):
                 try:

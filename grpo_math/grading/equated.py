@@ -16,6 +16,7 @@ _CHAIN = re.compile(  # first in its line, where that does not begin with "1."
     r"\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s)\s*((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
 )
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
+_ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}\s*)+")  # words before a member
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
 _PLAIN = re.compile(r"\A[$＄]?(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
@@ -42,7 +43,7 @@ def equated(before: str) -> tuple[list[str], int]:
         start = before.rfind("=", 0, end - 1) + 1
         words = list(_NO_MEMBER.finditer(before, start, end - 1))
         start = words[-1].end() if words else start
-        member = before[start : end - 1].lstrip(" })]*").rstrip()
+        member = _ASIDE.sub("", before[start : end - 1].lstrip(" })]*`\"'")).rstrip()
         partial = words and _PARTIAL.fullmatch(words[-1].group()) is not None and not _counts_nothing(before[:start])
         if member and not partial and _UNKNOWN.search(member) is None:
             members.insert(0, member)

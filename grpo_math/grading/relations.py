@@ -13,7 +13,7 @@ Does not compare.
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from grpo_math.grading.expression import INFINITE, Tree, negated
@@ -91,6 +91,8 @@ def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     first, rest = chain[0], tuple(chain[1:])
     if first[0] in ("var", "mul") and names(first) & set().union(*map(names, rest)):
         return None  # x = 5 = 2x
+    if any(has_names(side) and side[0] != "var" and not _is_label(side) for side in dropwhile(has_names, rest)):
+        return None  # x = 5 = 6k
     if first[0] == "var":
         return first[1], rest
     if chain[-1][0] == "var":

@@ -98,7 +98,7 @@ _VALUED = re.compile(  # a line that cannot be passed over
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
-_LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*;\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
+_LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([;,])\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
 _OTHERS_NOT = re.compile(  # of something else: "the students who did not come"
     r"\b(?:who|that|which) (?:[a-z]+ ){0,3}?(?:[a-z]+n['’]t|not)\b|\d [a-z]+ (?:were|was|are|did|do|have|had) not\b",
     re.I,
@@ -255,9 +255,7 @@ def _bare(text: str) -> Said | None:
         if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
             return Said(_line_value(line), "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
-            if _LETTERS.search(line) or (valued is not None and not valued.group().isdigit()):
-                return None
-            continue
+            return None
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
         last = (_result(line, numbers) if how == "last number" else None) or last
@@ -325,7 +323,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif how == "last number":
         value += measure(after)
     members, begin = equated(before) if how == "last number" else ([], 0)
-    if denied(before[:begin]) or _OR.search(before[:begin]) or _LISTED.search(before[:begin]):
+    listed = _LISTED.search(before[:begin])
+    if denied(before[:begin]) or _OR.search(before[:begin]) or (listed and (listed[1] == ";" or not summed)):
         return None
     if measured is not None and same_measure(before, found.group(), measured.group()):
         return None

@@ -44,7 +44,10 @@ OWN = (  # golds of all shapes, beside those that are drawn
     r"(-\infty,1) \cup (4,\infty)", "0", "1", r"25\text{ cents}",
 )  # fmt: skip
 FRAMES = {  # where the answer @ stands, by the format that asks for it
-    None: ("The answer is @.", r"So it is \boxed{@}.", "It is $@$.", "@", "**Answer:** @", r"\[ \boxed{@} \]", "x = @"),
+    None: (
+        *("The answer is @.", r"So it is \boxed{@}.", "It is $@$.", "@", "**Answer:** @", r"\[ \boxed{@} \]", "x = @"),
+        *("The length is @.", "2y = 10, so x = @", "He paid @ more than Tom.", "They eat @ on Monday."),
+    ),
     "gsm8k": ("We add.\n#### @", "#### @\n", "We add.\n#### $@$", "#### \\boxed{@}"),
     "boxed": (r"So it is \boxed{@}.", r"$\boxed{@}$", r"Hence $x = \boxed{@}$.", r"\fbox{@}", r"\boxed @"),
     "r1_zero": (
