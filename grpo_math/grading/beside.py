@@ -44,7 +44,7 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
-_RUNS_ON = re.compile(r"\\[a-z]|\d")  # what touches a formula and is more of it
+_RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]")  # what touches a formula and is more of it
 _ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
 _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
@@ -56,6 +56,7 @@ _COMMAND = re.compile(
 )  # and what makes it a part of more
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))")  # "5 hours6"
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
+_NEGATED = re.compile(rf"[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
 _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")
 _LETTER_BEHIND = re.compile(r"\W{0,3}[A-J]\b|[^.!?]*\b[A-J]\b\W*(?:and\b|or\b|\Z)")
 _NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
@@ -76,7 +77,7 @@ def part_of_more(before: str, after: str, how: str) -> bool:
         return any((_LETTER_BEFORE.search(before), _LETTER_BEHIND.match(after), _OPERATOR.search(before)))
     if how == "last formula":
         return _RUNS_ON.match(after) is not None
-    if _OPERATOR.search(before) or _NUMBERED.search(before):
+    if _OPERATOR.search(before) or _NUMBERED.search(before) or _NEGATED.search(before):
         return True
     if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
         return True

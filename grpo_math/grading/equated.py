@@ -16,9 +16,9 @@ _CHAIN = re.compile(  # first in its line, where that does not begin with "1."
     r"\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s)\s*((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
 )
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
-_ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}\s*)+")  # words before a member
+_ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}|\\[\[\]()]|[ })\]*`\"'#~|@<>])+")  # what may touch a member
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
-_PLAIN = re.compile(r"\A[$＄]?(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
+_PLAIN = re.compile(r"\A[-−]?[$＄]?(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )
@@ -26,6 +26,9 @@ _OPERATES = re.compile(rf"\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b|[-+
 _SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
     rf"(?:(?:{VERB.pattern}|:)\s+|[\[(])([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
     re.IGNORECASE,
+)
+_ANY_SUM = re.compile(  # in one measure: "$2.50 - $2.24 = 26 cents" is none
+    r"(?:[A-Za-z]{2}|[,:])\s+([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){1,8})\s?=[\s$＄]*\Z"
 )
 
 
@@ -43,7 +46,7 @@ def equated(before: str) -> tuple[list[str], int]:
         start = before.rfind("=", 0, end - 1) + 1
         words = list(_NO_MEMBER.finditer(before, start, end - 1))
         start = words[-1].end() if words else start
-        member = _ASIDE.sub("", before[start : end - 1].lstrip(" })]*`\"'")).rstrip()
+        member = _ASIDE.sub("", before[start : end - 1]).rstrip()
         partial = words and _PARTIAL.fullmatch(words[-1].group()) is not None and not _counts_nothing(before[:start])
         if member and not partial and _UNKNOWN.search(member) is None:
             members.insert(0, member)
@@ -53,6 +56,10 @@ def equated(before: str) -> tuple[list[str], int]:
     if signs > 1 or (members and _PLAIN.search(members[0]) is not None and _counts_nothing(before[:led_up])):
         return members, start
     single = _CHAIN.search(before) or _SUM.search(before)
+    if single is None:
+        single = _ANY_SUM.search(before)
+        priced = single is not None and re.search(r"[$＄]", single[1]) and before.rstrip()[-1] not in "$＄"
+        single = None if single is None or priced or not _counts_nothing(before[: single.start(1)]) else single
     return ([] if single is None else [single[1]]), start
 
 

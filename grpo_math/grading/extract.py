@@ -49,6 +49,7 @@ COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 ENDED = re.compile(r"[.?](?=\s)|\n")  # a sentence
 WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\s+[A-Za-z]")
 BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,300}?)(?<=\S)\*\*(?![\w(*])")
+SPACES = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u202f\u3000"), " ")
 CALCULATED = re.compile(r"(?<=[= $])<<[-+*/().\d% ]{1,80}=[-\d.]{1,20}>>(?=[-\d.$])")  # GSM8K's "= <<3+4=7>>7"
 EMPTY_TAG = re.compile(r"<answer>\s*</answer>")
 BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
@@ -89,6 +90,7 @@ def extract(completion: str, answer_format: str | None = None, last_box: bool = 
     (Extraction(text=None, how='nothing', boxes=()), Extraction(text=None, how='taken back', boxes=()))
     """
     visible = _after_thinking(completion)
+    visible = visible if visible.isascii() else visible.translate(SPACES)
     if "<!--" in visible:
         visible = COMMENT.sub(" ", visible)
     named = FINDERS.get(answer_format or "")
@@ -206,7 +208,8 @@ def _within(text: str, found: Found) -> str:
     """The answer that a box or a phrase gives within a tag or a line; all of the text where more stands behind it."""
     before, behind = text[: found.start], text[found.end :]
     refused = DANGER.search(before[-BESIDE:]) is not None
-    before = "" if WORDS.search(before) and not refused else before  # a sentence leads up to it
+    texts = re.search(r"\\(?:text|under|[mf]box)", before) is not None
+    before = "" if WORDS.search(before) and not refused and not texts else before  # a sentence leads up to it
     more = refused or re.search(r"\d|\\[a-z]", before + behind) is not None or DANGER.search(behind) is not None
     standing = None if more else _standing(text, found).text
     if standing == found.text and len(set(found.parts)) > 1:  # boxes side by side are all the answer

@@ -69,7 +69,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|text\s*\{\s*)*\Z",
+    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|＄\s*|text\s*\{\s*|approx\s*)*\Z",
     re.I,
 )
 _STATES = re.compile(
@@ -93,7 +93,7 @@ _LETTERS = re.compile(
 )  # several choices
 _VALUED = re.compile(  # a line that cannot be passed over
     r"\d|\\\{|(?<!\w)\{[A-Za-z ]*,|[_^]\{|\\(?:text|[dt]?frac|sqrt|pi|infty)(?![A-Za-z])"
-    r"|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)"
+    r"|\A\s*(?:[A-Za-z]\s?=|(?i:not|never|neither|all but)\b)|(?i:\b(?:any|every)thing but\b|\bnon-)"
 )
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
@@ -108,6 +108,9 @@ _STRUCTURE = re.compile(  # what a line of words may have beside them
     r"\\(?:begin|end)\{[a-z]+\*?\}|\\f?box(?:ed)?\s*\{\s*\}|</?[a-z]+/?>|```\w*|\[/?asy\]|\\[A-Za-z]+|^\s*>"
 )
 _NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{")
+_UNREAD = re.compile(
+    rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
+)  # a formula that is equal to it
 _LINE = re.compile("\n")
 _LINES = re.compile(
     r"\n|(?<=\\\])(?=\s*(?:[A-Z][a-z]|(?:and|so|we) ))|(?<=\\end\{align\*\})(?=\s*[A-Za-z])"
@@ -327,6 +330,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if denied(before[:begin]) or _OR.search(before[:begin]) or (listed and (listed[1] == ";" or not summed)):
         return None
     if measured is not None and same_measure(before, found.group(), measured.group()):
+        return None
+    if how == "last number" and not members and line.count("$", 0, found.start()) % 2 == 0 and _UNREAD.search(before):
         return None
     if members:
         value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))
