@@ -173,7 +173,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if candidate.kind in ("rounded", "either or", "mixed number") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
-    if candidate.kind in ("brackets changed", "one end", "an end off") and "\\cup" in pieces:
+    if candidate.kind in ("brackets changed", "one end", "an end off", "the ends alone") and "\\cup" in pieces:
         return True  # [0, 1) or [0, 1] is [0, 1]
     if candidate.kind == "one end" and "infty" in candidate.gold.text and re.search("[<>]", pieces):
         return True  # 3 > a
