@@ -52,14 +52,14 @@ FACTOR = re.compile(  # behind a number
     r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?|[½¼¾⅐-⅞]|π|√\s?\d+|[²³¹⁰⁴-⁹⁻]+)"
 )
 _COMMAND = re.compile(
-    r"\s*!(?:[ $]*[)\]}]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
+    r"\s*!(?:[ $]*[)\]}=+*/^-]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
 _GLUED = re.compile(r" ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))")  # "5 hours6"
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _NEGATED = re.compile(rf"[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
 _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")
 _LETTER_BEHIND = re.compile(
-    r"\W{0,3}[A-J]\b|[^.!?]*(?:\b[A-J]\b\W*(?:and\b|or\b|\Z)|(?:all|anything|everything) but\b)"
+    r"\W{0,3}[A-J]\b|[^.!?]*(?:\b[A-J]\b\W*(?:and\b|or\b|[A-J]\b|\Z)|(?:all|anything|everything) but\b)"
 )
 _NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _OPERATOR = re.compile(  # before a number, which is then a part of more

@@ -28,7 +28,7 @@ from grpo_math.grading.beside import (
 from grpo_math.grading.commit import DANGER, HEDGE, an_answer, denied, denied_from, not_meant
 from grpo_math.grading.equated import MONEY, VERB, equated
 from grpo_math.grading.expression import FUNCTIONS
-from grpo_math.grading.spelled import digits
+from grpo_math.grading.spelled import NUMBER_WORDS, digits
 from grpo_math.grading.steps import last_step
 from grpo_math.grading.text import DOLLAR, strip_wrappers
 from grpo_math.grading.units import canonical
@@ -111,6 +111,10 @@ _NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{")
 _UNREAD = re.compile(
     rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
 )  # a formula that is equal to it
+_HEADLESS = re.compile(  # "The length is times 5 = "
+    rf"\A(?!.*\b(?:{'|'.join(sorted(NUMBER_WORDS))})\b)\D*\b(?:times|plus|minus|over|divided by)\s+"
+    rf"[{MONEY}$]?\s?[\d.,]+\s*=[\s{MONEY}$]*\Z"
+)
 _LINE = re.compile("\n")
 _LINES = re.compile(
     r"\n|(?<=\\\])(?=\s*(?:[A-Z][a-z]|(?:and|so|we) ))|(?<=\\end\{align\*\})(?=\s*[A-Za-z])"
@@ -331,7 +335,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         return None
     if measured is not None and same_measure(before, found.group(), measured.group()):
         return None
-    if how == "last number" and not members and line.count("$", 0, found.start()) % 2 == 0 and _UNREAD.search(before):
+    unread = line.count("$", 0, found.start()) % 2 == 0 and (_UNREAD.search(before) or _HEADLESS.search(sentence))
+    if how == "last number" and not members and unread:
         return None
     if members:
         value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))
