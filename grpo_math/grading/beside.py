@@ -88,6 +88,19 @@ def part_of_more(before: str, after: str, how: str) -> bool:
     return not whole and re.search(r"[\d+*/^<>×÷·}{&)√∛π²³½]|\\", beside) is not None
 
 
+def followed(before: str, after: str) -> bool:
+    """Do words behind a number make it another one? Behind the result of a sum only those that touch it count.
+
+    >>> followed("It is ", " million"), followed("3 + 4 = ", " for the two of them"), followed("It is ", " for two")
+    (True, False, True)
+    """
+    measured = MEASURED.match(after)
+    away = AWAY.match(after) if SUMMED.search(before) else None
+    near = after if away is None else after[: away.start(1)]
+    behind = None if measured is None else FOLLOWED.match(after, measured.end())
+    return FOLLOWED.match(near) is not None or behind is not None
+
+
 def among_formulas(before: str, after: str) -> bool:
     r"""Does LaTeX stand in the prose around a number, as nobody writes it who means the number alone?
 

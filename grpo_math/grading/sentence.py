@@ -12,15 +12,14 @@ import re
 from typing import NamedTuple
 
 from grpo_math.grading.beside import (
-    AWAY,
     FACTOR,
-    FOLLOWED,
     INLINE_MATH,
     LED,
     MEASURED,
     OF_WHAT,
     SUMMED,
     among_formulas,
+    followed,
     measure,
     part_of_more,
     same_measure,
@@ -318,25 +317,16 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = MEASURED.match(after)
-    away = AWAY.match(after) if SUMMED.search(before) else None
-    beside = len(after) if away is None else away.start(1)
-    follows = FOLLOWED.match(after[:beside]) or (measured and FOLLOWED.match(after, measured.end()))
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     value += "" if factor is None else factor.group()
-    if how != "last choice" and (led is not None or follows is not None):
+    if how != "last choice" and (led is not None or followed(before, after)):
         value = (led.group() if led else "") + value + clause
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
     elif how == "last number":
         value += measure(after)
-    members, begin = equated(before) if how == "last number" else ([], 0)
-    listed = _LISTED.search(before[:begin])
-    if denied(before[:begin]) or _OR.search(before[:begin]) or (listed and (listed[1] == ";" or not summed)):
-        return None
-    if measured is not None and same_measure(before, found.group(), measured.group()):
-        return None
-    unread = line.count("$", 0, found.start()) % 2 == 0 and (_UNREAD.search(before) or _HEADLESS.search(sentence))
-    if how == "last number" and not members and unread:
+    members = _members(before, sentence, line.count("$", 0, found.start()) % 2 == 1) if how == "last number" else []
+    if members is None or (measured is not None and same_measure(before, found.group(), measured.group())):
         return None
     if members:
         value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))
@@ -348,6 +338,23 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         if said is not None and said.text != value:
             return None
     return Said(value, how, start + found.start(), start + found.end())
+
+
+def _members(before: str, sentence: str, in_formula: bool) -> list[str] | None:
+    """The other members of the chain in which a number stands last; None where they cannot be read, or where a value
+    or a denial stands beside the chain.
+
+    >>> _members("So 3 + 4 = ", "So 3 + 4 = ", False), _members("8; 7 = ", "8; 7 = ", False)
+    (['3 + 4'], None)
+    """
+    members, begin = equated(before)
+    listed = _LISTED.search(before[:begin])
+    if denied(before[:begin]) or _OR.search(before[:begin]):
+        return None
+    if listed is not None and (listed[1] == ";" or SUMMED.search(before) is None):
+        return None
+    unread = not in_formula and (_UNREAD.search(before) or _HEADLESS.search(sentence))
+    return None if unread and not members else members
 
 
 def is_short(text: str) -> bool:
