@@ -44,7 +44,7 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
-_RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]")  # what touches a formula and is more of it
+_RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-J]\b")  # what touches a formula and is more of it
 _ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
 _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")

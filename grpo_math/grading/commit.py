@@ -74,9 +74,9 @@ _BACK = re.compile(
             r"\bi me?ant?\b|\bhold on\b|\bsecond thoughts?\b|\b(?:disregard|ignore) (?:that|this|the)\b|\bnope\b",
             r"\bnever ?mind\b|\bjoking\b|\bi(?:'m| am) not sure\b|\bsorry\b|\bshould have been\b|\bi doubt\b",
             r"\((?:wrong|incorrect)\)|\A[^A-Za-z\n]{0,20}(?:x : x = )?not equal\b",
-            r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A(?:[^.\n]|\.(?=\})){0,40}\b(?:wrong|incorrect)\b",
+            r"\bdon['’]t (?:trust|believe)\b|\bnot the answer\b|\A(?:[^.\n]|\.(?=[}\d])){0,40}\b(?:wrong|incorrect)\b",
             rf"\b(?:this|that|it|answer|box|above)(?:'s| is| was| are) {_FALSE}",
-            rf"\A(?:[^.!?\n]|\.(?=\}})){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
+            rf"\A(?:[^.!?\n]|\.(?=[\}}\d])){{0,40}}?(?:\b|[\s$}}])(?:is|was|are)"
             rf"(?:n['’]t (?:right|correct|true|it|so|my)\b| {_FALSE})",
             r"\A[\s\"'`*$}]*not\s+(?:equal\b|[$\\({]*\d)",
             r"(?:\A|[.,;?!\n—-])\s*no\b(?=[,.;:!—-]|\s*\Z)|(?:\A|[.!?\n])\s*actually,? [-$\\\d]",

@@ -17,6 +17,7 @@ _CHAIN = re.compile(  # first in its line, where that does not begin with "1."
 )
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
 _ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}|\\[\[\]()]|[ })\]*`\"'#~|@<>])+")  # what may touch a member
+_AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a measure
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
 _PLAIN = re.compile(r"\A[-−]?[$＄]?(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
@@ -69,6 +70,6 @@ def _counts_nothing(before: str) -> bool:
     >>> _counts_nothing("We paid. The total "), _counts_nothing("10 boys and girls "), _counts_nothing("half the ")
     (True, False, False)
     """
-    clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
+    clause = _AREA.sub(" ", re.split(r"[.!?:,;]\s|\n", before)[-1])
     named = re.split(r"\d", clause)
     return DANGER.search(clause) is None and (len(named) == 1 or _OPERATES.search(named[-1]) is None)
