@@ -308,7 +308,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if (
         not_meant(_OTHERS_NOT.sub(" ", sentence) if summed else sentence)
         or JOINED.search(before)
-        or (numbers > 1 and HEDGE.search(sentence) and re.search(r"\d", sentence))
+        or (HEDGE.search(sentence) and (how == "last choice" or (numbers > 1 and re.search(r"\d", sentence))))
         or (end is not None and "?" in end.group())
     ):
         return None
