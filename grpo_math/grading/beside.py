@@ -52,9 +52,11 @@ FACTOR = re.compile(  # behind a number
     r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?|[½¼¾⅐-⅞]|π|√\s?\d+|[²³¹⁰⁴-⁹⁻]+)"
 )
 _COMMAND = re.compile(
-    r"\s*!(?:[ $]*[)\]}=+*/^-]| +[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
+    r"\s*!(?:[ $]*[)\]}=+*/^-]|[ $]+[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
-_GLUED = re.compile(rf"[{MONEY}$€£]\s{{0,2}}\d|" r" ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))")  # "5 hours6"
+_GLUED = re.compile(  # "5 hours6", "5$6"
+    r"[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
+)
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _NEGATED = re.compile(rf"[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
 _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")

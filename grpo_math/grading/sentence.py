@@ -106,7 +106,7 @@ _OF_A_NAME = re.compile(r"(?:values|integers|numbers) (?:of|for) \$[a-z][.,]?\$[
 _STRUCTURE = re.compile(  # what a line of words may have beside them
     r"\\(?:begin|end)\{[a-z]+\*?\}|\\f?box(?:ed)?\s*\{\s*\}|</?[a-z]+/?>|```\w*|\[/?asy\]|\\[A-Za-z]+|^\s*>"
 )
-_NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{")
+_NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{|\b[A-J]{2}\b")
 _UNREAD = re.compile(
     rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
 )  # a formula that is equal to it

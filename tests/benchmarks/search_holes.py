@@ -221,6 +221,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
+    if candidate.kind == "other percent" and CALCULATES.search(pieces):
+        return True
     if candidate.kind == "either or" and re.search(rf"[:\d]|{CALCULATES.pattern}", pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
