@@ -325,7 +325,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         value += measured.group()
     elif how == "last number":
         value += measure(after)
-    members = _members(before, sentence, line.count("$", 0, found.start()) % 2 == 1) if how == "last number" else []
+    in_formula = line.count("$", 0, found.start()) % 2 == 1 and "$" in after
+    members = _members(before, sentence, in_formula) if how == "last number" else []
     if members is None or (measured is not None and same_measure(before, found.group(), measured.group())):
         return None
     if members:

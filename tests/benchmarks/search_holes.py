@@ -66,7 +66,7 @@ UNDOES = re.compile(  # added to a wrong answer, may make it right, or an explan
 )
 HIDES = re.compile(r"\\phantom|\\cancel|\\sout|~~|% |\\tag|white")  # around the wrong answer, takes it back
 CALCULATES = re.compile(
-    r"[-+^/*!|−_×√²½]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b"
+    r"[-+^/*!|−_×√²½π]|\\sqrt|\\div|times|cdot|plus|squared|over|one|two|six|seven|\\mid|\\log|\bi\b"
 )
 COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may make right
     *("sign", "sign in words", "function", "off", "upside down", "signs", "another value", "a term off", "digits"),
