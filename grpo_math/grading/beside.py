@@ -55,7 +55,7 @@ _COMMAND = re.compile(
     r"\s*!(?:[ $]*[)\]}=+*/^-]|[ $]+[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
 _GLUED = re.compile(  # "5 hours6", "5$6"
-    r"[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
+    r"[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d{2}| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
 )
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _NEGATED = re.compile(rf"[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =

@@ -66,7 +66,7 @@ _ALTERNATIVE = re.compile(
 )
 _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
-_FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|it|the|so|my)\b)"
+_FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|(?:it|the|so|my)\b))"
 _BACK = re.compile(
     "|".join(
         [

@@ -110,10 +110,12 @@ _NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{|\b[A-J]{2}\b")
 _UNREAD = re.compile(
     rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
 )  # a formula that is equal to it
-_HEADLESS = re.compile(  # "The length is times 5 = "
-    rf"\A(?!.*\b(?:{'|'.join(sorted(NUMBER_WORDS))})\b)\D*\b(?:times|plus|minus|over|divided by)\s+"
+_NAMES = "|".join(sorted(NUMBER_WORDS))
+_HEADLESS = re.compile(  # "The length is times 5 = ", "It is hundred 5 = "
+    rf"(?:\A(?!.*\b(?:{_NAMES})\b)\D*\b(?:times|plus|minus|over|divided by)|\b(?:{_NAMES}))\s+"
     rf"[{MONEY}$]?\s?[\d.,]+\s*=[\s{MONEY}$]*\Z"
 )
+_LETTER = re.compile(r"\W*(?:text\W*)?[A-J]\W*")
 _LINE = re.compile("\n")
 _LINES = re.compile(
     r"\n|(?<=\\\])(?=\s*(?:[A-Z][a-z]|(?:and|so|we) ))|(?<=\\end\{align\*\})(?=\s*[A-Za-z])"
@@ -318,6 +320,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = MEASURED.match(after)
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
+    if _LETTER.fullmatch(value) and part_of_more("", after, "last choice"):
+        return None
     value += "" if factor is None else factor.group()
     if how != "last choice" and (led is not None or followed(before, after)):
         value = (led.group() if led else "") + value + clause
