@@ -42,7 +42,7 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
     r"|means|meaning|making|leaving|rounds|rounded|approximately)\b) [$A-Za-z'’\d%,]+){1,14}?[\s.]*"
 )
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'\w)")  # "5 x"; the letters of units and "a" are left out
+_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'[^\Ws])")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-J]\b")  # what touches a formula and is more of it
 _ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
@@ -61,7 +61,7 @@ _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to wha
 _NEGATED = re.compile(rf"[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
 _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")
 _LETTER_BEHIND = re.compile(
-    r"\W{0,3}[A-J]\b|[^.!?]*(?:\b[A-J]\b\W*(?:and\b|or\b|[A-J]\b|\Z)|(?:all|anything|everything) but\b)"
+    r"\W{0,3}[A-J]\b|[^.!?]*(?:\b[A-J]\b\W*(?:and\b|or\b|but\b|[A-J]\b|\Z)|(?:all|anything|everything) but\b)"
 )
 _NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _OPERATOR = re.compile(  # before a number, which is then a part of more

@@ -181,6 +181,6 @@ def pure(text: str) -> bool:
     """Is it one formula, and no words?"""
     if text.count("=") > text.count("_{") + 1 or text.count("\\{") != text.count("\\}"):  # a set that never ends
         return False
-    if FORMULA.sub("", text) or SEVERAL.search(text) is not None:
+    if FORMULA.sub("", text) or SEVERAL.search(text) is not None or re.search(r"\?|[\])\d]\s*\\\{", text) is not None:
         return False
     return all(word.lower() in ITS_WORDS or word in ascii_lowercase for word in WORD.findall(text))  # ijk, xyz

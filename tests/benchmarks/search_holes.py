@@ -216,8 +216,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # 11 to 11
     if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1, a first power
-    if candidate.kind == "several" and re.search(r"\\div|[÷/]", pieces):
-        return True  # 11/16 27/16 over 27/16
+    if candidate.kind == "several" and re.search(r"\\div|[÷/]|\b(?:two|six|seven)\b", pieces):
+        return True  # 11/16 27/16 over 27/16, two 3/2 1/2
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
