@@ -19,7 +19,9 @@ _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}
 _ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}|\\[\[\]()]|[ })\]*`\"'#~|@<>])+")  # what may touch a member
 _AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a measure
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
-_PLAIN = re.compile(r"\A[-−]?[$＄]{0,2}(?:[\d.,:{}% ]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
+_PLAIN = re.compile(
+    r"\A[-−]?[$＄]{0,2}(?:[\d.,:{}% √]|\\(?!text|m)[a-z]+)+\Z|_"
+)  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )

@@ -49,7 +49,10 @@ COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 ENDED = re.compile(r"[.?](?=\s)|\n")  # a sentence
 WORDS = re.compile(r"(?<!\\)\b[A-Za-z]{2,}\s+[A-Za-z]")
 BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,300}?)(?<=\S)\*\*(?![\w(*])")
-SPACES = dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u202f\u3000"), " ")
+SPACES: dict[int, str | None] = {
+    **dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u202f\u3000"), " "),
+    **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u2060\ufeff\u00ad"), None),  # that nobody sees
+}
 CALCULATED = re.compile(r"(?<=[= $])<<[-+*/().\d% ]{1,80}=[-\d.]{1,20}>>(?=[-\d.$])")  # GSM8K's "= <<3+4=7>>7"
 EMPTY_TAG = re.compile(r"<answer>\s*</answer>")
 BRACE = re.compile(r"[{}]|\\.", re.DOTALL)
