@@ -12,9 +12,7 @@ Does not find boxes (extract.py), and does not look at denials and other answers
 import re
 
 from grpo_math.grading.commit import AFTERWARDS, BESIDE, DANGER
-from grpo_math.grading.spelled import NUMBER_WORDS
-
-_DIGITS = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
+from grpo_math.grading.spelled import CARDINALS
 
 # ---------------------------------------------------------------------------------------------------- in front of a box
 
@@ -32,7 +30,8 @@ _LED_UP = re.compile(  # by nothing, a relation, punctuation, or words
     r"|[⇒→∈∴]|[^\x00-\u20ff\u2200-\u24ff\u2776-\u2797\uff00-\uffef\U0001d400-\U0001d7ff])(?:\s|\\[ ,;:!])*\Z"
 )
 _CHANGED = re.compile(  # words in front of a number that make it another one
-    rf"(?:\b{_DIGITS}|\b(?:minus|negative|plus|times|half|twice|double|triple|divided by|unlike|without|nearly|almost)"
+    rf"(?:\b(?:{CARDINALS})"
+    r"|\b(?:minus|negative|plus|times|half|twice|double|triple|divided by|unlike|without|nearly|almost)"
     r"(?: of)?|\b(?:square|cube)d? (?:roots? )?of|\b(?:opposite|reciprocal|inverse|factorial) of"
     r"|\b(?:less|more|greater|fewer) than)(?: the)?\s*\}?\s*[$\\(]*\Z|[(\[][^()\[\]]{0,40},\s*\Z",
     re.IGNORECASE,
@@ -51,7 +50,7 @@ _TOUCHED = (
 )
 _BEHIND = re.compile(
     rf"(?:\\\)|\$|\}})*{_TOUCHED}|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
-    rf"|[\s$]{{0,3}}(?:not|{_DIGITS})[\s.!$]*(?:\n|\Z)",
+    rf"|[\s$]{{0,3}}(?:not|{CARDINALS})[\s.!$]*(?:\n|\Z)",
     re.IGNORECASE,
 )
 _CLOSES = re.compile(  # what ends a formula, or is not seen
@@ -65,7 +64,7 @@ _MEASURE = re.compile(  # a unit, a base, a modulus
     r"|(?:\\(?:text|mbox|math)[a-z]*\s*)?\{(?:\\?[ ,~A-Za-z/.'()-]|\^\{?-?\d\}?)*\}(?:\^\s*\{?\d\}?)?|\\rm\b[ A-Za-z]*"
     r"|\\text\s*\{[\s(]*(?:since|because|where|by)\b[^{}]*\})?"
 )
-_ANOTHER = re.compile(rf"\([A-J]\)|(?i:\b{_DIGITS}\b)")  # value
+_ANOTHER = re.compile(rf"\([A-J]\)|(?i:\b(?:{CARDINALS})\b)")  # value
 _PROSE = re.compile(  # the end of the sentence, words, or another formula
     r"\Z|(?<!\})[A-Za-z]|[(\[<#\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff-]"
     r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=[:,] )\d+ [a-z]{2}|(?<=, )\\\(|(?<=, \$)"

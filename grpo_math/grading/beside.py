@@ -42,10 +42,13 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
     r"|means|meaning|making|leaving|rounds|rounded|approximately)\b) [$A-Za-z'’\d%,]+){1,14}?[\s.]*"
 )
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
+_MEASURE = re.compile(rf"{MEASURED.pattern}(?![\w\\(])")
 _VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'[^\Ws])")  # "5 x"; the letters of units and "a" are left out
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-J]\b")  # what touches a formula and is more of it
-_ODD = re.compile(r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[{}\[\]_~]")  # in the prose around a number
+_ODD = re.compile(  # in the prose around a number
+    r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[][{}_~^|#@<>]|(?<![A-Z])&|(?<!\d)°|\d['’]|!(?=[^\s.!?\"'”’)*$])"
+)
 _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
 FACTOR = re.compile(  # behind a number
@@ -90,14 +93,14 @@ def part_of_more(before: str, after: str, how: str) -> bool:
     return not whole and re.search(r"[\d+*/^<>×÷·}{&)√∛π²³½]|\\", beside) is not None
 
 
-def followed(before: str, after: str) -> bool:
+def followed(after: str, summed: bool) -> bool:
     """Do words behind a number make it another one? Behind the result of a sum only those that touch it count.
 
-    >>> followed("It is ", " million"), followed("3 + 4 = ", " for the two of them"), followed("It is ", " for two")
+    >>> followed(" million", False), followed(" for the two of them", True), followed(" for the two of them", False)
     (True, False, True)
     """
     measured = MEASURED.match(after)
-    away = AWAY.match(after) if SUMMED.search(before) else None
+    away = AWAY.match(after) if summed else None
     near = after if away is None else after[: away.start(1)]
     behind = None if measured is None else FOLLOWED.match(after, measured.end())
     return FOLLOWED.match(near) is not None or behind is not None
@@ -112,7 +115,7 @@ def among_formulas(before: str, after: str) -> bool:
     if _DISPLAYED.search(after) is not None:
         return False
     prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
-    return _ODD.search(_FORMULA_PARTS.sub(" ", MEASURED.sub(" ", prose))) is not None
+    return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURE.sub(" ", prose))) is not None
 
 
 def same_measure(before: str, number: str, unit: str) -> bool:

@@ -10,7 +10,7 @@ Does not find answers (extract.py) and does not read them: what it cannot tell c
 
 import re
 
-from grpo_math.grading.spelled import NUMBER_WORDS
+from grpo_math.grading.spelled import CARDINALS
 
 BESIDE = 60  # characters before an answer that are looked at
 AFTERWARDS = 400  # characters behind it in which it may be taken back
@@ -103,25 +103,11 @@ _LEADS_ON = re.compile(
     re.IGNORECASE,
 )
 
-# ------------------------------------------------------------------------------------------------ a last line of words
-
-_DENIED_IN = re.compile(
-    r"\A(?!\W*(?:that|this|it|there|he|she|we|i|you|they|no|nothing)\b)"
-    r".*(?<![A-Za-z])(?:[a-z]?not|never|neither|any(?:thing)? but|all but|everything but|wrong)\b|\bnon[- ]"
-    r"|\A\W*un(?!der|it|til)[a-z]+\W*\Z|\A\W*\w+ or \w+(?: \w+){0,2}\W*\Z",
-    re.IGNORECASE,
-)
-_CLOSING = re.compile(
-    r"(?:all |that(?: i)?s )?(?:done|correct|right|verified|checked|solved|finished|good|great|it|all)|q ?e ?d|yes"
-    r"|(?:the )?end|thank(?:s| you)|good luck|cheers|perfect|ok(?:ay)?",
-    re.IGNORECASE,
-)
-
 # ------------------------------------------------------------------------------------------------ words beside a number
 
 HEDGE = re.compile(
     r"(?<![A-Za-z])(?:either|neither|nor|one of|any of|perhaps|maybe|possibly|might|could be"
-    rf"|may be|probably|between(?=[\s$\\(]*(?:\d|\b(?:{'|'.join(sorted(NUMBER_WORDS))})\b)))\b",
+    rf"|may be|probably|between(?=[\s$\\(]*(?:\d|\b(?:{CARDINALS})\b)))\b",
     re.IGNORECASE,
 )
 _CHANGING = (
@@ -131,7 +117,7 @@ _CHANGING = (
     "unless except root twice double triple thrice mod modulo if point almost nearly under above below between"
 )
 DANGER = re.compile(
-    rf"(?:(?<![A-Za-z])(?:{'|'.join([*_CHANGING.split(), *sorted(NUMBER_WORDS)])}|at (?:least|most)|one of"
+    rf"(?:(?<![A-Za-z])(?:{'|'.join(_CHANGING.split())}|{CARDINALS}|at (?:least|most)|one of"
     r"|(?:less|more|fewer|greater|larger|smaller|other) than)(?![A-Za-z])|n['’]t\b)",
     re.IGNORECASE,
 )  # words beside a number that may make it another one
@@ -197,20 +183,6 @@ def taken_back(after: str) -> bool:
     if "\\text" in beside:
         beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", beside).replace("\\text{", " ")
     return _BACK.search(beside) is not None
-
-
-def an_answer(line: str) -> bool:
-    """Is a line of words alone an answer of its own, which one above it cannot be beside?
-
-    >>> an_answer("never east"), an_answer("hexagon"), an_answer("That is all."), an_answer("Done.")
-    (True, True, False, False)
-    """
-    plain = re.sub(r"\\(?:begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+", " ", line)
-    plain = re.sub(r"[\W\d_]+", " ", plain).strip()
-    words = len(plain.split())
-    return _CLOSING.fullmatch(plain) is None and (
-        0 < words <= 2 or (words <= 5 and _DENIED_IN.search(plain) is not None)
-    )
 
 
 def not_meant(before: str) -> bool:

@@ -16,8 +16,10 @@ _CHAIN = re.compile(  # first in its line, where that does not begin with "1."
     r"\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s)\s*((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
 )
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
-_ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}|\\[\[\]()]|[ })\]*`\"'#~|@<>])+")  # what may touch a member
+_ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}|\\[\[\]() ,;:!]|[ })\]*`\"'#~|@<>;$])+")  # what may touch a member
 _AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a measure
+_SIGNS = {"plus": "+", "minus": "-", "times": "*", "over": "/", "divided by": "/", "multiplied by": "*"}
+_IN_WORDS = re.compile(rf"(?<=[\d)] )({'|'.join(_SIGNS)})(?= [(＄$\d])")
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
 _PLAIN = re.compile(
     r"\A[-−]?[$＄]{0,2}(?:[\d.,:{}% √]|\\(?!text|m)[a-z]+)+\Z|_"
@@ -26,13 +28,12 @@ _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )
 _OPERATES = re.compile(rf"\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b|[-+*/×÷]", re.IGNORECASE)
-_SUM = re.compile(  # and plain arithmetic behind a verb: "The total is 3 + 4 = 7"
-    rf"(?:(?:{VERB.pattern}|:)\s+|[\[(])([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){{0,8}})\s?=[\s$＄]*\Z",
-    re.IGNORECASE,
+_TERM = r"[＄$]?\s?\d[\d,.]*"
+_TERMS = rf"({_TERM}(?:\s?[-+*/×÷]\s?{_TERM}){{%s,8}})\s?=[\s$＄]*\Z"
+_SUM = re.compile(  # plain arithmetic behind a verb: "The total is 3 + 4 = 7"
+    rf"(?:(?:{VERB.pattern}|:)\s+|[\[(]){_TERMS % 0}", re.IGNORECASE
 )
-_ANY_SUM = re.compile(  # in one measure: "$2.50 - $2.24 = 26 cents" is none
-    r"(?:[A-Za-z]{2}|[,:])\s+([＄$]?\s?\d[\d,.]*(?:\s?[-+*/×÷]\s?[＄$]?\s?\d[\d,.]*){1,8})\s?=[\s$＄]*\Z"
-)
+_ANY_SUM = re.compile(rf"(?:[A-Za-z]{{2}}|[,:])\s+{_TERMS % 1}")  # in one measure: "$2.50 - $2.24 = 26 cents" is none
 
 
 def equated(before: str) -> tuple[list[str], int]:
@@ -64,6 +65,15 @@ def equated(before: str) -> tuple[list[str], int]:
         priced = single is not None and re.search(r"[$＄]", single[1]) and before.rstrip()[-1] not in "$＄"
         single = None if single is None or priced or not _counts_nothing(before[: single.start(1)]) else single
     return ([] if single is None else [single[1]]), start
+
+
+def in_signs(text: str) -> str:
+    """With signs for the words between numbers.
+
+    >>> in_signs("8 times 7 = "), in_signs("3 times a day")
+    ('8 * 7 = ', '3 times a day')
+    """
+    return _IN_WORDS.sub(lambda m: _SIGNS[m[1]], text)
 
 
 def _counts_nothing(before: str) -> bool:

@@ -378,6 +378,9 @@ class _Reader:
             self.at += 1
             return ("num", Fraction(int(char)))
         if char in ASCII_LETTERS:
+            run = LETTERS.match(self.text, self.at).group().lower()  # type: ignore
+            if run in SHORT_WORDS or run in NUMBER_WORDS:  # \sqrt not
+                raise Unreadable(f"{run!r} is a word")
             self.at += 1
             return _letter(char)
         return self.atom()

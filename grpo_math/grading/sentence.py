@@ -11,6 +11,7 @@ Does not look at boxes, ``####`` and tags (extract.py).
 import re
 from typing import NamedTuple
 
+from grpo_math.grading.below import ends, leaves_alone
 from grpo_math.grading.beside import (
     FACTOR,
     INLINE_MATH,
@@ -24,10 +25,10 @@ from grpo_math.grading.beside import (
     part_of_more,
     same_measure,
 )  # fmt: skip
-from grpo_math.grading.commit import DANGER, HEDGE, an_answer, denied, denied_from, not_meant
-from grpo_math.grading.equated import MONEY, VERB, equated
+from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
+from grpo_math.grading.equated import MONEY, VERB, equated, in_signs
 from grpo_math.grading.expression import FUNCTIONS
-from grpo_math.grading.spelled import NUMBER_WORDS, digits
+from grpo_math.grading.spelled import CARDINALS, digits
 from grpo_math.grading.steps import last_step
 from grpo_math.grading.text import DOLLAR, strip_wrappers
 from grpo_math.grading.units import canonical
@@ -103,16 +104,12 @@ _OTHERS_NOT = re.compile(  # of something else: "the students who did not come"
     re.I,
 )
 _OF_A_NAME = re.compile(r"(?:values|integers|numbers) (?:of|for) \$[a-z][.,]?\$[\s.]*\Z")  # "6 possible values of $x$"
-_STRUCTURE = re.compile(  # what a line of words may have beside them
-    r"\\(?:begin|end)\{[a-z]+\*?\}|\\f?box(?:ed)?\s*\{\s*\}|</?[a-z]+/?>|```\w*|\[/?asy\]|\\[A-Za-z]+|^\s*>"
-)
-_NO_PROSE = re.compile(r"[{}^<>=|~&%@]|\w_\w|_\{|\b[A-J]{2}\b")
 _UNREAD = re.compile(
     rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
 )  # a formula that is equal to it
-_NAMES = "|".join(sorted(NUMBER_WORDS))
-_HEADLESS = re.compile(  # "The length is times 5 = ", "It is hundred 5 = "
-    rf"(?:\A(?!.*\b(?:{_NAMES})\b)\D*\b(?:times|plus|minus|over|divided by)|\b(?:{_NAMES}))\s+"
+_HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
+    rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*\b(?:times|plus|minus|over|divided by)"
+    rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent))\s+"
     rf"[{MONEY}$]?\s?[\d.,]+\s*=[\s{MONEY}$]*\Z"
 )
 _LETTER = re.compile(r"\W*(?:text\W*)?[A-J]\W*")
@@ -242,7 +239,7 @@ def _bare(text: str) -> Said | None:
         return everything
     displayed = "\\]" in text or "\\end" in text
     lines = [line for line in (_LINES.split(text) if displayed else text.split("\n")) if line.strip()]
-    asked = False
+    asked = below = False
     for line in reversed(lines[-3:]):
         start = text.rindex(line)
         formulas = list(INLINE_MATH.finditer(line))
@@ -257,11 +254,16 @@ def _bare(text: str) -> Said | None:
         if asked and HEDGE.search(line) is not None:  # "It could be 5." and a question
             return None
         if not (formulas or numbers or chosen or valued or _LETTERS.search(line)):
-            if len(lines) > 1 and (an_answer(line) or _NO_PROSE.search(_STRUCTURE.sub("", line)) is not None):
-                return None
+            if len(lines) > 1 and not ends(line):
+                below = True
+                if not leaves_alone(line):
+                    return None
             continue
-        if _is_value_line(line) and _DENIES.match(_line_value(line)) is None:
-            return Said(_line_value(line), "last line", start, start + len(line))
+        value = _line_value(line) if _is_value_line(line) else None
+        if value is not None and _DENIES.match(value) is None:
+            if below and re.search(r"\d", value) is None:  # the words may say something else
+                return None
+            return Said(value, "last line", start, start + len(line))
         if not (formulas or numbers or chosen):
             return None
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
@@ -306,9 +308,10 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if part_of_more(before, after, how):
         return None
     end = SENTENCE_END.search(after)
-    summed = SUMMED.search(before) is not None or (how == "last formula" and "=" in found.group())
+    summed = SUMMED.search(before) is not None
+    equation = summed or (how == "last formula" and "=" in found.group())
     if (
-        not_meant(_OTHERS_NOT.sub(" ", sentence) if summed else sentence)
+        not_meant(_OTHERS_NOT.sub(" ", sentence) if equation else sentence)
         or JOINED.search(before)
         or (HEDGE.search(sentence) and (how == "last choice" or (numbers > 1 and re.search(r"\d", sentence))))
         or (end is not None and "?" in end.group())
@@ -323,14 +326,14 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     if _LETTER.fullmatch(value) and part_of_more("", after, "last choice"):
         return None
     value += "" if factor is None else factor.group()
-    if how != "last choice" and (led is not None or followed(before, after)):
+    if how != "last choice" and (led is not None or followed(after, summed)):
         value = (led.group() if led else "") + value + clause
     elif measured is not None and canonical(measured[1]) is not None:
         value += measured.group()
     elif how == "last number":
         value += measure(after)
     in_formula = line.count("$", 0, found.start()) % 2 == 1 and "$" in after
-    members = _members(before, sentence, in_formula) if how == "last number" else []
+    members = _members(before, sentence, in_formula, summed) if how == "last number" else []
     if members is None or (measured is not None and same_measure(before, found.group(), measured.group())):
         return None
     if members:
@@ -345,18 +348,19 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     return Said(value, how, start + found.start(), start + found.end())
 
 
-def _members(before: str, sentence: str, in_formula: bool) -> list[str] | None:
+def _members(before: str, sentence: str, in_formula: bool, summed: bool) -> list[str] | None:
     """The other members of the chain in which a number stands last; None where they cannot be read, or where a value
     or a denial stands beside the chain.
 
-    >>> _members("So 3 + 4 = ", "So 3 + 4 = ", False), _members("8; 7 = ", "8; 7 = ", False)
+    >>> _members("So 3 + 4 = ", "So 3 + 4 = ", False, True), _members("8; 7 = ", "8; 7 = ", False, False)
     (['3 + 4'], None)
     """
+    before = in_signs(before)
     members, begin = equated(before)
     listed = _LISTED.search(before[:begin])
     if denied(before[:begin]) or _OR.search(before[:begin]):
         return None
-    if listed is not None and (listed[1] == ";" or SUMMED.search(before) is None):
+    if listed is not None and (listed[1] == ";" or not summed):
         return None
     unread = not in_formula and (_UNREAD.search(before) or _HEADLESS.search(sentence))
     return None if unread and not members else members

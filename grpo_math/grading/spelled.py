@@ -21,6 +21,7 @@ SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10*
 PARTS = {"half": 2, "halve": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7,
          "eighth": 8, "ninth": 9, "tenth": 10, "hundredth": 100}  # fmt: skip
 NUMBER_WORDS = frozenset((*SMALL, *TENS, *SCALES, "hundred"))
+CARDINALS = "|".join(sorted(NUMBER_WORDS))
 NAMES = "|".join(sorted((*NUMBER_WORDS, *(f"{part}s?" for part in PARTS)), key=len, reverse=True))
 RUN = re.compile(
     rf"(?<![A-Za-z\\.,])(?:(?:negative|minus)\s+(?=[\d\\(]|{NAMES}))?"

@@ -161,7 +161,7 @@ def may_be_right(candidate: Candidate) -> bool:
     letter = re.fullmatch(r"\(?[A-J]\)?", BARE.sub("", candidate.gold.text))
     if letter is not None and letter.group() in candidate.text() and re.search("[A-J]", core) is None:
         return True  # a choice with its text
-    if candidate.kind == "the ends alone" and BARE.sub("", joined) == BARE.sub("", candidate.gold.text):
+    if candidate.kind == "the ends alone" and _alone(joined) == _alone(candidate.gold.text):
         return True
     if states_it(candidate) or named_by_it(candidate):
         return True
@@ -216,7 +216,9 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # 11 to 11
     if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", "".join(candidate.pieces).replace("\u200b", "")):
         return True  # a power of 1, a first power
-    if candidate.kind == "several" and re.search(r"\\div|[÷/]|\b(?:two|six|seven)\b", pieces):
+    if candidate.kind in ("several", "a member less", "length") and re.search(r"(?<![\d.])1(?![\d.])", pieces):
+        return True  # 2, 1(1)
+    if candidate.kind == "several" and re.search(r"\\div|[÷/:]|\b(?:two|six|seven)\b", pieces):
         return True  # 11/16 27/16 over 27/16, two 3/2 1/2
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
@@ -234,7 +236,8 @@ def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool
     """May a chain of equalities be true with what is added to it?"""
     core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
     return (
-        re.search(r"[-+*/−]\Z|(?:\\sqrt|√)1|1²", "".join(candidate.pieces[:-1])) is not None  # 325 = 650-325, a root
+        re.search(r"[-+*/−]\Z|(?:\\sqrt|√)\s*\{?\d|1²", "".join(candidate.pieces[:-1]))
+        is not None  # 325 = 650-325, a root
         or re.search(r"\b(?:one|two|six|seven)\b|\\log|½", whole) is not None  # one 3/5 = 8/5, log 1 = 0
         or candidate.wrong in added  # 1/4 = 1/2 1/2
         or (candidate.gold.shape == "list" and "-" in core)  # -1, 9 -1 = 8
@@ -301,7 +304,7 @@ def named_by_it(candidate: Candidate) -> bool:
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"
-        and re.search(r"!(?:[\s\\.*\"'`)\]]|\Z)", candidate.text())
+        and re.search(r"!(?:[\s\\.*\"'`)\]]|\Z)", candidate.text().replace("\u200b", ""))
     )
     return named is not None or bool(exclaims) or re.sub(SIZES, "", core) == re.sub(SIZES, "", gold)
 

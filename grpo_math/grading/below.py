@@ -1,0 +1,42 @@
+r"""A line without a value below the answer: it ends the text, or is prose that leaves the answer alone.
+
+>>> ends("Done."), ends(r"\end{align*}"), ends("That is what we need."), leaves_alone("That is what we need.")
+(True, True, False, True)
+
+Does not find values (sentence.py): a line that holds one is not for it.
+"""
+
+import re
+
+from grpo_math.grading.commit import CUE, DANGER, HEDGE
+from grpo_math.grading.spelled import NAMES
+
+_STRUCTURE = re.compile(
+    r"\\(?:begin|end)\{[a-z]+\*?\}|\\f?box(?:ed)?\s*\{\s*\}|\\(?:q?quad|right|hfill|noindent|(?:black)?square|Box|qed)\b"
+    r"|</?[a-z]+/?>|```\w*|\[/?asy\]|\\?[][()]|[\s.,;:!?$*_\"'`~#&>\\∎■✓-]"
+)
+_CLOSING = re.compile(
+    r"(?:all |that(?: i)?s )?(?:done|correct|right|verified|checked|solved|finished|good|great|it|all)|q ?e ?d|yes"
+    r"|(?:the )?end|thank(?:s| you)|good luck|cheers|perfect|ok(?:ay)?",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"[A-Za-z'’]+(?:[,:]? [A-Za-z'’]+){2,}[.!:,]?")
+_OF_ALL = re.compile(r"\A(?:that|this|it)(?:['’]s| is) not ", re.IGNORECASE)  # "That's not hard."
+_VALUE = re.compile(rf"\b(?:{NAMES}|n[o']t?|wrong|[B-HJ-Z]|non|un(?!der|it|til|ique)[a-z]+)\b", re.IGNORECASE)
+
+
+def ends(line: str) -> bool:
+    """Does it only close what stands above, by signs or a word?"""
+    words = " ".join(_STRUCTURE.sub(" ", line).split())
+    return not words or _CLOSING.fullmatch(words) is not None
+
+
+def leaves_alone(line: str) -> bool:
+    """Is it a sentence of words, none of which is a number, a choice or a denial?
+
+    >>> leaves_alone("He paid twice as much."), leaves_alone("never east"), leaves_alone("hexagon")
+    (False, False, False)
+    """
+    said = _OF_ALL.sub("", line.strip())
+    sentence = _SENTENCE.fullmatch(line.strip()) is not None
+    return sentence and not any(pattern.search(said) for pattern in (CUE, DANGER, HEDGE, _VALUE))
