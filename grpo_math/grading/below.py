@@ -13,7 +13,7 @@ from grpo_math.grading.spelled import NAMES
 
 _STRUCTURE = re.compile(
     r"\\(?:begin|end)\{[a-z]+\*?\}|\\f?box(?:ed)?\s*\{\s*\}|\\(?:q?quad|right|hfill|noindent|(?:black)?square|Box|qed)\b"
-    r"|</?[a-z]+/?>|```\w*|\[/?asy\]|\\?[][()]|[\s.,;:!?$*_\"'`~#&>\\∎■✓-]"
+    r"|</?[a-z]+/?>|```\w*|\\?[][()]|[\s.,;:!?$*_\"'`~#&>\\∎■✓-]"
 )
 _CLOSING = re.compile(
     r"(?:all |that(?: i)?s )?(?:done|correct|right|verified|checked|solved|finished|good|great|it|all)|q ?e ?d|yes"
