@@ -8,7 +8,8 @@ Does not find the number (sentence.py) and does not calculate.
 
 import re
 
-from grpo_math.grading.commit import DANGER
+from grpo_math.grading.commit import DANGER, denied
+from grpo_math.grading.spelled import CARDINALS
 
 MONEY = "＄"  # an escaped dollar sign, while the others enclose mathematics
 VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
@@ -34,6 +35,35 @@ _SUM = re.compile(  # plain arithmetic behind a verb: "The total is 3 + 4 = 7"
     rf"(?:(?:{VERB.pattern}|:)\s+|[\[(]){_TERMS % 0}", re.IGNORECASE
 )
 _ANY_SUM = re.compile(rf"(?:[A-Za-z]{{2}}|[,:])\s+{_TERMS % 1}")  # in one measure: "$2.50 - $2.24 = 26 cents" is none
+
+_OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
+_LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([;,])\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
+_UNREAD = re.compile(
+    rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
+)  # a formula that is equal to it
+_HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
+    rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*(?:\b(?:times|plus|minus|over|divided by)|[*/+×÷·√^])"
+    rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent)\b)\s*"
+    rf"[{MONEY}$]?\s?[\d.,]+\s*=[\s{MONEY}$]*\Z"
+)
+
+
+def members_before(before: str, sentence: str, in_formula: bool, summed: bool) -> list[str] | None:
+    """The other members of the chain in which a number stands last; None where they cannot be read, or where a value
+    or a denial stands beside the chain.
+
+    >>> members_before("So 3 + 4 = ", "So 3 + 4 = ", False, True), members_before("8; 7 = ", "8; 7 = ", False, False)
+    (['3 + 4'], None)
+    """
+    before = _IN_WORDS.sub(lambda m: _SIGNS[m[1]], before)
+    members, begin = equated(before)
+    listed = _LISTED.search(before[:begin])
+    if denied(before[:begin]) or _OR.search(before[:begin]):
+        return None
+    if listed is not None and (listed[1] == ";" or not summed):
+        return None
+    unread = not in_formula and (_UNREAD.search(before) or _HEADLESS.search(sentence))
+    return None if unread and not members else members
 
 
 def equated(before: str) -> tuple[list[str], int]:
@@ -65,15 +95,6 @@ def equated(before: str) -> tuple[list[str], int]:
         priced = single is not None and re.search(r"[$＄]", single[1]) and before.rstrip()[-1] not in "$＄"
         single = None if single is None or priced or not _counts_nothing(before[: single.start(1)]) else single
     return ([] if single is None else [single[1]]), start
-
-
-def in_signs(text: str) -> str:
-    """With signs for the words between numbers.
-
-    >>> in_signs("8 times 7 = "), in_signs("3 times a day")
-    ('8 * 7 = ', '3 times a day')
-    """
-    return _IN_WORDS.sub(lambda m: _SIGNS[m[1]], text)
 
 
 def _counts_nothing(before: str) -> bool:

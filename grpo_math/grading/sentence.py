@@ -26,9 +26,9 @@ from grpo_math.grading.beside import (
     same_measure,
 )  # fmt: skip
 from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
-from grpo_math.grading.equated import MONEY, VERB, equated, in_signs
+from grpo_math.grading.equated import MONEY, VERB, members_before
 from grpo_math.grading.expression import FUNCTIONS
-from grpo_math.grading.spelled import CARDINALS, digits
+from grpo_math.grading.spelled import digits
 from grpo_math.grading.steps import last_step
 from grpo_math.grading.text import DOLLAR, strip_wrappers
 from grpo_math.grading.units import canonical
@@ -97,21 +97,11 @@ _VALUED = re.compile(  # a line that cannot be passed over
 )
 _REPORTED = re.compile(r"\W*(?:others?|some|they|people|had|if|compare|the (?:problem|book|text))\b", re.IGNORECASE)
 _DENIES = re.compile(r"(?:not|never|neither)\b", re.IGNORECASE)
-_OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
-_LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([;,])\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
 _OTHERS_NOT = re.compile(  # of something else: "the students who did not come"
     r"\b(?:who|that|which) (?:[a-z]+ ){0,3}?(?:[a-z]+n['’]t|not)\b|\d [a-z]+ (?:were|was|are|did|do|have|had) not\b",
     re.I,
 )
 _OF_A_NAME = re.compile(r"(?:values|integers|numbers) (?:of|for) \$[a-z][.,]?\$[\s.]*\Z")  # "6 possible values of $x$"
-_UNREAD = re.compile(
-    rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
-)  # a formula that is equal to it
-_HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
-    rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*\b(?:times|plus|minus|over|divided by)"
-    rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent))\s+"
-    rf"[{MONEY}$]?\s?[\d.,]+\s*=[\s{MONEY}$]*\Z"
-)
 _LETTER = re.compile(r"\W*(?:text\W*)?[A-J]\W*")
 _LINE = re.compile("\n")
 _LINES = re.compile(
@@ -299,6 +289,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         stop = found.start() - len(before) + denial
         within = NUMBER.finditer(line, max(0, stop - NEAR), stop)
         earlier = [m for m in within if m.group().strip() and not denied(line[: m.start()])]
+        if line[:stop][-1:].isalnum():  # "5not 6"
+            return None
         other = earlier[-1] if earlier and _digits(earlier[-1]) != _digits(found) else None
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
@@ -318,7 +310,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     ):
         return None
     clause = after if end is None else after[: end.start()]
-    if how != "last formula" and among_formulas(sentence, found.group() + clause):
+    prose = ("", clause) if how == "last formula" else (sentence, found.group() + clause)
+    if among_formulas(*prose):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
     measured = MEASURED.match(after)
@@ -333,7 +326,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif how == "last number":
         value += measure(after)
     in_formula = line.count("$", 0, found.start()) % 2 == 1 and "$" in after
-    members = _members(before, sentence, in_formula, summed) if how == "last number" else []
+    members = members_before(before, sentence, in_formula, summed) if how == "last number" else []
     if members is None or (measured is not None and same_measure(before, found.group(), measured.group())):
         return None
     if members:
@@ -346,24 +339,6 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         if said is not None and said.text != value:
             return None
     return Said(value, how, start + found.start(), start + found.end())
-
-
-def _members(before: str, sentence: str, in_formula: bool, summed: bool) -> list[str] | None:
-    """The other members of the chain in which a number stands last; None where they cannot be read, or where a value
-    or a denial stands beside the chain.
-
-    >>> _members("So 3 + 4 = ", "So 3 + 4 = ", False, True), _members("8; 7 = ", "8; 7 = ", False, False)
-    (['3 + 4'], None)
-    """
-    before = in_signs(before)
-    members, begin = equated(before)
-    listed = _LISTED.search(before[:begin])
-    if denied(before[:begin]) or _OR.search(before[:begin]):
-        return None
-    if listed is not None and (listed[1] == ";" or not summed):
-        return None
-    unread = not in_formula and (_UNREAD.search(before) or _HEADLESS.search(sentence))
-    return None if unread and not members else members
 
 
 def is_short(text: str) -> bool:

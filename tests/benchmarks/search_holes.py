@@ -73,7 +73,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
     *("a term less", "mixed number", "scale", "rounded"),
 )
 BARE = re.compile(
-    r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\[()]|\u200b"
+    r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\[][()]|\u200b"
 )
 SIZES = r"\\left|\\right|\\q?quad|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
