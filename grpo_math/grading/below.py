@@ -8,7 +8,7 @@ Does not find values (sentence.py): a line that holds one is not for it.
 
 import re
 
-from grpo_math.grading.commit import CUE, DANGER, HEDGE
+from grpo_math.grading.commit import DANGER, HEDGE
 from grpo_math.grading.spelled import NAMES
 
 _STRUCTURE = re.compile(
@@ -22,7 +22,7 @@ _CLOSING = re.compile(
 )
 _SENTENCE = re.compile(r"[A-Za-z'’]+(?:[,:]? [A-Za-z'’]+){2,}[.!:,]?")
 _OF_ALL = re.compile(r"\A(?:that|this|it)(?:['’]s| is) not ", re.IGNORECASE)  # "That's not hard."
-_VALUE = re.compile(rf"\b(?:{NAMES}|n[o']t?|wrong|[B-HJ-Z]|non|un(?!der|it|til|ique)[a-z]+)\b", re.IGNORECASE)
+_VALUE = re.compile(rf"\b(?:{NAMES}|[B-HJ-Z])\b", re.IGNORECASE)
 
 
 def ends(line: str) -> bool:
@@ -39,4 +39,4 @@ def leaves_alone(line: str) -> bool:
     """
     said = _OF_ALL.sub("", line.strip())
     sentence = _SENTENCE.fullmatch(line.strip()) is not None
-    return sentence and not any(pattern.search(said) for pattern in (CUE, DANGER, HEDGE, _VALUE))
+    return sentence and not any(pattern.search(said) for pattern in (DANGER, HEDGE, _VALUE))

@@ -42,8 +42,9 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
     r"|means|meaning|making|leaving|rounds|rounded|approximately)\b) [$A-Za-z'’\d%,]+){1,14}?[\s.]*"
 )
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_MEASURE = re.compile(rf"{MEASURED.pattern}(?![\w\\(])")
-_VARIABLE = re.compile(r" ?[b-fi-kn-rt-z](?!\w|'[^\Ws])")  # "5 x"; the letters of units and "a" are left out
+_MEASURE = re.compile(rf"{MEASURED.pattern}(?![\w\\({MONEY}])")
+_POWER = re.compile(r"(\s?[A-Za-z]{1,6})(?:\^\s?\{?([23])\}?|[²³])(?!\w)")
+_VARIABLE = re.compile(r" ?[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w&]|'[^\Ws])")  # "5 x"; the letters of units and "a" not
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-J]\b")  # what touches a formula and is more of it
 _ODD = re.compile(  # in the prose around a number
@@ -51,17 +52,19 @@ _ODD = re.compile(  # in the prose around a number
 )
 _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
+_OPENED = re.compile(r"\$\$|\\\[|\\begin\b")
 FACTOR = re.compile(  # behind a number
     r"\s?(?:\\pi(?![A-Za-z])|\\sqrt\s*(?:\{[^{}]*\}|\d)|\^\s*\{?\s*\\circ\s*\}?|[½¼¾⅐-⅞]|π|√\s?\d+|[²³¹⁰⁴-⁹⁻]+)"
 )
 _COMMAND = re.compile(
     r"\s*!(?:[ $]*[)\]}=+*/^-]|[ $]+[a-z])|\s*\\(?!text|math|mbox|rm|circ|degree|q?quad|\W)"
 )  # and what makes it a part of more
-_GLUED = re.compile(  # "5 hours6", "5$6"
-    r"[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d{2}| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
+_GLUED = re.compile(  # "5 hours6", "5$6", "5 m'"
+    r" ?(?:[A-Za-z]{1,3}[²³½¼π√°^_]|[mghlLNJKVW]['’])"
+    r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d{2}| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
 )
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
-_NEGATED = re.compile(rf"[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
+_NEGATED = re.compile(rf"\.[-−]\s?\Z|[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
 _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")
 _LETTER_BEHIND = re.compile(
     r"\W{0,3}[A-J]\b|[^.!?]*(?:\b[A-J]\b\W*(?:and\b|or\b|but\b|[A-J]\b|\Z)|(?:all|anything|everything) but\b)"
@@ -112,7 +115,7 @@ def among_formulas(before: str, after: str) -> bool:
     >>> among_formulas("The answer is ", "5."), among_formulas(r"\color{red} ", "5.")
     (False, True)
     """
-    if _DISPLAYED.search(after) is not None:
+    if _DISPLAYED.search(after) is not None and _OPENED.search(before) is not None:
         return False
     prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
     return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURE.sub(" ", prose))) is not None
@@ -126,6 +129,17 @@ def same_measure(before: str, number: str, unit: str) -> bool:
     """
     other = re.search(rf"([\d.,]+)\s*{re.escape(unit.strip())}\s*=\s*\Z", before)
     return other is not None and other[1] != number
+
+
+def power(after: str) -> str:
+    """A unit with an exponent behind a number.
+
+    >>> power(" cm^2 in all"), power(" m²."), power(" x^2"), power(" cm")
+    (' cm^2', ' m²', '', '')
+    """
+    found = _POWER.match(after)
+    known = found is not None and canonical(found[1].strip(), found[2] or "") is not None
+    return found.group() if found is not None and known else ""
 
 
 def measure(after: str) -> str:

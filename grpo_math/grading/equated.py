@@ -17,20 +17,20 @@ _CHAIN = re.compile(  # first in its line, where that does not begin with "1."
     r"\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s)\s*((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
 )
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
-_ASIDE = re.compile(r"\A(?:\\text\s*\{[A-Za-z ]*\}|\\[\[\]() ,;:!]|[ })\]*`\"'#~|@<>;$])+")  # what may touch a member
+_ASIDE = re.compile(  # what may touch a member, and is not of it
+    rf"\A(?:\\text\s*\{{[A-Za-z ]*\}}|\\(?:[^A-Za-z\d]|(?=\d))|\.(?!\d)|[^\w\\.({{\[+/×÷·√∛∞−–{MONEY}-])+"
+)
 _AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a measure
 _SIGNS = {"plus": "+", "minus": "-", "times": "*", "over": "/", "divided by": "/", "multiplied by": "*"}
 _IN_WORDS = re.compile(rf"(?<=[\d)] )({'|'.join(_SIGNS)})(?= [(＄$\d])")
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
-_PLAIN = re.compile(
-    r"\A[-−]?[$＄]{0,2}(?:[\d.,:{}% √]|\\(?!text|m)[a-z]+)+\Z|_"
-)  # a number alone, or more than numbers
+_PLAIN = re.compile(r"\A[-−$＄ ]*(?:[\d.,:{}% √$＄]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )
 _OPERATES = re.compile(rf"\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b|[-+*/×÷]", re.IGNORECASE)
 _TERM = r"[＄$]?\s?\d[\d,.]*"
-_TERMS = rf"({_TERM}(?:\s?[-+*/×÷]\s?{_TERM}){{%s,8}})\s?=[\s$＄]*\Z"
+_TERMS = rf"([-−]?{_TERM}(?:\s?[-+*/×÷]\s?{_TERM}){{%s,8}})\s?=[\s$＄]*\Z"
 _SUM = re.compile(  # plain arithmetic behind a verb: "The total is 3 + 4 = 7"
     rf"(?:(?:{VERB.pattern}|:)\s+|[\[(]){_TERMS % 0}", re.IGNORECASE
 )
@@ -44,7 +44,7 @@ _UNREAD = re.compile(
 _HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
     rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*(?:\b(?:times|plus|minus|over|divided by)|[*/+×÷·√^])"
     rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent)\b)\s*"
-    rf"[{MONEY}$]?\s?[\d.,]+\s*=[\s{MONEY}$]*\Z"
+    rf"[({MONEY}$]*\s?[-−]?[\d.,]+\s*=[\s{MONEY}$]*\Z"
 )
 
 

@@ -129,7 +129,8 @@ def values(tree: Tree) -> tuple[Tree, ...] | None:
 
 def _unsolved(tree: Tree) -> bool:
     """``5x``, ``x + 1``, ``7AB``: an equation with it on the left is not solved by its right side."""
-    if not loose_names(tree) or _is_label(tree) or _is_function(tree):
+    scaled = tree[0] == "mul" and has_names(tree) and any(part[0] == "num" for part in tree[1:])  # 2 sin x
+    if not (scaled or loose_names(tree)) or _is_label(tree) or _is_function(tree):
         return False
     return len(names(tree)) == 1 or has_kind(tree, "matrix") or _has_numbers(tree)
 

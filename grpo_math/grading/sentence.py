@@ -23,6 +23,7 @@ from grpo_math.grading.beside import (
     followed,
     measure,
     part_of_more,
+    power,
     same_measure,
 )  # fmt: skip
 from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
@@ -59,7 +60,7 @@ RESTATED = re.compile(
 )
 FORMULA = re.compile(r"\$\$?(?!\s*\d[\d,.]*\s+[a-z])([^$\n]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 NUMBER = re.compile(
-    r"(?<![\w.])[-−+]?(?:[$€£¥＄]\s{0,2})?[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
+    r"(?<![\w.^])[-−+]?(?:[$€£¥＄]\s{0,2})?[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:(?<=\d)\.\d+|(?<!\d)\.\d+)?"
     r"(?<=\d)(?:\s?/\s?\d+|(?::\d+)+)?(?!\.?\d)(?:\s?\\?%)?"
 )
 WORD = re.compile(
@@ -295,8 +296,8 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         return None if other is None else _last(line[:stop], start, other, "last number", numbers - 1)
     after = line[found.end() :]
     factor = FACTOR.match(after) if how == "last number" else None
-    if factor is not None:
-        after = after[factor.end() :]
+    factored = factor.group() if factor is not None else power(after) if how == "last number" else ""
+    after = after[len(factored) :]
     if part_of_more(before, after, how):
         return None
     end = SENTENCE_END.search(after)
@@ -318,7 +319,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
     if _LETTER.fullmatch(value) and part_of_more("", after, "last choice"):
         return None
-    value += "" if factor is None else factor.group()
+    value += factored
     if how != "last choice" and (led is not None or followed(after, summed)):
         value = (led.group() if led else "") + value + clause
     elif measured is not None and canonical(measured[1]) is not None:

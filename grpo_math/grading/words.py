@@ -52,7 +52,7 @@ FORMULA = re.compile(  # one, by its commands and characters: no text, no fonts,
     rf"\\(?:(?:{'|'.join(sorted(COMMANDS))})(?![A-Za-z])|begin\s*\{{[a-z]*matrix|[^A-Za-z])|[^\\$%;\"`~\n]"
 )
 SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
-    r"\A(?:[_^]|\.\.)|matrix\}\s*\^\s*\{?\s*\\circ|_\s*\{[^{}]*\\begin|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
+    r"\A(?:[_^]|\.\.)|\d\s*_|matrix\}\s*\^\s*\{?\s*\\circ|_\s*\{[^{}]*\\begin|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
     r"|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
 ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}

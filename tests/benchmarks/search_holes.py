@@ -300,11 +300,13 @@ def named_by_it(candidate: Candidate) -> bool:
     )
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
     whole = re.sub("<!--.*?-->", "", whole)
-    named = named or re.match(r"\s*[A-Za-z] ?(?:\\left)?\([^=]*\)(?: |\\text\{ \})*= ?", whole)
+    named = named or re.match(
+        r"\s*(?:[A-Za-z]|\\[a-z]+\s*\{[^{}]*\}) ?(?:\\left)?\([^=]*\)(?: |\\text\{ \})*= ?", whole
+    )
     exclaims = (
         candidate.format is None
         and candidate.kind == "function"
-        and re.search(r"!(?:[\s\\.*\"'`)\]]|\Z)", candidate.text().replace("\u200b", ""))
+        and re.search(r"!(?:[\s\\.*\"'`)\]?$]|\Z)", candidate.text().replace("\u200b", ""))
     )
     return named is not None or bool(exclaims) or re.sub(SIZES, "", core) == re.sub(SIZES, "", gold)
 
