@@ -115,6 +115,8 @@ def among_formulas(before: str, after: str) -> bool:
     >>> among_formulas("The answer is ", "5."), among_formulas(r"\color{red} ", "5.")
     (False, True)
     """
+    if re.search(r"\\(?:neg|lnot|not)(?![A-Za-z])", before) is not None:
+        return True
     if _DISPLAYED.search(after) is not None and _OPENED.search(before) is not None:
         return False
     prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)

@@ -43,8 +43,8 @@ _UNREAD = re.compile(
 )  # a formula that is equal to it
 _HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
     rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*(?:\b(?:times|plus|minus|over|divided by)|[*/+×÷·√^])"
-    rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent)\b)\s*"
-    rf"[({MONEY}$]*\s?[-−]?[\d.,]+\s*=[\s{MONEY}$]*\Z"
+    rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent)\b)"
+    rf"(?:\s|\\[ ,;:!])*[({MONEY}$]*\s?[-−]?[\d.,]+\s*=[\s{MONEY}$]*\Z"
 )
 
 

@@ -169,7 +169,7 @@ def may_be_right(candidate: Candidate) -> bool:
         re.sub(r"\\left|\\right|\\displaystyle|[() ]", "", core) in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
-    if re.search(r"(?:[*×]|\\cdot|\\times)\s*0(?![\d.])", joined):
+    if re.search(r"(?:[*×]|\\cdot|\\times)(?:\s|\\text\{\s*\})*0(?![\d.])", joined):
         return True
     if candidate.kind in ("rounded", "either or", "mixed number") and "\\approx" in pieces:
         return True  # what is rounded stands before "is about"
@@ -184,7 +184,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # of an antisymmetric matrix
     if candidate.kind == "a member less" and re.search(r"\\pm|[-=]|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
-    if candidate.before and candidate.format is None and candidate.text().rstrip().endswith("?"):
+    if candidate.before and candidate.format is None and candidate.text().rstrip(" \n*$)").endswith("?"):
         return True  # a question behind an answer
     return computes_it(candidate, added)
 
