@@ -51,7 +51,7 @@ SENTENCE_END = re.compile(
 )
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
-    r"|[,;] not (?=\S).*|,? (?:is|was) (?:the|our|my) (?:\w+ )?(?:answer|solution|result|value)\b.*",
+    r"|(?<!\\)[,;] not (?=\S).*|,? (?:is|was) (?:the|our|my) (?:\w+ )?(?:answer|solution|result|value)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
 RESTATED = re.compile(

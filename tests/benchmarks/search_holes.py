@@ -1,12 +1,13 @@
 r"""A policy's search for holes in the grader: wrong answers, mutated until one is paid.
 
-    GRPO_MATH_DATA=DATA python tests/benchmarks/search_holes.py [--minutes 10] [--seed 0] [--out holes.jsonl]
+    GRPO_MATH_DATA=DATA python tests/benchmarks/search_holes.py [--minutes 10] [--seed 0] [--out FILE] [--one_piece]
 
 Each candidate begins as a wrong answer of a gold (tests/rewrites/breaks.py: another value, two values, a denial, a
 number with words that change it), which stays in it in whole. Around it, and round by round, come the pieces that a
 policy would try: the gold again, words, units, brackets, LaTeX, boxes, answer phrases, sentences that mention the gold.
 Candidates that the grader treats in a way not seen before (its verdict, rule and what it extracted) are mutated
-further. A candidate that comes to state the gold as its one answer by accident is left out by `may_be_right`.
+further; with ``--one_piece`` each mutation of one step is tried once instead. A candidate that comes to state the gold
+as its one answer by accident is left out by `may_be_right`.
 
 What is paid is shortened as long as it is paid, and written down once for each shape: {gold, prediction, format, kind,
 in_format, rule, answer, why}. The worst are those in the format that was asked for, which the format rewards pay. The
@@ -24,6 +25,8 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -73,7 +76,8 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
     *("a term less", "mixed number", "scale", "rounded"),
 )
 BARE = re.compile(
-    r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\[][()]|\u200b"
+    r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]"
+    r"|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\begin\{cases\}|\\[][()]|\u200b"
 )
 SIZES = r"\\left|\\right|\\q?quad|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
@@ -139,6 +143,20 @@ def mutated(candidate: Candidate, rng: Random) -> Candidate:
     at = rng.randrange(len(pieces) + 1)
     pieces.insert(at, new)
     return candidate._replace(pieces=tuple(pieces), core=core + (at <= core))
+
+
+def with_one_piece(golds: list[Gold], rng: Random) -> Iterator[Candidate]:
+    """Every wrong answer of each gold in each frame, with one piece before it, behind it or around it."""
+    words = [form.format(word) for word in WORDS for form in (" {} ", r"\text{{ {} }}")]
+    for gold, answer_format in product(golds, FRAMES):
+        for (kind, text), frame in product(broken(gold, rng), FRAMES[answer_format]):
+            bare = Candidate(gold, other(gold, rng), kind, answer_format, frame, (text,), 0)
+            for piece in (*SYMBOLS, *words, gold.text):
+                yield bare._replace(pieces=(piece, text), core=1)
+                yield bare._replace(pieces=(text, piece))
+            yield from (bare._replace(pieces=(wrap.replace("@", text),)) for wrap in WRAPS)
+            yield from (bare._replace(before=(sentence,)) for sentence in BEFORE)
+            yield from (bare._replace(after=(sentence,)) for sentence in AFTER)
 
 
 def may_be_right(candidate: Candidate) -> bool:
@@ -346,27 +364,26 @@ def _without(pieces: tuple[str, ...], i: int) -> tuple[str, ...]:
 class Search:
     """What has been tried: the candidates whose grading was new, and the shapes that were paid."""
 
-    def __init__(self, golds: list[Gold], seed: int) -> None:
+    def __init__(self, golds: list[Gold], seed: int, one_piece: bool) -> None:
         self.golds, self.rng = golds, Random(seed)
+        self.candidates = with_one_piece(golds, self.rng) if one_piece else self.drawn()
         self.pool: list[Candidate] = []
         self.behaviours: set[object] = set()
         self.shapes: set[object] = set()
         self.tried = 0
 
-    def batch(self) -> list[Candidate]:
-        batch: list[Candidate] = []
-        while len(batch) < BATCH:
+    def drawn(self) -> Iterator[Candidate]:
+        while True:
             known = self.pool and self.rng.random() < 0.5
             candidate = self.rng.choice(self.pool) if known else begun(self.golds, self.rng)
             for _ in range(self.rng.choice((0, 1, 1, 2, 3, 4))):
                 candidate = mutated(candidate, self.rng)
-            if len(candidate.text()) < 400 and not may_be_right(candidate):
-                batch.append(candidate)
-        return batch
+            yield candidate
 
     def round(self) -> list[dict[str, object]]:
         """Grade a batch; the new holes in it."""
-        batch, holes = self.batch(), []
+        fair = (c for c in self.candidates if len(c.text()) < 400 and not may_be_right(c))
+        batch, holes = list(islice(fair, BATCH)), []
         self.tried += len(batch)
         for candidate, grade in zip(batch, paid(batch), strict=True):
             answer = re.sub(r"\w+", "w", (grade.answer or "")[:40])
@@ -394,12 +411,13 @@ def told(candidate: Candidate) -> dict[str, object]:
     }  # fmt: skip
 
 
-def search(golds: list[Gold], minutes: float, seed: int, out: Path) -> None:
-    found = Search(golds, seed)
+def search(golds: list[Gold], minutes: float, seed: int, out: Path, one_piece: bool) -> None:
+    found = Search(golds, seed, one_piece)
     holes: list[dict[str, object]] = []
     started = said = time.monotonic()
-    while time.monotonic() - started < 60 * minutes:
-        new = found.round()
+    before = -1
+    while time.monotonic() - started < 60 * minutes and found.tried > before:
+        before, new = found.tried, found.round()
         holes += new
         with out.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(hole, ensure_ascii=False) + "\n" for hole in new)
@@ -407,7 +425,8 @@ def search(golds: list[Gold], minutes: float, seed: int, out: Path) -> None:
             said = time.monotonic()
             line = f"{found.tried} tried  {len(found.pool)} behaviours  {len(holes)} paid"
             print(f"{(said - started) / 60:5.1f} min  {line}", file=sys.stderr)
-    print(f"{found.tried} candidates in {minutes:g} minutes, seed {seed}: {len(holes)} shapes are paid ({out})")
+    took = (time.monotonic() - started) / 60
+    print(f"{found.tried} candidates in {took:.0f} minutes, seed {seed}: {len(holes)} shapes are paid ({out})")
     kinds = Counter((hole["in_format"] and hole["format"], hole["kind"], hole["rule"]) for hole in holes)
     for (in_format, kind, rule), count in kinds.most_common():
         print(f"  {count:5d}  {kind}, by {rule}{f', in the format {in_format}' if in_format else ''}")
@@ -418,12 +437,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--one_piece", action="store_true", help="every mutation of one step, in turn, and no other")
     parser.add_argument("--out", type=Path, default=Path("holes.jsonl"))
     options = parser.parse_args()
     golds = [read(text) for text in OWN]
-    if os.environ.get("GRPO_MATH_DATA"):
+    if os.environ.get("GRPO_MATH_DATA") and not options.one_piece:
         golds += drawn(Path(os.environ["GRPO_MATH_DATA"]), 200, options.seed)
-    search(golds, options.minutes, options.seed, options.out)
+    search(golds, options.minutes, options.seed, options.out, options.one_piece)
 
 
 if __name__ == "__main__":
