@@ -16,12 +16,14 @@ _STRUCTURE = re.compile(
     r"|</?[a-z]+/?>|```\w*|\\?[][()]|[\s.,;:!?$*_\"'`~#&>\\∎■✓-]"
 )
 _CLOSING = re.compile(
-    r"(?:all |that(?: i)?s )?(?:done|correct|right|verified|checked|solved|finished|good|great|it|all)|q ?e ?d|yes"
-    r"|(?:the )?end|thank(?:s| you)|good luck|cheers|perfect|ok(?:ay)?",
+    r"(?:(?:(?:all |that(?: i)?s )?(?:done|correct|right|verified|checked|solved|finished|good|great|it|all)|q ?e ?d"
+    r"|yes|(?:the )?end|thank(?:s| you)|good luck|cheers|perfect|ok(?:ay)?|(?:i )?hope (?:this|that|it) helps(?: you)?"
+    r"|(?:please )?(?:let me know if you|feel free to ask)(?: [a-z]+){1,8})(?: |\Z)){1,3}",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"[A-Za-z'’]+(?:[,:]? [A-Za-z'’]+){2,}[.!:,]?")
 _OF_ALL = re.compile(r"\A(?:that|this|it)(?:['’]s| is) not ", re.IGNORECASE)  # "That's not hard."
+_STOP = re.compile(r"(?<=[.!]) +")
 _VALUE = re.compile(rf"\b(?:{NAMES}|[B-HJ-Z])\b", re.IGNORECASE)
 
 
@@ -32,11 +34,11 @@ def ends(line: str) -> bool:
 
 
 def leaves_alone(line: str) -> bool:
-    """Is it a sentence of words, none of which is a number, a choice or a denial?
+    """Are these sentences of words, none of which is a number, a choice or a denial?
 
     >>> leaves_alone("He paid twice as much."), leaves_alone("never east"), leaves_alone("hexagon")
     (False, False, False)
     """
     said = _OF_ALL.sub("", line.strip())
-    sentence = _SENTENCE.fullmatch(line.strip()) is not None
-    return sentence and not any(pattern.search(said) for pattern in (DANGER, HEDGE, _VALUE))
+    words = all(_SENTENCE.fullmatch(sentence) is not None for sentence in _STOP.split(line.strip()))
+    return words and not any(pattern.search(said) for pattern in (DANGER, HEDGE, _VALUE))

@@ -44,11 +44,14 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
 _MEASURE = re.compile(rf"{MEASURED.pattern}(?![\w\\({MONEY}])")
 _POWER = re.compile(r"(\s?[A-Za-z]{1,6})(?:\^\s?\{?([23])\}?|[²³])(?!\w)")
-_VARIABLE = re.compile(r" ?[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w&]|'[^\Ws])")  # "5 x"; the letters of units and "a" not
+_VARIABLE = re.compile(  # "5 x"; the letters of units and "a" are left out, and "P.M."
+    r" ?[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w&]|\.[A-Z]|'[^\Ws])"
+)
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
 _RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-J]\b")  # what touches a formula and is more of it
 _ODD = re.compile(  # in the prose around a number
-    r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)|[][{}_~^|#@<>]|(?<![A-Z])&|(?<!\d)°|\d['’]|!(?=[^\s.!?\"'”’)*$])"
+    r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)"
+    r"|[][{}_~^|<]|(?<![-=])>|#(?!\d)|(?<! )@|(?<![A-Z])(?<![a-z] )&|(?<!\d)(?<!\d )°|\d['’]|!(?=[^\s.!?\"'”’)*$])"
 )
 _FORMULA_PARTS = re.compile(r"\\(?:d?binom|[dt]?frac|sqrt|angle|cdot|times|log|ln)(?![A-Za-z])(?:\s*\{[^{}]*\}){0,2}")
 _DISPLAYED = re.compile(r"\$\$|\\\]|\\end\s*\{[a-z*]+\}")
