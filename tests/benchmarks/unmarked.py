@@ -11,10 +11,11 @@ Does not test anything: tests/grading does.
 """
 
 import argparse
+import json
+import os
 import re
 from itertools import pairwise
-
-from grading import rows
+from pathlib import Path
 
 from grpo_math.evaluation.stats import wilson
 from grpo_math.grading import grade_batch, shutdown
@@ -23,11 +24,16 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}
 Texts = list[tuple[str, str]]  # gold, completion
 
 
-def unmarked(n: int) -> dict[str, Texts]:
-    gsm8k = [row["answer"].partition("####") for row in rows("gsm8k/test.jsonl")[:n]]
+def read(name: str, rows: int) -> list[dict[str, str]]:
+    path = Path(os.environ["GRPO_MATH_DATA"]) / name
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][:rows]
+
+
+def unmarked(rows: int) -> dict[str, Texts]:
+    gsm8k = [row["answer"].partition("####") for row in read("gsm8k/test.jsonl", rows)]
     marked = [(gold.strip(), text.strip()) for text, _, gold in gsm8k]
     plain = [(gold, re.sub(r"<<[^>]*>>", "", text)) for gold, text in marked]
-    math = [(row["answer"], BOX.sub(r"\1", row["solution"])) for row in rows("math500/test.jsonl")[:n]]
+    math = [(row["answer"], BOX.sub(r"\1", row["solution"])) for row in read("math500/test.jsonl", rows)]
     return {"GSM8K": plain, "GSM8K with calculator marks": marked, "MATH-500": math}
 
 
