@@ -217,8 +217,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
     if candidate.kind == "false chain" and completes_chain(candidate, added, pieces):
         return True
-    if candidate.gold.shape == "matrix" and candidate.gold.text in pieces:
-        return True  # a product that is one of its factors
+    if candidate.gold.shape == "matrix" and "matrix}" in pieces:
+        return True  # a product of matrices, which may be the gold
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
     if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
         return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
