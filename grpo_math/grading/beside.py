@@ -66,6 +66,7 @@ _GLUED = re.compile(  # "5 hours6", "5$6", "5 m'"
     r" ?(?:[A-Za-z]{1,3}[²³½¼π√°^_]|[mghlLNJKVW]['’])"
     r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d{2}| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
 )
+_BESIDE = re.compile(r"[\d)}%](?!\.\s)[^\w\n=]*\Z")
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _NEGATED = re.compile(rf"\.[-−]\s?\Z|[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
 _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")
@@ -91,6 +92,8 @@ def part_of_more(before: str, after: str, how: str) -> bool:
     if how == "last formula":
         return _RUNS_ON.match(after) is not None
     if _OPERATOR.search(before) or _NUMBERED.search(before) or _NEGATED.search(before):
+        return True
+    if _BESIDE.search(before) is not None:
         return True
     if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
         return True
@@ -124,16 +127,6 @@ def among_formulas(before: str, after: str) -> bool:
         return False
     prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
     return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURE.sub(" ", prose))) is not None
-
-
-def same_measure(before: str, number: str, unit: str) -> bool:
-    r"""Does another number with the same unit stand before the equal sign?
-
-    >>> same_measure(r"27\text{ cm} = ", "25", r"\text{ cm}"), same_measure(r"12\text{ in} = ", "1", r"\text{ ft}")
-    (True, False)
-    """
-    other = re.search(rf"([\d.,]+)\s*{re.escape(unit.strip())}\s*=\s*\Z", before)
-    return other is not None and other[1] != number
 
 
 def power(after: str) -> str:

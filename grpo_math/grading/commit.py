@@ -67,6 +67,7 @@ _ALTERNATIVE = re.compile(
 _LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|(?:it|the|so|my)\b))"
+_LAID_OUT = re.compile(r"\\(?:text|math)[a-z]*|[\s{}$]")
 _BACK = re.compile(
     "|".join(
         [
@@ -177,9 +178,16 @@ def alternative(after: str) -> bool:
     return any(pattern.match(plain) is not None for pattern in (_ALTERNATIVE, _LISTED, _ASKED))
 
 
-def taken_back(after: str) -> bool:
-    """Does what stands behind an answer take it back?"""
+def taken_back(after: str, answer: str = "") -> bool:
+    """Does what stands behind an answer take it back?
+
+    >>> taken_back(". Wait, no."), taken_back(", not 6.", "5"), taken_back(", not 5.", "5")
+    (True, False, True)
+    """
     beside = after[:AFTERWARDS].lstrip()
+    same = re.escape(_LAID_OUT.sub("", answer[:AFTERWARDS]))
+    if same and "not" in beside and re.search(rf"(?<![A-Za-z])not{same}(?!\w|\.\d)", _LAID_OUT.sub("", beside)):
+        return True
     if "\\text" in beside:
         beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", beside).replace("\\text{", " ")
     return _BACK.search(beside) is not None

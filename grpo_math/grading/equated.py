@@ -10,12 +10,10 @@ import re
 
 from grpo_math.grading.commit import DANGER, denied
 from grpo_math.grading.spelled import CARDINALS
+from grpo_math.grading.units import canonical
 
 MONEY = "＄"  # an escaped dollar sign, while the others enclose mathematics
 VERB = re.compile(r"\b(?:is|are|was|were|equals?|gives?|makes?|has|have|costs?|needs?|leaves?)\b", re.IGNORECASE)
-_CHAIN = re.compile(  # first in its line, where that does not begin with "1."
-    r"\A(?:\\begin\s*\{[a-z]+\})?(?!\s*\d{1,2}[.)]\s)\s*((?:[^=A-Za-z\n]|\\text\s*\{[^{}=]{0,40}\}|\\[a-z]+){1,60})=[\s$]*\Z"
-)
 _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}|[,;:.!?]\s|\\\\|&")  # of a chain
 _ASIDE = re.compile(  # what may touch a member, and is not of it
     rf"\A(?:\\text\s*\{{[A-Za-z ]*\}}|\\(?:[^A-Za-z\d]|(?=\d))|\.(?!\d)|[^\w\\.({{\[+/×÷·√∛∞−–{MONEY}-])+"
@@ -24,37 +22,49 @@ _AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a mea
 _SIGNS = {"plus": "+", "minus": "-", "times": "*", "over": "/", "divided by": "/", "multiplied by": "*"}
 _IN_WORDS = re.compile(rf"(?<=[\d)] )({'|'.join(_SIGNS)})(?= [(＄$\d])")
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
+_UNSURE = re.compile(r"\A\s*[-+*/×÷−–·]\s|%|\d:\d|(?<![.\d])0\d")  # a sum of which a part is words, percents, times
 _PLAIN = re.compile(r"\A[-−$＄ ]*(?:[\d.,:{}% √$＄]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )
-_OPERATES = re.compile(rf"\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b|[-+*/×÷]", re.IGNORECASE)
-_TERM = r"[＄$]?\s?\d[\d,.]*"
-_TERMS = rf"([-−]?{_TERM}(?:\s?[-+*/×÷]\s?{_TERM}){{%s,8}})\s?=[\s$＄]*\Z"
-_SUM = re.compile(  # plain arithmetic behind a verb: "The total is 3 + 4 = 7"
-    rf"(?:(?:{VERB.pattern}|:)\s+|[\[(]){_TERMS % 0}", re.IGNORECASE
+_OPERATES = re.compile(
+    rf"(?:\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b(?: [a-z]{{1,5}})?|[-+*/×÷])\s*\Z", re.IGNORECASE
 )
-_ANY_SUM = re.compile(rf"(?:[A-Za-z]{{2}}|[,:])\s+{_TERMS % 1}")  # in one measure: "$2.50 - $2.24 = 26 cents" is none
-
+_MEASURE = re.compile(r"\s*(?:\\text\s*\{\s*)?([A-Za-z]+(?: [A-Za-z]+){0,2})")  # behind a number
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
-_LISTED = re.compile(r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([;,])\s*\Z")  # a value beside a chain: "5; 3 + 3 = 6"
-_UNREAD = re.compile(
-    rf"(?:\\[a-z]+|[^\x00-\x7f’“”–−—{MONEY}×÷·√])[^=A-Za-z\n]{{0,20}}=[\s${MONEY}]*\Z"
-)  # a formula that is equal to it
+_LISTED = re.compile(  # a value beside a chain: "5; 3 + 3 = 6"
+    r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([;,:!?.]|\.\.+|\\.)\s*\Z"
+)
+_WORDS_BETWEEN = re.compile(rf"=(?=\s*[A-Za-z])[\sA-Za-z./]+=?[\s{MONEY}$]*\Z")  # "3 = the 7"
+_NUMBER_AND_WORDS = re.compile(  # "It is 3 hours = "
+    rf"(?:\A|(?:([A-Za-z]+)|[,:.])\s+)[{MONEY}$]?\s?[-−]?\d[\d,.]*((?: +[A-Za-z]+){{1,2}})\s*=[\s{MONEY}$]*\Z"
+)
+_CALCULATED = re.compile(r"\d[^=]*(?:\s[-+*/×÷·−–x]\s|[*/+×÷])[^=]*=\W*\Z")
+_OPERAND = rf"[({MONEY}$ ]*(?:\d+(?:,\d{{3}})*(?:\.\d+)?|\.\d+)[%) ]*"
+_OPERATOR = r"(?:[-+*/×÷·−–x]|//)\s?"
+_NAMED = r"(?<![\\A-Za-z])[A-Za-z]+['’!\"]?|(?<![\\\w])[A-Za-z]+\([\w ,]*\)"  # "length = ", "f(2) = "
+_LED_BY = rf"\A|(?:[A-Za-z]{{2}}\)?|['’]s|\b[Aa]|[A-Za-z] (?={_OPERATOR})|[.:,>])\s"
+_READ = re.compile(  # words, or a sum behind words
+    rf"(?:{_NAMED}|(?:{_LED_BY})(?:{_OPERATOR})?{_OPERAND}(?:(?:[a-z]+ )?{_OPERATOR}{_OPERAND})*)\s*=[\s{MONEY}$]*\Z"
+)
 _HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
-    rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*(?:\b(?:times|plus|minus|over|divided by)|[*/+×÷·√^])"
+    rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*(?:\b(?:times|plus|minus|over|divided by)|[*/+×÷·√^]|[-−–](?=\s))"
+    rf"|{VERB.pattern}\s*(?:[*/+×÷·√^]|[-−–](?=\s))"
     rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent)\b)"
     rf"(?:\s|\\[ ,;:!])*[({MONEY}$]*\s?[-−]?[\d.,]+\s*=[\s{MONEY}$]*\Z"
 )
 
 
-def members_before(before: str, sentence: str, in_formula: bool, summed: bool) -> list[str] | None:
+def members_before(before: str, after: str, sentence: str, in_formula: bool, summed: bool) -> list[str] | None:
     """The other members of the chain in which a number stands last; None where they cannot be read, or where a value
     or a denial stands beside the chain.
 
-    >>> members_before("So 3 + 4 = ", "So 3 + 4 = ", False, True), members_before("8; 7 = ", "8; 7 = ", False, False)
-    (['3 + 4'], None)
+    >>> members_before("So 3 + 4 = ", ".", "So 3 + 4 = ", False, True)
+    ['3 + 4']
+    >>> members_before("It is 7 cm = ", " cm.", "It is 7 cm = ", False, False), members_before("8; 7 = ", "", "", 0, 0)
+    (['7'], None)
     """
+    before, sentence = _without_measure(before, after), _without_measure(sentence, after)
     before = _IN_WORDS.sub(lambda m: _SIGNS[m[1]], before)
     members, begin = equated(before)
     listed = _LISTED.search(before[:begin])
@@ -62,8 +72,39 @@ def members_before(before: str, sentence: str, in_formula: bool, summed: bool) -
         return None
     if listed is not None and (listed[1] == ";" or not summed):
         return None
-    unread = not in_formula and (_UNREAD.search(before) or _HEADLESS.search(sentence))
+    chained = re.search(r"=[^\w=]*\Z", before) is not None
+    if _WORDS_BETWEEN.search(before) or (not in_formula and _unlike(before, after)):
+        return None
+    unread = not in_formula and (_HEADLESS.search(sentence) or (chained and _READ.search(before) is None))
     return None if unread and not members else members
+
+
+def _unlike(before: str, after: str) -> bool:
+    """Is a number with words set equal to one that is not the same in another measure?
+
+    >>> _unlike("It is 3 pages = ", " of it."), _unlike("It is 2 hours = ", " minutes."), _unlike("2 of 3 eggs = ", ".")
+    (True, False, False)
+    """
+    left = _NUMBER_AND_WORDS.search(before)
+    words = _MEASURE.match(after)
+    if left is None or _PARTIAL.fullmatch(left[1] or "") is not None or _CALCULATED.search(before) is not None:
+        return False
+    return words is None or canonical(left[2].strip()) is None or canonical(words[1]) is None
+
+
+def _without_measure(before: str, after: str) -> str:
+    """A chain without the measure that its last number has too.
+
+    >>> _without_measure("3 apples + 4 apples = ", " apples now."), _without_measure("1 foot = ", " inches.")
+    ('3+ 4= ', '1 foot = ')
+    """
+    words = _MEASURE.match(after)
+    measure = "" if words is None else words[1].removesuffix("s")
+    while measure and "=" in before:
+        same = rf"(?<=\d)\s*(?:\\text\s*\{{\s*)?{measure}s?\s*\}}?(?=[\s${MONEY}]*[-+*/=)])"
+        before = re.sub(same, "", before)
+        measure = measure.rpartition(" ")[0].removesuffix("s")
+    return before
 
 
 def equated(before: str) -> tuple[list[str], int]:
@@ -87,14 +128,11 @@ def equated(before: str) -> tuple[list[str], int]:
         end = 0 if words else start
     start += len(before[start:]) - len(before[start:].lstrip())
     led_up = start + len(before[start:]) - len(before[start:].lstrip("*+/×÷- "))
-    if signs > 1 or (members and _PLAIN.search(members[0]) is not None and _counts_nothing(before[:led_up])):
+    in_cents = members and re.search(r"\d.*[$＄]", members[0]) and before.rstrip()[-1] not in "$＄"
+    whole = members and not in_cents and (_PLAIN.search(members[0]) or not _UNSURE.search(members[0]))
+    if signs > 1 or (whole and _counts_nothing(before[:led_up])):
         return members, start
-    single = _CHAIN.search(before) or _SUM.search(before)
-    if single is None:
-        single = _ANY_SUM.search(before)
-        priced = single is not None and re.search(r"[$＄]", single[1]) and before.rstrip()[-1] not in "$＄"
-        single = None if single is None or priced or not _counts_nothing(before[: single.start(1)]) else single
-    return ([] if single is None else [single[1]]), start
+    return [], start
 
 
 def _counts_nothing(before: str) -> bool:
@@ -105,4 +143,6 @@ def _counts_nothing(before: str) -> bool:
     """
     clause = _AREA.sub(" ", re.split(r"[.!?:,;]\s|\n", before)[-1])
     named = re.split(r"\d", clause)
+    if re.search(rf"{VERB.pattern}\s*\Z", clause, re.IGNORECASE) is not None:
+        return True
     return DANGER.search(clause) is None and (len(named) == 1 or _OPERATES.search(named[-1]) is None)

@@ -146,7 +146,7 @@ def _standing(text: str, found: Found) -> Extraction:
         later = None if later is None or later.start < ended else later
     if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
-    if taken_back(after):
+    if taken_back(after, found.text):
         return Extraction(None, "taken back")
     if denied(before):
         return Extraction(None, "denied")

@@ -24,7 +24,6 @@ from grpo_math.grading.beside import (
     measure,
     part_of_more,
     power,
-    same_measure,
 )  # fmt: skip
 from grpo_math.grading.commit import DANGER, HEDGE, denied, denied_from, not_meant
 from grpo_math.grading.equated import MONEY, VERB, members_before
@@ -47,7 +46,7 @@ ANSWER_PHRASE = re.compile(
 )
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\be\.g)(?<!\bi\.e)"
-    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)\s+[a-z\d\\$])|!(?![\"')*\]]*(?: +[a-z]| *\\[a-z])))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
+    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)\s+[a-z\d\\$.])|!(?![\"')*\]]*(?: +[a-z]| *\\[a-z])))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
 )
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
@@ -327,8 +326,9 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif how == "last number":
         value += measure(after)
     in_formula = line.count("$", 0, found.start()) % 2 == 1 and "$" in after
-    members = members_before(before, sentence, in_formula, summed) if how == "last number" else []
-    if members is None or (measured is not None and same_measure(before, found.group(), measured.group())):
+    price = found.group()[0] if found.group()[0] in f"${MONEY}" else ""
+    members = members_before(before + price, after, sentence, in_formula, summed) if how == "last number" else []
+    if members is None:
         return None
     if members:
         value = re.sub(r"[$＄]\s?", "", " = ".join([*members, value]))

@@ -232,7 +232,7 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
     ):
         return True  # 11 to 11
-    if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", "".join(candidate.pieces).replace("\u200b", "")):
+    if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", candidate.text().replace("\u200b", "")):
         return True  # a power of 1, a first power
     if candidate.kind in ("several", "a member less", "length") and re.search(r"(?<![\d.])1(?![\d.])", pieces):
         return True  # 2, 1(1)
