@@ -186,7 +186,7 @@ def taken_back(after: str, answer: str = "") -> bool:
     """
     beside = after[:AFTERWARDS].lstrip()
     same = re.escape(_LAID_OUT.sub("", answer[:AFTERWARDS]))
-    if same and "not" in beside and re.search(rf"(?<![A-Za-z])not{same}(?!\w|\.\d)", _LAID_OUT.sub("", beside)):
+    if same and re.search(rf"(?<![A-Za-z])(?:not|never){same}(?!\w|\.\d)", _LAID_OUT.sub("", beside)):
         return True
     if "\\text" in beside:
         beside = re.sub(r"[.,;](?=\\text\s*\{\s*[a-z])", "", beside).replace("\\text{", " ")

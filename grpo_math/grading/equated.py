@@ -27,6 +27,11 @@ _PLAIN = re.compile(r"\A[-−$＄ ]*(?:[\d.,:{}% √$＄]|\\(?!text|m)[a-z]+)+\Z
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
     "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
 )
+_REACHES = re.compile(  # words between a number and what is done with it: "half of the 14 = 7"
+    rf"{DANGER.pattern}|{_PARTIAL.pattern}|and|with|each|at|in|for|as|an|the|th(?:at|is|[eo]se|eir)|his|her|its|our|other"
+    "|another|first|second|last|only|just|about",
+    re.IGNORECASE,
+)
 _OPERATES = re.compile(
     rf"(?:\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b(?: [a-z]{{1,5}})?|[-+*/×÷])\s*\Z", re.IGNORECASE
 )
@@ -141,8 +146,10 @@ def _counts_nothing(before: str) -> bool:
     >>> _counts_nothing("We paid. The total "), _counts_nothing("10 boys and girls "), _counts_nothing("half the ")
     (True, False, False)
     """
-    clause = _AREA.sub(" ", re.split(r"[.!?:,;]\s|\n", before)[-1])
-    named = re.split(r"\d", clause)
-    if re.search(rf"{VERB.pattern}\s*\Z", clause, re.IGNORECASE) is not None:
+    clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
+    last = re.search(r"([A-Za-z]{2,})\s*\Z", clause)
+    if last is not None and _REACHES.fullmatch(last[1]) is None:
         return True
+    clause = _AREA.sub(" ", clause)
+    named = re.split(r"\d", clause)
     return DANGER.search(clause) is None and (len(named) == 1 or _OPERATES.search(named[-1]) is None)

@@ -46,7 +46,8 @@ ANSWER_PHRASE = re.compile(
 )
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\be\.g)(?<!\bi\.e)"
-    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)\s+[a-z\d\\$.])|!(?![\"')*\]]*(?: +[a-z]| *\\[a-z])))(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
+    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)[\"')*\]]*\s+[a-z\d\\$.*])|!(?![\"')*\]]*(?: +[a-z]| *\\[a-z])))"
+    r"(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
 )
 CLAUSE = re.compile(
     r"[,;]? (?:because|since|which|where|when|as|so|for|after|per the|i\.e\.|hence|therefore|thus|rather than)\b.*"
@@ -257,6 +258,8 @@ def _bare(text: str) -> Said | None:
         if not (formulas or numbers or chosen):
             return None
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
+        if last is None and below:  # the words may say something else
+            return None
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
         last = (_result(line, numbers) if how == "last number" else None) or last
         return _last(line, start, last or chosen[-1], how, len(numbers), text[:start])
