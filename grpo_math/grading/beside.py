@@ -42,7 +42,7 @@ OF_WHAT = re.compile(  # "= 7 dollars in 5 days": other numbers behind the resul
     r"|means|meaning|making|leaving|rounds|rounded|approximately)\b) [$A-Za-z'’\d%,]+){1,14}?[\s.]*"
 )
 MEASURED = re.compile(r"\s{0,3}\\(?:text|mathrm|mbox)\s*\{([^{}]{1,60})\}(?:\^\{?\d\}?)?")
-_MEASURE = re.compile(rf"{MEASURED.pattern}(?![\w\\({MONEY}])")
+_MEASURE = re.compile(rf"(?<=[\d)}}%]){MEASURED.pattern}(?![\w\\({MONEY}])")
 _POWER = re.compile(r"(\s?[A-Za-z]{1,6})(?:\^\s?\{?([23])\}?|[²³])(?!\w)")
 _VARIABLE = re.compile(  # "5 x"; the letters of units and "a" are left out, and "P.M."
     r" ?[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w&]|\.[A-Z]|'[^\Ws])"
@@ -125,7 +125,7 @@ def among_formulas(before: str, after: str) -> bool:
         return True
     if _DISPLAYED.search(after) is not None and _OPENED.search(before) is not None:
         return False
-    prose = INLINE_MATH.sub(" ", _DISPLAYED.split(before)[-1] + after)
+    prose = INLINE_MATH.sub(")", _DISPLAYED.split(before)[-1] + after)
     return _ODD.search(_FORMULA_PARTS.sub(" ", _MEASURE.sub(" ", prose))) is not None
 
 

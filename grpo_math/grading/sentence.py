@@ -313,7 +313,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     ):
         return None
     clause = after if end is None else after[: end.start()]
-    prose = ("", clause) if how == "last formula" else (sentence, found.group() + clause)
+    prose = ("", f"){clause}") if how == "last formula" else (sentence, found.group() + clause)
     if among_formulas(*prose):
         return None
     led = LED.search(before + " " if before[-1:].isalpha() else before)
