@@ -64,7 +64,7 @@ _COMMAND = re.compile(
 )  # and what makes it a part of more
 _GLUED = re.compile(  # "5 hours6", "5$6", "5 m'"
     r" ?(?:[A-Za-z]{1,3}[²³½¼π√°^_]|[mghlLNJKVW]['’])"
-    r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d{2}| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
+    r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d[\d\\]| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
 )
 _BESIDE = re.compile(r"[\d)}%](?!\.\s)[^\w\n=]*\Z")
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it

@@ -143,7 +143,7 @@ def equated(before: str) -> tuple[list[str], int]:
 def _counts_nothing(before: str) -> bool:
     """Do the words that lead up to a number make nothing else of it?
 
-    >>> _counts_nothing("We paid. The total "), _counts_nothing("10 boys and girls "), _counts_nothing("half the ")
+    >>> _counts_nothing("We paid. The total "), _counts_nothing("10 boys and "), _counts_nothing("half the ")
     (True, False, False)
     """
     clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
