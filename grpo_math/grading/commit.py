@@ -115,7 +115,8 @@ _CHANGING = (
     "not no nor never neither either or but anything nothing everything opposite inverse reciprocal without hardly "
     "unlike maybe perhaps possibly might could may wrong incorrect false negative minus plus times over divided half "
     "halves thirds? quarters? percent pct squared? cubed? factorial dozens? hundreds? thousands? millions? billions? "
-    "unless except root twice double triple thrice mod modulo if point almost nearly under above below between"
+    "unless except root twice double triple thrice mod modulo if point almost nearly under above below between "
+    "infinity etc"
 )
 DANGER = re.compile(
     rf"(?:(?<![A-Za-z])(?:{'|'.join(_CHANGING.split())}|{CARDINALS}|at (?:least|most)|one of"

@@ -25,12 +25,10 @@ _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
 _UNSURE = re.compile(r"\A\s*[-+*/×÷−–·]\s|%|\d:\d|(?<![.\d])0\d")  # a sum of which a part is words, percents, times
 _PLAIN = re.compile(r"\A[-−$＄ ]*(?:[\d.,:{}% √$＄]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
 _PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
-    "of|by|to|than|from|plus|minus|times|over|percent", re.IGNORECASE
+    "of|by|plus|minus|times|over|percent", re.IGNORECASE
 )
-_REACHES = re.compile(  # words between a number and what is done with it: "half of the 14 = 7"
-    rf"{DANGER.pattern}|{_PARTIAL.pattern}|and|with|each|at|in|for|as|an|the|th(?:at|is|[eo]se|eir)|his|her|its|our|other"
-    "|another|first|second|last|only|just|about",
-    re.IGNORECASE,
+_REACHES = re.compile(  # the word before a number that something may be done with: "half of the 14 = 7"
+    rf"{DANGER.pattern}|{_PARTIAL.pattern}|and|the|that|those|these|his|her|its|their", re.IGNORECASE
 )
 _OPERATES = re.compile(
     rf"(?:\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b(?: [a-z]{{1,5}})?|[-+*/×÷])\s*\Z", re.IGNORECASE
