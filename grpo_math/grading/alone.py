@@ -46,7 +46,8 @@ _SCALES = (
 )
 _TOUCHED = (
     r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d]|[A-Za-z]{1,2}\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
-    r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] )|(?<=<)/[a-z]|(?<=\*)\*+(?!\w))"
+    r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] )|(?<=<)[/|][a-z]"
+    r"|(?<=\*)\*+(?!\w))"
 )
 _BEHIND = re.compile(
     rf"(?:\\\)|\$|\}})*{_TOUCHED}|[\s$]{{0,3}}(?:\\(?:text|mathrm|mbox)\s*\{{|\\[ ,;])?\s{{0,3}}{_SCALES}"
@@ -66,7 +67,7 @@ _MEASURE = re.compile(  # a unit, a base, a modulus
 )
 _ANOTHER = re.compile(rf"\([A-J]\)|(?i:\b(?:{CARDINALS})\b)")  # value
 _PROSE = re.compile(  # the end of the sentence, words, or another formula
-    r"\Z|(?<!\})(?![A-Za-z]\s*(?:[=<>≤≥]|\\(?:[gl]eq?|neq?|approx|sim|in)\b))[A-Za-z]|[(\[<#-]"
+    r"\Z|(?<!\})(?![A-Za-z]\s*(?:[=<>≤≥]|\\(?:[gl]eq?|neq?|approx|sim|in)\b))[A-Za-z]|[(\[#-]|<(?=/?\w+>|\|)"
     r"|[\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff]"
     r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=[:,] )\d+ [a-z]{2}|(?<=, )\\\(|(?<=, \$)"
 )

@@ -146,7 +146,7 @@ def _counts_nothing(before: str) -> bool:
     """
     clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
     last = re.search(r"([A-Za-z]{2,})\s*\Z", clause)
-    if last is not None and _REACHES.fullmatch(last[1]) is None:
+    if last is not None and (_REACHES.fullmatch(last[1]) is None or re.search(r"(?<![\d./])\d+ of\s*\Z", clause)):
         return True
     clause = _AREA.sub(" ", clause)
     named = re.split(r"\d", clause)

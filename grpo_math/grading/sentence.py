@@ -104,6 +104,7 @@ _OTHERS_NOT = re.compile(  # of something else: "the students who did not come"
 )
 _OF_A_NAME = re.compile(r"(?:values|integers|numbers) (?:of|for) \$[a-z][.,]?\$[\s.]*\Z")  # "6 possible values of $x$"
 _LETTER = re.compile(r"\W*(?:text\W*)?[A-J]\W*")
+_GOES_ON = re.compile(r"\s*[a-z]{2,} [^\n]*[\d\\]")  # a sentence, in the next line
 _LINE = re.compile("\n")
 _LINES = re.compile(
     r"\n|(?<=\\\])(?=\s*(?:[A-Z][a-z]|(?:and|so|we) ))|(?<=\\end\{align\*\})(?=\s*[A-Za-z])"
@@ -127,9 +128,12 @@ def phrase(text: str) -> Said | None:
     text = DOLLAR.sub(MONEY + " ", text)  # as long as before
     for match in reversed(list(ANSWER_PHRASE.finditer(text))[-TRIES:]):
         start = _BEGINS.match(text, match.end()).end()  # type: ignore
-        line = text[start : start + 20_000].split("\n", 1)[0]
+        line, _, below = text[start : start + 20_000].partition("\n")
         value, used = _leading_value(line)
         refused = _DENIES.match(value) or not_meant(text[: match.start()] + match.group().split()[0])
+        refused = refused or (
+            re.search(r"[\w}]\s*\Z", line) and _GOES_ON.match(below) and not CLAUSE.match(f" {below}")
+        )
         if value and not refused:
             whole = f"{value}." if value.endswith("!") else value  # its stop was another: no exclamation
             inner = bare(whole) if _is_sentence(value) and DANGER.search(value) is None else None
