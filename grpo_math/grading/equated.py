@@ -9,7 +9,7 @@ Does not find the number (sentence.py) and does not calculate.
 import re
 
 from grpo_math.grading.commit import DANGER, denied
-from grpo_math.grading.spelled import CARDINALS
+from grpo_math.grading.sums import comes_to
 from grpo_math.grading.units import canonical
 
 MONEY = "＄"  # an escaped dollar sign, while the others enclose mathematics
@@ -21,6 +21,7 @@ _ASIDE = re.compile(  # what may touch a member, and is not of it
 _AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a measure
 _SIGNS = {"plus": "+", "minus": "-", "times": "*", "over": "/", "divided by": "/", "multiplied by": "*"}
 _IN_WORDS = re.compile(rf"(?<=[\d)] )({'|'.join(_SIGNS)})(?= [(＄$\d])")
+_TIMES, _DASH = re.compile(r"(?<=[\d)%]) ?x ?(?=[\d.($＄])"), re.compile(r"(?<=[\d)%]) ?[–−] ?(?=[\d.($＄])")
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
 _UNSURE = re.compile(r"\A\s*[-+*/×÷−–·]\s|%|\d:\d|(?<![.\d])0\d")  # a sum of which a part is words, percents, times
 _PLAIN = re.compile(r"\A[-−$＄ ]*(?:[\d.,:{}% √$＄]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
@@ -40,57 +41,51 @@ _LISTED = re.compile(  # a value beside a chain: "5; 3 + 3 = 6"
 )
 _WORDS_BETWEEN = re.compile(rf"=(?=\s*[A-Za-z])[\sA-Za-z./]+=?[\s{MONEY}$]*\Z")  # "3 = the 7"
 _NUMBER_AND_WORDS = re.compile(  # "It is 3 hours = "
-    rf"(?:\A|(?:([A-Za-z]+)|[,:.])\s+)[{MONEY}$]?\s?[-−]?\d[\d,.]*((?: +[A-Za-z]+){{1,2}})\s*=[\s{MONEY}$]*\Z"
+    rf"(?:\A|(?:([A-Za-z]+)|[,:.])\s+)[{MONEY}$]?\s?[-−]?\d[\d,.]*((?: +[A-Za-z]+){{1,2}})\s*\Z"
 )
-_CALCULATED = re.compile(r"\d[^=]*(?:\s[-+*/×÷·−–x]\s|[*/+×÷])[^=]*=\W*\Z")
-_OPERAND = rf"[({MONEY}$ ]*(?:\d+(?:,\d{{3}})*(?:\.\d+)?|\.\d+)[%) ]*"
-_OPERATOR = r"(?:[-+*/×÷·−–x]|//)\s?"
-_NAMED = r"(?<![\\A-Za-z])[A-Za-z]+['’!\"]?|(?<![\\\w])[A-Za-z]+\([\w ,]*\)"  # "length = ", "f(2) = "
-_LED_BY = rf"\A|(?:[A-Za-z]{{2}}\)?|['’]s|\b[Aa]|[A-Za-z] (?={_OPERATOR})|[.:,>])\s"
-_READ = re.compile(  # words, or a sum behind words
-    rf"(?:{_NAMED}|(?:{_LED_BY})(?:{_OPERATOR})?{_OPERAND}(?:(?:[a-z]+ )?{_OPERATOR}{_OPERAND})*)\s*=[\s{MONEY}$]*\Z"
-)
-_HEADLESS = re.compile(  # "The length is times 5 = ", "It is third 5 = "
-    rf"(?:\A(?!.*\b(?:{CARDINALS})\b)\D*(?:\b(?:times|plus|minus|over|divided by)|[*/+×÷·√^]|[-−–](?=\s))"
-    rf"|{VERB.pattern}\s*(?:[*/+×÷·√^]|[-−–](?=\s))"
-    rf"|(?:{DANGER.pattern})(?<!\bplus)(?<!\bminus)(?<!\btimes)(?<!\bover)(?<!\bby)(?<!\bthan)(?<!percent)\b)"
-    rf"(?:\s|\\[ ,;:!])*[({MONEY}$]*\s?[-−]?[\d.,]+\s*=[\s{MONEY}$]*\Z"
-)
+_CALCULATED = re.compile(r"\d.*(?:\s[-+*/×÷·−–x]\s|[*/+×÷])")
+_VARIABLE = re.compile(r"\d[A-Za-z](?![A-Za-z])|(?<![A-Za-z])[A-Za-z]\s?(?:[-+*/^]|\Z)")  # "5x + 2"
+_NAMED = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]+['’!\"]?|(?<![\\\w])[A-Za-z]+\([\w ,]*\))\s*\Z")  # "length", "f(2)"
 
 
-def members_before(before: str, after: str, sentence: str, in_formula: bool, summed: bool) -> list[str] | None:
-    """The other members of the chain in which a number stands last; None where they cannot be read, or where a value
-    or a denial stands beside the chain.
+def members_before(before: str, number: str, after: str, in_formula: bool, summed: bool) -> list[str] | None:
+    """The other members of the chain in which a number stands last; None where they cannot be read or calculated, or
+    where a value or a denial stands beside the chain.
 
-    >>> members_before("So 3 + 4 = ", ".", "So 3 + 4 = ", False, True)
-    ['3 + 4']
-    >>> members_before("It is 7 cm = ", " cm.", "It is 7 cm = ", False, False), members_before("8; 7 = ", "", "", 0, 0)
+    >>> members_before("So 3 + 4 = ", "7", ".", False, True), members_before("half of 14 = ", "6", ".", False, False)
+    (['3 + 4'], None)
+    >>> members_before("It is 7 cm = ", "8", " cm.", False, False), members_before("8; 7 = ", "7", "", False, False)
     (['7'], None)
     """
-    before, sentence = _without_measure(before, after), _without_measure(sentence, after)
-    before = _IN_WORDS.sub(lambda m: _SIGNS[m[1]], before)
+    before = _without_measure(before + (number[0] if number[0] in f"${MONEY}" else ""), after)
+    before = _DASH.sub("-", _TIMES.sub("*", _IN_WORDS.sub(lambda m: _SIGNS[m[1]], before)))
     members, begin = equated(before)
     listed = _LISTED.search(before[:begin])
-    if denied(before[:begin]) or _OR.search(before[:begin]):
+    if denied(before[:begin]) or _OR.search(before[:begin]) or _WORDS_BETWEEN.search(before):
         return None
     if listed is not None and (listed[1] == ";" or not summed):
         return None
-    chained = re.search(r"=[^\w=]*\Z", before) is not None
-    if _WORDS_BETWEEN.search(before) or (not in_formula and _unlike(before, after)):
+    left, sign, gap = before.rpartition("=")
+    if members or in_formula or not sign or re.search(r"\w", gap) is not None:
+        return members
+    if gap.strip(f" ${MONEY}"):
         return None
-    unread = not in_formula and (_HEADLESS.search(sentence) or (chained and _READ.search(before) is None))
-    return None if unread and not members else members
+    left = re.split(r"=|[,;:.]\s", left)[-1]
+    named = _NAMED.search(left)
+    if (named is not None and _CALCULATED.search(left) is None) or _VARIABLE.search(left) is not None:
+        return None if _unlike(left, after) else []
+    return [] if comes_to(left, number) else None
 
 
 def _unlike(before: str, after: str) -> bool:
     """Is a number with words set equal to one that is not the same in another measure?
 
-    >>> _unlike("It is 3 pages = ", " of it."), _unlike("It is 2 hours = ", " minutes."), _unlike("2 of 3 eggs = ", ".")
+    >>> _unlike("It is 3 pages ", " of it."), _unlike("It is 2 hours ", " minutes."), _unlike("2 of 3 eggs ", ".")
     (True, False, False)
     """
     left = _NUMBER_AND_WORDS.search(before)
     words = _MEASURE.match(after)
-    if left is None or _PARTIAL.fullmatch(left[1] or "") is not None or _CALCULATED.search(before) is not None:
+    if left is None or _PARTIAL.fullmatch(left[1] or "") is not None:
         return False
     return words is None or canonical(left[2].strip()) is None or canonical(words[1]) is None
 

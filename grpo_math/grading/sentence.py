@@ -70,7 +70,7 @@ MONTHS = "january|february|march|april|may|june|july|august|september|october|no
 DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
 CHOSEN = re.compile(r"\b(?:option|choice)\s*[:*]*\s*\(?([A-J])\)?(?![A-Za-z])|\(([A-J])\)", re.IGNORECASE)
 JOINED = re.compile(
-    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|＄\s*|text\s*\{\s*|approx\s*)*\Z",
+    r"(?:[\d)}$%°]|(?<!\\)\]|\\pi|\\circ|\b[A-J])\)?[\s(]*(?:\\text\s*\{\s*)?(?:,|;|/|-|–|\\(?:q?quad|lor|land|vee|wedge)\b|\bor\b|\band\b)\s*\}?\s*(?:(?:or|and|maybe|perhaps|possibly|option)\s+)*\}?\s*(?:[A-Za-z]\s?=\s?)?(?:[(\[$\\]|＄\s*|text\s*\{\s*|approx\s*)*\Z",
     re.I,
 )
 _STATES = re.compile(
@@ -333,8 +333,7 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif how == "last number":
         value += measure(after)
     in_formula = line.count("$", 0, found.start()) % 2 == 1 and "$" in after
-    price = found.group()[0] if found.group()[0] in f"${MONEY}" else ""
-    members = members_before(before + price, after, sentence, in_formula, summed) if how == "last number" else []
+    members = members_before(before, found.group(), after, in_formula, summed) if how == "last number" else []
     if members is None:
         return None
     if members:

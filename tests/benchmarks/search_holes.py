@@ -167,8 +167,9 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # 0.35 and 35%, and the house rule on 35
     if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||(?:'s|\\circ)[A-Za-z]", joined):
         return True  # bars; a word that the search runs together
-    if candidate.kind == "taken back" and "?" in pieces:
-        return True
+    longer = candidate.kind == "negation" and core[-1:].isdigit() and re.search(rf"{re.escape(core)}\d", joined)
+    if longer or (candidate.kind == "taken back" and "?" in pieces):
+        return True  # of a longer number
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
         return True
     if candidate.kind == "several letters" and re.search(r"(?<![A-E])[A-E]{2}(?![A-E])", core) and "(" in pieces:
@@ -241,9 +242,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
-    if candidate.kind == "other percent" and CALCULATES.search(pieces):
-        return True
-    if candidate.kind == "either or" and re.search(rf"[:\d]|{CALCULATES.pattern}", pieces):
+    digits = r"[:\d]|" if candidate.kind == "either or" else ""
+    if candidate.kind in ("other percent", "either or") and re.search(digits + CALCULATES.pattern, pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
