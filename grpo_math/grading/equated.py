@@ -37,14 +37,14 @@ _OPERATES = re.compile(
 _MEASURE = re.compile(r"\s*(?:\\text\s*\{\s*)?([A-Za-z]+(?: [A-Za-z]+){0,2})")  # behind a number
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
 _LISTED = re.compile(  # a value beside a chain: "5; 3 + 3 = 6"
-    r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([;,:!?.]|\.\.+|\\.)\s*\Z"
+    r"(?:\A|[.!?]\s)[^=]*[\d)}%$]\s*([,:!?.]|\.\.+|\\.)\s*\Z|[\d)}%$]\s*(;)\s*\Z"
 )
 _WORDS_BETWEEN = re.compile(rf"=(?=\s*[A-Za-z])[\sA-Za-z./]+=?[\s{MONEY}$]*\Z")  # "3 = the 7"
 _NUMBER_AND_WORDS = re.compile(  # "It is 3 hours = "
     rf"(?:\A|(?:([A-Za-z]+)|[,:.])\s+)[{MONEY}$]?\s?[-−]?\d[\d,.]*((?: +[A-Za-z]+){{1,2}})\s*\Z"
 )
 _CALCULATED = re.compile(r"\d.*(?:\s[-+*/×÷·−–x]\s|[*/+×÷])")
-_VARIABLE = re.compile(r"\d[A-Za-z](?![A-Za-z])|(?<![A-Za-z])[A-Za-z]\s?(?:[-+*/^]|\Z)")  # "5x + 2"
+_VARIABLE = re.compile(r"\d[A-Za-z](?![A-Za-z(])|(?<![A-Za-z])[A-Za-z]\s?(?:[-+*/^]|\Z)")  # "5x + 2"
 _NAMED = re.compile(r"(?:(?<![\\A-Za-z])[A-Za-z]+['’!\"]?|(?<![\\\w])[A-Za-z]+\([\w ,]*\))\s*\Z")  # "length", "f(2)"
 
 
@@ -63,7 +63,7 @@ def members_before(before: str, number: str, after: str, in_formula: bool, summe
     listed = _LISTED.search(before[:begin])
     if denied(before[:begin]) or _OR.search(before[:begin]) or _WORDS_BETWEEN.search(before):
         return None
-    if listed is not None and (listed[1] == ";" or not summed):
+    if listed is not None and (listed[2] or not summed):
         return None
     left, sign, gap = before.rpartition("=")
     if members or in_formula or not sign or re.search(r"\w", gap) is not None:

@@ -19,6 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from grpo_math.grading.alone import part_of_more
+from grpo_math.grading.beside import among_formulas
 from grpo_math.grading.commit import (
     AFTERWARDS,
     BESIDE,
@@ -109,6 +110,8 @@ def extract(completion: str, answer_format: str | None = None, last_box: bool = 
     said = phrase(without) or ((choice(tail) or bare(tail) or predicate(tail)) if without == tail else None)
     if said is None:
         return Extraction(None, "nothing" if without == tail else "empty box")
+    if said.how.startswith("phrase") and among_formulas("", without[said.end :].partition("[asy]")[0]):
+        return Extraction(None, "formulas behind it")
     return _standing(without, Found(*said))
 
 

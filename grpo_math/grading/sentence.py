@@ -46,7 +46,7 @@ ANSWER_PHRASE = re.compile(
 )
 SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\b[apAP]\.[mM])(?<!\be\.g)(?<!\bi\.e)"
-    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)[\"')*\]]*\s+[a-z\d\\$.*])|!(?![\"')*\]]*(?: +[a-z]| *\\[a-z])))"
+    r"(?<!\\)(?:[.?](?!(?<=\.\.\.)[\"')*\]]*\s+[a-z\d\\$.*])|!(?![\"')*\]]*(?: +[a-z;,]| *\\[a-z])))"
     r"(?!\s*=)(?:[\"')*\]]*)(?=\s|$)"
 )
 CLAUSE = re.compile(
@@ -130,10 +130,8 @@ def phrase(text: str) -> Said | None:
         start = _BEGINS.match(text, match.end()).end()  # type: ignore
         line, _, below = text[start : start + 20_000].partition("\n")
         value, used = _leading_value(line)
-        refused = _DENIES.match(value) or not_meant(text[: match.start()] + match.group().split()[0])
-        refused = refused or (
-            re.search(r"[\w}]\s*\Z", line) and _GOES_ON.match(below) and not CLAUSE.match(f" {below}")
-        )
+        goes_on = re.search(r"[\w}]\s*\Z", line) and _GOES_ON.match(below) and not CLAUSE.match(f" {below}")
+        refused = goes_on or _DENIES.match(value) or not_meant(text[: match.start()] + match.group().split()[0])
         if value and not refused:
             whole = f"{value}." if value.endswith("!") else value  # its stop was another: no exclamation
             inner = bare(whole) if _is_sentence(value) and DANGER.search(value) is None else None

@@ -269,7 +269,7 @@ def held(text: str) -> str:
     """What a box holds: the braces that the text begins with, or without them its line."""
     depth = 0
     for at, char in enumerate(text if text.startswith("{") else ""):
-        depth += (char == "{") - (char == "}")
+        depth += ((char == "{") - (char == "}")) * (text[at - 1 : at] != "\\")
         if depth == 0:
             return text[1:at]
     return text.partition("\n")[0]
