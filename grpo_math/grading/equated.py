@@ -18,21 +18,12 @@ _NO_MEMBER = re.compile(r"(?<![\\A-Za-z])(?<!\\text\{)(?<!\\text\{ )[A-Za-z]{2,}
 _ASIDE = re.compile(  # what may touch a member, and is not of it
     rf"\A(?:\\text\s*\{{[A-Za-z ]*\}}|\\(?:[^A-Za-z\d]|(?=\d))|\.(?!\d)|[^\w\\.({{\[+/×÷·√∛∞−–{MONEY}-])+"
 )
-_AREA = re.compile(r"\b(?:square|cubic) (?!roots?\b|of\b|the\b)[a-z]+")  # a measure
-_SIGNS = {"plus": "+", "minus": "-", "times": "*", "over": "/", "divided by": "/", "multiplied by": "*"}
-_IN_WORDS = re.compile(rf"(?<=[\d)] )({'|'.join(_SIGNS)})(?= [(＄$\d])")
-_TIMES, _DASH = re.compile(r"(?<=[\d)%]) ?x ?(?=[\d.($＄])"), re.compile(r"(?<=[\d)%]) ?[–−] ?(?=[\d.($＄])")
 _UNKNOWN = re.compile(r"(?<![\\A-Za-z{])[A-Za-z](?![A-Za-z])")
-_UNSURE = re.compile(r"\A\s*[-+*/×÷−–·]\s|%|\d:\d|(?<![.\d])0\d")  # a sum of which a part is words, percents, times
-_PLAIN = re.compile(r"\A[-−$＄ ]*(?:[\d.,:{}% √$＄]|\\(?!text|m)[a-z]+)+\Z|_")  # a number alone, or more than numbers
-_PARTIAL = re.compile(  # before a member, "10 percent of 60 = 6"
-    "of|by|plus|minus|times|over|percent", re.IGNORECASE
-)
-_REACHES = re.compile(  # the word before a number that something may be done with: "half of the 14 = 7"
-    rf"{DANGER.pattern}|{_PARTIAL.pattern}|and|the|that|those|these|his|her|its|their", re.IGNORECASE
-)
-_OPERATES = re.compile(
-    rf"(?:\b(?:{_PARTIAL.pattern}|and|with|each|at|in|for)\b(?: [a-z]{{1,5}})?|[-+*/×÷])\s*\Z", re.IGNORECASE
+_PARTIAL = re.compile("of|by|plus|minus|times|over|percent", re.IGNORECASE)  # before a member
+_DONE_TO = re.compile(  # the word before a number with which something may be done: "half of the 14 = 7"
+    rf"(?<![A-Za-z])(?:{DANGER.pattern}|(?<![^./]\d )(?<!\d\d )of|by|over|percent|and|the|th(?:at|ose|ese|eir)"
+    r"|his|her|its)\s*\Z",
+    re.IGNORECASE,
 )
 _MEASURE = re.compile(r"\s*(?:\\text\s*\{\s*)?([A-Za-z]+(?: [A-Za-z]+){0,2})")  # behind a number
 _OR = re.compile(r"[\d)}%$][\s,($]*\bor\s*[$(\[]*\Z", re.IGNORECASE)
@@ -53,12 +44,11 @@ def members_before(before: str, number: str, after: str, in_formula: bool, summe
     where a value or a denial stands beside the chain.
 
     >>> members_before("So 3 + 4 = ", "7", ".", False, True), members_before("half of 14 = ", "6", ".", False, False)
-    (['3 + 4'], None)
+    ([], None)
     >>> members_before("It is 7 cm = ", "8", " cm.", False, False), members_before("8; 7 = ", "7", "", False, False)
     (['7'], None)
     """
     before = _without_measure(before + (number[0] if number[0] in f"${MONEY}" else ""), after)
-    before = _DASH.sub("-", _TIMES.sub("*", _IN_WORDS.sub(lambda m: _SIGNS[m[1]], before)))
     members, begin = equated(before)
     listed = _LISTED.search(before[:begin])
     if denied(before[:begin]) or _OR.search(before[:begin]) or _WORDS_BETWEEN.search(before):
@@ -66,15 +56,18 @@ def members_before(before: str, number: str, after: str, in_formula: bool, summe
     if listed is not None and (listed[2] or not summed):
         return None
     left, sign, gap = before.rpartition("=")
-    if members or in_formula or not sign or re.search(r"\w", gap) is not None:
+    if in_formula or not sign or re.search(r"\w", gap) is not None:
         return members
     if gap.strip(f" ${MONEY}"):
         return None
-    left = re.split(r"=|[,;:.]\s", left)[-1]
-    named = _NAMED.search(left)
-    if (named is not None and _CALCULATED.search(left) is None) or _VARIABLE.search(left) is not None:
-        return None if _unlike(left, after) else []
-    return [] if comes_to(left, number) else None
+    clause = re.split(r"=|[,;:.]\s", left)[-1]
+    if comes_to(clause, number):
+        head = left[: len(left) - len(clause)]
+        return None if _unlike(head.rstrip("= "), after) else equated(head)[0]
+    named = _NAMED.search(clause) is not None and _CALCULATED.search(clause) is None
+    if members or not (named or _VARIABLE.search(clause)):
+        return members or None
+    return None if _unlike(clause, after) else []
 
 
 def _unlike(before: str, after: str) -> bool:
@@ -112,37 +105,14 @@ def equated(before: str) -> tuple[list[str], int]:
     ((['3 + 4'], 3), (['3 + 4'], 13), ([], 11))
     """
     members: list[str] = []
-    signs, start = 0, len(before)
+    start = len(before)
     end = len(before.rstrip(f" ${MONEY}"))
     while before[:end].endswith("="):
-        signs += 1
         start = before.rfind("=", 0, end - 1) + 1
         words = list(_NO_MEMBER.finditer(before, start, end - 1))
         start = words[-1].end() if words else start
         member = _ASIDE.sub("", before[start : end - 1]).rstrip()
-        partial = words and _PARTIAL.fullmatch(words[-1].group()) is not None and not _counts_nothing(before[:start])
-        if member and not partial and _UNKNOWN.search(member) is None:
+        if member and _UNKNOWN.search(member) is None and _DONE_TO.search(before[:start]) is None:
             members.insert(0, member)
         end = 0 if words else start
-    start += len(before[start:]) - len(before[start:].lstrip())
-    led_up = start + len(before[start:]) - len(before[start:].lstrip("*+/×÷- "))
-    in_cents = members and re.search(r"\d.*[$＄]", members[0]) and before.rstrip()[-1] not in "$＄"
-    whole = members and not in_cents and (_PLAIN.search(members[0]) or not _UNSURE.search(members[0]))
-    if signs > 1 or (whole and _counts_nothing(before[:led_up])):
-        return members, start
-    return [], start
-
-
-def _counts_nothing(before: str) -> bool:
-    """Do the words that lead up to a number make nothing else of it?
-
-    >>> _counts_nothing("We paid. The total "), _counts_nothing("10 boys and "), _counts_nothing("half the ")
-    (True, False, False)
-    """
-    clause = re.split(r"[.!?:,;]\s|\n", before)[-1]
-    last = re.search(r"([A-Za-z]{2,})\s*\Z", clause)
-    if last is not None and (_REACHES.fullmatch(last[1]) is None or re.search(r"(?<![\d./])\d+ of\s*\Z", clause)):
-        return True
-    clause = _AREA.sub(" ", clause)
-    named = re.split(r"\d", clause)
-    return DANGER.search(clause) is None and (len(named) == 1 or _OPERATES.search(named[-1]) is None)
+    return members, start + len(before[start:]) - len(before[start:].lstrip())

@@ -257,11 +257,9 @@ def _bare(text: str) -> Said | None:
             if below and re.search(r"\d", value) is None:  # the words may say something else
                 return None
             return Said(value, "last line", start, start + len(line))
-        if not (formulas or numbers or chosen):
+        if not (formulas or numbers or (chosen and not below)):  # the words may say something else
             return None
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
-        if last is None and below:  # the words may say something else
-            return None
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
         last = (_result(line, numbers) if how == "last number" else None) or last
         return _last(line, start, last or chosen[-1], how, len(numbers), text[:start])
@@ -331,7 +329,9 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
     elif how == "last number":
         value += measure(after)
     in_formula = line.count("$", 0, found.start()) % 2 == 1 and "$" in after
-    members = members_before(before, found.group(), after, in_formula, summed) if how == "last number" else []
+    members = (
+        members_before(before, found.group() + factored, after, in_formula, summed) if how == "last number" else []
+    )
     if members is None:
         return None
     if members:

@@ -19,17 +19,21 @@ _TOKEN = re.compile(
 )
 _SIGNS = {"//": "/", "×": "*", "÷": "/", "·": "*", "–": "-", "−": "-", "%": "/100", "of": "*", "times": "*", "x": "*"}
 _WORDS = {"and": "+", "plus": "+", "minus": "-", "over": "/", "half": "(1/2)", "twice": "2*", "double": "2*"}
+_MORE = re.compile(r"\\(?!\s*[%$])|[√^_!²³¹π½¼¾=]")  # than sums of numbers
 _BEGUN = re.compile(r"(?:[*/+×÷·√^]|\d\s*[-–−]|\s[-–−]\s)[\s($＄]*\Z")  # before a part of a sum
 
 
 def comes_to(left: str, number: str) -> bool:
     """Is ``number`` the value of a sum at the end of ``left``, from one of its numbers on? Percents and cents may do.
 
-    >>> comes_to("In 3 days 30% * 50%", "15"), comes_to("$2.50 - $2.24", "26"), comes_to("up to 14", "7")
+    >>> comes_to("In 3 days 30% * 50%", "15"), comes_to("$2.50 - $2.24", "26"), comes_to("3 * 7 + 0", "7")
     (True, True, False)
     """
-    wanted = _value(re.sub(r"[^\d./]", "", number))
-    return wanted is not None and any(value in (wanted, wanted / 100) for value in _values(left))
+    wanted = None if _MORE.search(left + number) is not None else _value(re.sub(r"[^\d./]", "", number))
+    if wanted is None:
+        return False
+    scaled = wanted / 100 if re.search(r"[%$＄]", left) is not None else wanted
+    return any(value in (wanted, scaled) for value in _values(left))
 
 
 def _values(left: str) -> list[Fraction]:
@@ -51,7 +55,7 @@ def _values(left: str) -> list[Fraction]:
         if part in ("+", "-", "*", "/") and sum_[:1] in ("", "+", "*", "/"):  # "8 eggs / box * 6"
             continue
         sum_ = part + sum_
-        if (token["number"] or text == "(" or part in _WORDS.values()) and re.search("[-+*/]", sum_):
+        if (token["number"] or text == "(" or text in ("half", "twice", "double")) and re.search("[-+*/]", sum_):
             value = None if _BEGUN.search(left[: token.start()]) else _value(sum_)
             found += [] if value is None else [value]
     return found

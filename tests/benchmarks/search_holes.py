@@ -38,6 +38,7 @@ from rewrites.breaks import broken, other
 from rewrites.pieces import AFTER, BEFORE, SYMBOLS, WORDS, WRAPS
 
 from grpo_math.grading import Grade, grade_batch, shutdown
+from grpo_math.grading.spelled import digits
 
 BATCH = 400
 OWN = (  # golds of all shapes, beside those that are drawn
@@ -167,7 +168,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # 0.35 and 35%, and the house rule on 35
     if HIDES.search(joined) or UNDOES.search(pieces) or re.search(r"\\left\||(?:'s|\\circ)[A-Za-z]", joined):
         return True  # bars; a word that the search runs together
-    longer = candidate.kind == "negation" and core[-1:].isdigit() and re.search(rf"{re.escape(core)}\d", joined)
+    longer = candidate.kind == "negation" and re.search(rf"{re.escape(core)}(?<=\d)\d", joined)
     if longer or (candidate.kind == "taken back" and "?" in pieces):
         return True  # of a longer number
     if candidate.gold.text in added and (PHRASE.search(joined) or "box" in joined):
@@ -229,9 +230,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True
     if re.search(r"\bto \}?\s*1\b", core) or (" to " in core and candidate.gold.text in pieces):
         return True  # the ratio of a number to 1, of 9191 to 101
-    if candidate.gold.text == "1" and re.search(
-        r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b", "".join(candidate.pieces)
-    ):
+    ratio = r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b"
+    if candidate.gold.text == "1" and re.search(ratio, "".join(candidate.pieces)):
         return True  # 11 to 11
     if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", candidate.text().replace("\u200b", "")):
         return True  # a power of 1, a first power
@@ -242,8 +242,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
-    digits = r"[:\d]|" if candidate.kind == "either or" else ""
-    if candidate.kind in ("other percent", "either or") and re.search(digits + CALCULATES.pattern, pieces):
+    signs = ":|[0-9]|" if candidate.kind == "either or" else ""
+    if candidate.kind in ("other percent", "either or") and re.search(signs + CALCULATES.pattern, pieces):
         return True
     side_by_side = any(value in pieces for value in (candidate.gold.text, candidate.wrong, core))
     computed = candidate.kind in COMPUTED or re.search("halves|thirds", core) is not None
@@ -282,7 +282,7 @@ def states_it(candidate: Candidate) -> bool:
     text = candidate.text()
     boxes = [held(text[box.end() :]) for box in re.finditer(r"\\(?:boxed|fbox)\s*", text)]
     full, alone = [_alone(box) for box in boxes if _alone(box)], _alone(gold)
-    if full and full[-1] in (alone, f"({alone})", f"[{alone}]"):
+    if full and (full[-1] in (alone, f"({alone})", f"[{alone}]") or digits(full[-1]) == alone):
         return True
     if full and _alone(core) not in full[-1] and _signs(full[-1]) in (_signs(alone), f"({_signs(alone)})"):
         return True  # with a unit
