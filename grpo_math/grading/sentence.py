@@ -314,14 +314,12 @@ def _last(line: str, start: int, found: re.Match[str], how: str, numbers: int, a
         return None
     clause = after if end is None else after[: end.start()]
     prose = ("", f"){clause}") if how == "last formula" else (sentence, found.group() + clause)
-    if among_formulas(*prose):
-        return None
-    led = LED.search(before + " " if before[-1:].isalpha() else before)
-    measured = MEASURED.match(after)
     value = next((g for g in found.groups() if g), found.group()) if found.groups() else found.group()
-    if _LETTER.fullmatch(value) and part_of_more("", after, "last choice"):
+    if among_formulas(*prose) or (_LETTER.fullmatch(value) and part_of_more("", after, "last choice")):
         return None
     value += factored
+    led = LED.search(before + " " if before[-1:].isalpha() else before)
+    measured = MEASURED.match(after)
     if how != "last choice" and (led is not None or followed(after, summed)):
         value = (led.group() if led else "") + value + clause
     elif measured is not None and canonical(measured[1]) is not None:
