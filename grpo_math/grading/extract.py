@@ -358,6 +358,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
             if line.count("{", 0, stop.start()) == line.count("}", 0, stop.start()):
                 line = line if MORE.search(line, stop.end()) else line[: stop.start()]
                 break
+        line = line.rstrip(" ?")  # the question stays behind the box
         return strip_wrappers(line), start + len(line)
     depth = 0
     for match in islice(BRACE.finditer(text, start), BRACES):
