@@ -80,7 +80,8 @@ def _unlike(before: str, after: str) -> bool:
     words = _MEASURE.match(after)
     if left is None or _PARTIAL.fullmatch(left[1] or "") is not None:
         return False
-    return words is None or canonical(left[2].strip()) is None or canonical(words[1]) is None
+    measures = [canonical(left[2].strip()), None if words is None else canonical(words[1])]
+    return any(unit is None or unit.startswith("#") for unit in measures)  # "3 boxes = 12 eggs": nouns measure nothing
 
 
 def _without_measure(before: str, after: str) -> str:
