@@ -28,8 +28,10 @@ def comes_to(left: str, number: str) -> bool:
 
     >>> comes_to("In 3 days 30% * 50%", "15"), comes_to("$2.50 - $2.24", "26"), comes_to("3 * 7 + 0", "7")
     (True, True, False)
+    >>> comes_to("5 - 12", "-7"), comes_to("12 - 5", "-7")
+    (True, False)
     """
-    wanted = None if _MORE.search(left + number) is not None else _value(re.sub(r"[^\d./]", "", number))
+    wanted = None if _MORE.search(left + number) is not None else _value(re.sub(r"[^\d./-]", "", number))
     if wanted is None:
         return False
     scaled = wanted / 100 if re.search(r"[%$＄]", left) is not None else wanted
