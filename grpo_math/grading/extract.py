@@ -62,7 +62,6 @@ HEADING = re.compile(
     r"(?:step|part|solution|explanation|conclusion|final answer|answer|summary)\b[^\d$\\]*\d{0,2}[.:]?\s*$", re.I
 )
 MORE = re.compile(r"\d|\\[a-z]|\b[A-J]\b(?! [a-z])")
-UNSAID = re.compile(r"[^.\n$]{0,80}\b(?:not|never|nor|neither)\b", re.IGNORECASE)
 VALUE = re.compile(r"[\s$*({\[-]*(?:[−+]?[.\d]|\\[A-Za-z{])|[\s*(]*[A-J]\)?\Z")
 
 
@@ -352,7 +351,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         return "", start
     if text[start] != "{":
         line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
-        if MORE.search(rest) or UNSAID.match(rest) or not line.strip():  # more than one value behind a bare \boxed
+        if MORE.search(rest) or DANGER.search(rest) or not line.strip():  # more than one value behind a bare \boxed
             line += rest
         for stop in islice(re.finditer(r"(?<!e\.g)(?<!i\.e)\.(?=\s|\Z)(?!\s*[a-z\d=\\(])", line), TRIES):
             if line.count("{", 0, stop.start()) == line.count("}", 0, stop.start()):
