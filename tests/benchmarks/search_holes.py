@@ -319,7 +319,7 @@ def named_by_it(candidate: Candidate) -> bool:
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
     whole = re.sub("<!--.*?-->", "", whole)
     named = named or re.match(
-        r"\s*(?:[A-Za-z]|\\[a-z]+\s*\{[^{}]*\}) ?(?:\\left)?\([^=]*\)(?: |\\text\{ \})*= ?", whole
+        r"\s*(?:[A-Za-z]|\\[a-z]+\s*\{[^{}]*\}) ?(?:\\left)?\([^=]*\)(?: |\\text\{ \}|\\displaystyle)*= ?", whole
     )
     exclaims = (
         candidate.format is None
