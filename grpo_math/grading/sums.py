@@ -14,6 +14,7 @@ from fractions import Fraction
 from grpo_math.grading.exact import rational
 from grpo_math.grading.expression import Unreadable, parse
 
+TOKENS = 40  # of a sum that are looked at, from its end
 _TOKEN = re.compile(
     r"(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)|%|//|[-+*/×÷·–−()]|(?<![A-Za-z])[A-Za-z]+(?![A-Za-z])"
 )
@@ -42,7 +43,7 @@ def _values(left: str) -> list[Fraction]:
     """Of the sums at the end of a text, the shortest one first."""
     found: list[Fraction] = []
     sum_ = ""
-    for token in reversed(list(_TOKEN.finditer(left))):
+    for token in list(_TOKEN.finditer(left))[: -TOKENS - 1 : -1]:
         text = token.group().lower()
         part = text.replace(",", "") if token["number"] else _SIGNS.get(text, _WORDS.get(text, ""))
         part = part or (text if text in "+-*/()" else "")
