@@ -66,6 +66,10 @@ _GLUED = re.compile(  # "5 hours6", "5$6", "5 m'"
     r" ?(?:[A-Za-z]{1,3}[²³½¼π√°^_]|[mghlLNJKVW]['’])"
     r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d[\d\\]| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
 )
+_TOUCHES = re.compile(  # what may touch a number from behind: a unit, marks, the end of a formula
+    r"(?:\\?%|°[CF]?|[€£¥¢₹]|(?:-|/|\\[ ,;]|~)?[A-Za-z]+(?:[-/][A-Za-z]+)?|\\text\s*\{[^{}]*\})?"
+    r"(?:[.,;:!?。，；！？)\]*_\"'”’$]|\\[)\]]|\\end\{[a-z]+\*?\})*(?=\s|\Z|[—–])"
+)
 _BESIDE = re.compile(r"[\d)}%](?!\.\s)[^\w\n=]*\Z")
 _FURTHER = re.compile(r"\.\.\d|[A-Za-z]{3,}\d")  # a number that is glued to what stands before it
 _NEGATED = re.compile(rf"\.[-−]\s?\Z|[-−]\s?\([\s${MONEY}]*\Z|\d\s?{MONEY} ?\d+ ?=[\s{MONEY}]*\Z")  # -(5); $18$19 =
@@ -93,7 +97,7 @@ def part_of_more(before: str, after: str, how: str) -> bool:
         return _RUNS_ON.match(after) is not None
     if _OPERATOR.search(before) or _NUMBERED.search(before) or _NEGATED.search(before):
         return True
-    if _BESIDE.search(before) is not None:
+    if _BESIDE.search(before) is not None or _TOUCHES.match(after) is None:
         return True
     if _VARIABLE.match(after) or _GLUED.match(after) or _COMMAND.match(after) or _FURTHER.search(after):
         return True

@@ -31,7 +31,7 @@ _ANSWER_IS = r"\b(?:answer|result|solution)s? (?:is|are)\b"
 _NUMBER = r"-?\d[\d.,/]*"
 _VALUE = (
     r"(?:[$*_(\\\[{\"'-]|\s|####|<answer>)*"
-    r"(?:[−+]?[.\d][\d.,/]*(?![\w(^])|f?box(?:ed)?(?![a-z])(?!\s*\{\s*\})|d?frac|sqrt|pi\b|text"
+    r"(?:[−+]?[.\d][\d.,/]*(?![\w(^])|f?box(?:ed)?(?![a-z])(?!\s*\{\s*\})|d?frac|sqrt|pi\b|text|(?<=\\)(?:hat|neg|not)\b"
     r"|(?-i:\(?[A-J](?:\)|(?=\s*(?:[.,;!?]|or\b|\Z)))))"
 )
 
@@ -64,7 +64,7 @@ _ALTERNATIVE = re.compile(
     rf"[\s,:]*{_VALUE}",
     re.IGNORECASE,
 )
-_LISTED = re.compile(rf"[ \t$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
+_LISTED = re.compile(rf"[\s$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|(?:it|the|so|my)\b))"
 _LAID_OUT = re.compile(r"\\(?:text|math)[a-z]*|[\s{}$]")

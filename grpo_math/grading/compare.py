@@ -212,11 +212,13 @@ def _readings(text: str, own: frozenset[str]) -> tuple[Reading, ...]:
 
 
 def _names_itself(text: str, end: int) -> bool:
-    """Does the letter before the equal sign of a label stand behind it too? Then it is an equation.
+    """Does the letter before the equal sign of a label stand behind it too, or any letter alone? It is an equation.
 
-    >>> _names_itself("length i = -1 + i", 10), _names_itself("length x = 5", 10)
-    (True, False)
+    >>> _names_itself("length i = -1 + i", 10), _names_itself("length x = 5", 10), _names_itself("BC = B", 5)
+    (True, False, True)
     """
+    if re.fullmatch(r"[A-Z]+\s*=\s*(?:\\text\s*\{\s*)?\(?[A-Z]\W*", text) is not None:
+        return True
     name = re.search(r" ([A-Za-z])\s*=\s*\Z", text[:end])
     return name is not None and re.search(rf"(?<![A-Za-z\\]){name[1]}(?![A-Za-z])", text[end:]) is not None
 

@@ -62,6 +62,8 @@ HEADING = re.compile(
     r"(?:step|part|solution|explanation|conclusion|final answer|answer|summary)\b[^\d$\\]*\d{0,2}[.:]?\s*$", re.I
 )
 MORE = re.compile(r"\d|\\[a-z]|\b[A-J]\b(?! [a-z])")
+CLOSED = re.compile(r"\$|\\[])]|\\end\s*\{[a-z]+\*?\}")  # the formula in which a box stands
+OPEN_BOX = re.compile(rf"{BOX.pattern}(?![\s{{])")
 VALUE = re.compile(r"[\s$*({\[-]*(?:[−+]?[.\d]|\\[A-Za-z{])|[\s*(]*[A-J]\)?\Z")
 
 
@@ -148,6 +150,8 @@ def _standing(text: str, found: Found) -> Extraction:
         later = None if later is None or later.start < ended else later
     if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
+    if found.how == "box" and OPEN_BOX.match(text, found.start) and MORE.search(CLOSED.sub("", after)):
+        return Extraction(None, "values behind a box without braces")
     if taken_back(after, found.text):
         return Extraction(None, "taken back")
     if denied(before):
@@ -350,7 +354,10 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
     if start >= len(text):
         return "", start
     if text[start] != "{":
-        line, _, rest = text[start : start + TAIL].split("\n", 1)[0].partition("$")
+        line = text[start : start + TAIL].partition("\n")[0]
+        shut = CLOSED.search(line)
+        rest = "" if shut is None else line[shut.end() :]
+        line = line if shut is None else line[: shut.start()]
         if MORE.search(rest) or DANGER.search(rest) or not line.strip():  # more than one value behind a bare \boxed
             line += rest
         for stop in islice(re.finditer(r"(?<!e\.g)(?<!i\.e)\.(?=\s|\Z)(?!\s*[a-z\d=\\(])", line), TRIES):

@@ -28,6 +28,7 @@ from grpo_math.grading.relations import (
     has_names,
     is_infinite,
     loose_names,
+    names,
     resolved,
     sides,
     stated,
@@ -36,6 +37,7 @@ from grpo_math.grading.relations import (
 from grpo_math.grading.work import NODE, charge
 
 MAX_ITEMS = 40  # of an unordered list; longer lists are compared in order
+CHOICES = frozenset("ABCDEFGHIJ")
 MAX_DIGITS = 60  # significant digits of a decimal that may stand for what it is rounded from
 
 
@@ -88,6 +90,8 @@ def _gives(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if sides(answer) is None:
         return _undecided_unless_equation(answer) if gold[0] in ("tuple", "union", "meet", "set") else False
     if has_names(gold):
+        if gold[0] == "var" and CHOICES & names(answer) - {gold[1]}:  # A = B chooses two
+            return False
         named = stated(answer)
         given = named[1] if named is not None else tuple(sides(answer) or ())
     else:

@@ -237,8 +237,8 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # a power of 1, a first power
     if candidate.kind in ("several", "a member less", "length") and re.search(r"(?<![\d.])1(?![\d.])", pieces):
         return True  # 2, 1(1)
-    if candidate.kind == "several" and re.search(r"\\div|[÷/:]|\b(?:two|six|seven)\b", pieces):
-        return True  # 11/16 27/16 over 27/16, two 3/2 1/2
+    if candidate.kind in ("several", "run together") and re.search(r"\\div|[÷/:]|\b(?:two|six|seven)\b", pieces):
+        return True  # 11/16 27/16 over 27/16, two 3/2 1/2, 0124/0124
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
         return True  # E/C times C
@@ -254,11 +254,11 @@ def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool
     """May a chain of equalities be true with what is added to it?"""
     core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
     return (
-        re.search(r"[-+*/−]\Z|(?:\\sqrt|√)\s*\{?\d|1²", "".join(candidate.pieces[:-1]))
+        re.search(r"[-+*/−]\s*\Z|(?:\\sqrt|√)\s*\{?\d|1²", "".join(candidate.pieces[:-1]))
         is not None  # 325 = 650-325, a root
         or re.search(r"\b(?:one|two|six|seven)\b|\\log|½", whole) is not None  # one 3/5 = 8/5, log 1 = 0
         or candidate.wrong in added  # 1/4 = 1/2 1/2
-        or (candidate.gold.shape == "list" and "-" in core)  # -1, 9 -1 = 8
+        or (candidate.gold.shape == "list" and re.search("[-×]", core + pieces) is not None)  # -1, 9 -1 = 8; 2 = 1×2, 1
         or (candidate.gold.shape == "union" and "\\cup" in pieces)  # with a part of itself
         or (candidate.wrong in core and re.search(r"[-−]", pieces) is not None)  # 3 = 6 - 3
         or re.search(r"x_|f\(|\b(?:[A-Za-z]|cm|km)\b", pieces) is not None  # a formula with an unknown name
