@@ -71,7 +71,7 @@ FONT = re.compile(
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, which it must not glue together
 QUAD = re.compile(  # between two values: a list
     r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])"
-    r"|\\text\s*\{\s*\(?[A-J](?![A-Za-z]))"
+    r"|\\text\s*\{\s*\(?[A-JMO-UX-Z](?![A-Za-z]))"
 )
 JOINS = re.compile(  # words in \text that join two values, or stand beside one
     r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}"
