@@ -37,10 +37,16 @@ def misplaced(tree: Tree) -> str | None:
             for inner in part if whole[0] == "matrix" else (part,):
                 if not isinstance(inner, tuple):
                     continue
+                if allowed is VECTORS and inner[0] == "tuple" and any(_is_relation(part) for part in inner[1:]):
+                    return f"relation in {NAMES.get(whole[0], whole[0])}"  # f(3, x = 2)
                 if allowed is not None and _kind(inner) not in allowed:
                     return f"{NAMES.get(_kind(inner), _kind(inner))} in {NAMES.get(whole[0], whole[0])}"
                 left.append(inner)
     return None
+
+
+def _is_relation(part: object) -> bool:
+    return isinstance(part, tuple) and part[0] == "relation"
 
 
 def _kind(tree: Tree) -> str:

@@ -317,7 +317,7 @@ def named_by_it(candidate: Candidate) -> bool:
         rf"{whole}[\s$}}]*{sign}|{sign}[\s}}]*{whole}", candidate.text()
     )
     whole = " ".join(["".join(candidate.pieces), *map(candidate.said, candidate.after)])
-    whole = re.sub("<!--.*?-->", "", whole)
+    whole = re.sub(r"<!--.*?-->|(?:\\operatorname\{)?\u200b\}?", "", whole)
     named = named or re.match(
         r"\s*(?:[A-Za-z]|\\[a-z]+\s*\{[^{}]*\}) ?(?:\\left)?\([^=]*\)(?: |\\text\{ \}|\\displaystyle)*= ?", whole
     )
