@@ -322,6 +322,8 @@ def _joined(between: str) -> bool:
     if len(between) > 60 or leads_on(between):
         return False
     plain = re.sub(r"\\(?:q?quad|text|mathrm|[,;: ()\[\]])|[{}]", " ", between)
+    if re.search(r"\b(?:[A-J]|not?|nor|never|neither)\b", plain) is not None:
+        return False
     listed = re.search(r",|;|\band\b|\bor\b|&|/", plain) is not None or not plain.strip(" $")
     return listed and re.fullmatch(r"[A-Za-z\s$,;&/]*", plain) is not None and len(plain.split()) <= 6
 

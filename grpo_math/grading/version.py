@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 GRADER = 10
-VERDICTS = "4ef1889e9468"
+VERDICTS = "d9deb361c839"
 MATH_VERIFY = ("0.9.0",)  # the versions with which the verdicts are these; add one with which the test passes
 KEY = "grader_hash"  # its name in results and in journals
 

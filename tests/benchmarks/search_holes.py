@@ -185,7 +185,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True
     if states_it(candidate) or named_by_it(candidate):
         return True
-    if (candidate.gold.text == "0" and (re.search("[0|]", pieces) or {"V", "(V)", "$V$"} & {*candidate.after})) or (
+    if (candidate.gold.text == "0" and (re.search("[0|]|mid", pieces) or {"V", "(V)", "$V$"} & {*candidate.after})) or (
         re.sub(r"\\left|\\right|\\displaystyle|[() ]", "", core) in ("0", "1") and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
