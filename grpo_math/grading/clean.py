@@ -66,7 +66,8 @@ BOLD_MATH = re.compile(
     r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)"
 )  # around a formula
 FONT = re.compile(
-    r"\\(?:mathrm|operatorname|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*"
+    r"\\(?:operatorname(?=\*?\s*\{[A-Za-z ]*\})"
+    r"|mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*"
 )
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, which it must not glue together
 QUAD = re.compile(  # between two values: a list

@@ -78,7 +78,7 @@ COMPUTED = (  # kinds of wrong answers that arithmetic with what is added may ma
 )
 BARE = re.compile(
     r"\\\\|\\\{x : x =|\\[{}]|[\s${}.,\"'`*]"
-    r"|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm)|\\begin\{cases\}|\\[][()]|\u200b"
+    r"|\\displaystyle|\\[,;: ]|\\(?:text|[mh]box|mathrm|operatorname)|\\begin\{cases\}|\\[][()]|\u200b"
 )
 SIZES = r"\\left|\\right|\\q?quad|\s"
 PHRASE = re.compile(r"(?i)(?:answers?|result|solution)\b[^\n]{0,30}?(?:\bis|\bare|\bbe|[:=])")
