@@ -67,7 +67,7 @@ _MEASURE = re.compile(  # a unit, a base, a modulus
 )
 _ANOTHER = re.compile(rf"\([A-J]\)|(?i:\b(?:{CARDINALS})\b)")  # value
 _PROSE = re.compile(  # the end of the sentence, words, or another formula
-    r"\Z|(?<!\})(?![b-fi-kn-rt-z](?![\w'’.$-])|[A-Za-z]\s*(?:[=<>≤≥]|\\(?:[gl]eq?|neq?|approx|sim|in)\b))[A-Za-z]"
+    r"\Z|(?<!\})(?![b-fi-kn-rt-z](?![\w'’.-]|\s*(?:\$|\\[\])]|\\end|\Z))|[A-Za-z]\s*(?:[=<>≤≥]|\\(?:[gl]eq?|neq?|approx|sim|in)\b))[A-Za-z]"
     r"|[(\[#-]|<(?=/?\w+>|\|)"
     r"|[\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff]"
     r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=[:,] )\d+ [a-z]{2}|(?<=, )\\\(|(?<=, \$)"

@@ -219,11 +219,10 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
         return True  # 0 - 1b = 0, an equation that b = 0 solves
     if candidate.kind == "false chain" and completes_chain(candidate, added, pieces):
         return True
-    if candidate.gold.shape == "matrix" and "matrix}" in pieces:
-        return True  # a product of matrices, which may be the gold
     calculated = candidate.gold.text in added or CALCULATES.search(pieces) is not None
-    if candidate.kind == "several" and "-" in core + candidate.gold.text and (calculated or re.search(r"\d", pieces)):
-        return True  # -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3
+    differs = "-" in core + pieces + candidate.gold.text and (calculated or re.search(r"\d", pieces) is not None)
+    if (candidate.kind == "several" and differs) or (candidate.gold.shape == "matrix" and "matrix}" in pieces):
+        return True  # a product of matrices, -3/2 1/2-3/2 1/2, 5/5 -4, (-5/3 -10/3) 1/3, 17/32 81/32-49/32 (17/32)
     if core.startswith("-") and (core in added or re.search(r"[\w}|-]\s*\Z", led)):
         return True
     if re.search("plus|minus|negative", core) and re.search(rf"\d|{CALCULATES.pattern}", pieces):
