@@ -88,6 +88,7 @@ def part_of_more(before: str, held: str, after: str) -> str | None:
     """
     led, behind = _OPENED.split(f"\n{before}")[-1], after[:AFTERWARDS]
     sentence = _SENTENCE_END.split(behind, maxsplit=1)[0]
+    touched = re.match(r"\$[^\s$.,:;?][^$\n]*\$", behind) is not None and before.rpartition("\n")[2].count("$") % 2 == 0
     alone = _BULLET.match(led) or _LED_UP.search(led) or led.rstrip().endswith(held)
     if not alone or _CHANGED.search(before[-BESIDE:]):
         return f"{led.strip()} {held}{_FORMULA_END.split(sentence, maxsplit=1)[0]}"
@@ -96,7 +97,7 @@ def part_of_more(before: str, held: str, after: str) -> str | None:
         return f"{held} {chain[1]}" if _NAMED.search(chain[1]) is None else None
     within = sentence.partition("$")[0] if before.rpartition("\n")[2].count("$") % 2 else ""  # of the same formula
     within = re.sub(r"\\text\s*\{[^{}]*\}", " ", within)
-    more = _BEHIND.match(behind) or DANGER.match(behind) or _ANOTHER.search(within) or not _ends(sentence)
+    more = touched or _BEHIND.match(behind) or DANGER.match(behind) or _ANOTHER.search(within) or not _ends(sentence)
     return held + sentence if more else None
 
 

@@ -48,7 +48,7 @@ _VARIABLE = re.compile(  # "5 x"; the letters of units and "a" are left out, and
     r" ?[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w&]|\.[A-Z]|'[^\Ws])"
 )
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
-_RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-J]\b")  # what touches a formula and is more of it
+_RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-Z]")  # what touches a formula and is more of it
 _ODD = re.compile(  # in the prose around a number
     r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)"
     r"|[][{}_~^|<]|(?<![-=])>|#(?!\d)|(?<! )@|(?<![A-Z])(?<![a-z] )&|(?<!\d)(?<!\d )°|\d['’]|!(?=[^\s.!?\"'”’)*$])"
@@ -64,7 +64,7 @@ _COMMAND = re.compile(
 )  # and what makes it a part of more
 _GLUED = re.compile(  # "5 hours6", "5$6", "5 m'"
     r" ?(?:[A-Za-z]{1,3}[²³½¼π√°^_]|[mghlLNJKVW]['’])"
-    r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]{3,}\d| ?[A-Za-z]{1,2}\d[\d\\]| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
+    r"|[＄$€£]\s{0,2}\d| ?[A-Za-z]+\d| (?:[A-Za-z]+ ){0,2}[A-Za-z]+\((?!e?s\))"
 )
 _TOUCHES = re.compile(  # what may touch a number from behind: a unit, marks, the end of a formula
     r"(?:\\?%|°[CF]?|[€£¥¢₹]|(?:-|/|\\[ ,;]|~)?[A-Za-z]+(?:[-/][A-Za-z]+)?|\\text\s*\{[^{}]*\})?"
@@ -94,7 +94,7 @@ def part_of_more(before: str, after: str, how: str) -> bool:
     if how == "last choice":
         return any((_LETTER_BEFORE.search(before), _LETTER_BEHIND.match(after), _OPERATOR.search(before)))
     if how == "last formula":
-        return _RUNS_ON.match(after) is not None
+        return _RUNS_ON.match(after) is not None or _TOUCHES.match(after) is None
     if _OPERATOR.search(before) or _NUMBERED.search(before) or _NEGATED.search(before):
         return True
     if _BESIDE.search(before) is not None or _TOUCHES.match(after) is None:

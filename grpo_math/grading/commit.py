@@ -64,6 +64,7 @@ _ALTERNATIVE = re.compile(
     rf"[\s,:]*{_VALUE}",
     re.IGNORECASE,
 )
+_OR_WORDS = re.compile(r"[\s$*)\]},]{0,8}\b(?:or|and/or)\s", re.IGNORECASE)
 _LISTED = re.compile(rf"[\s$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|(?:it|the|so|my)\b))"
@@ -173,9 +174,16 @@ def just_said(before: str, answer: str) -> bool:
     return said is not None and said[1] != answer
 
 
-def alternative(after: str) -> bool:
-    """Does what stands behind an answer offer another: an "or" with a value, or a list that goes on?"""
+def alternative(after: str, answer: str = "0") -> bool:
+    """Does what stands behind an answer offer another: an "or" with a value, or a list that goes on? Behind one
+    that is words, an "or" with other words does.
+
+    >>> alternative(" or 6"), alternative(" or so", "5"), alternative(" or triangle", "hexagon")
+    (True, False, True)
+    """
     plain = _IN_TEXT.sub(r"\1", after[:AFTERWARDS])
+    if _OR_WORDS.match(plain) is not None and re.search(r"\d", answer) is None:
+        return True
     return any(pattern.match(plain) is not None for pattern in (_ALTERNATIVE, _LISTED, _ASKED))
 
 

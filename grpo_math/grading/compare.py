@@ -35,7 +35,7 @@ FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,4
 ORDINARY = 160  # characters; golds of GSM8K and MATH have at most 159
 COMMA_DECIMAL = re.compile(r"-?(?:0,\d{1,400}|\d{1,400},\d{2,400})")
 LABEL = re.compile(
-    r"(?:\\text\s*\{[^{}\d]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
+    r"(?:\\text\s*\{[^{}\d\\]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 

@@ -61,8 +61,9 @@ EMPTY_BOX = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}")
 HEADING = re.compile(
     r"(?:step|part|solution|explanation|conclusion|final answer|answer|summary)\b[^\d$\\]*\d{0,2}[.:]?\s*$", re.I
 )
-MORE = re.compile(r"\d|\\[a-z]|\b[A-J]\b(?! [a-z])")
-CLOSED = re.compile(r"\$|\\[])]|\\end\s*\{[a-z]+\*?\}")  # the formula in which a box stands
+MORE = re.compile(r"[\d$\\{}=<>|^_]|\b[A-J]{1,5}\b(?! [a-z])")
+SHUT = re.compile(r"\$|\\[])]|\\end\s*\{[a-z]+\*?\}")  # the end of the formula in which a box stands
+SHUTS = re.compile(rf"(?:[\s.,*]|{SHUT.pattern})*")
 OPEN_BOX = re.compile(rf"{BOX.pattern}(?![\s{{])")
 VALUE = re.compile(r"[\s$*({\[-]*(?:[−+]?[.\d]|\\[A-Za-z{])|[\s*(]*[A-J]\)?\Z")
 
@@ -150,13 +151,13 @@ def _standing(text: str, found: Found) -> Extraction:
         later = None if later is None or later.start < ended else later
     if later is not None:
         return Extraction(later.text, "said twice", (found.text, later.text))
-    if found.how == "box" and OPEN_BOX.match(text, found.start) and MORE.search(CLOSED.sub("", after)):
+    if found.how == "box" and OPEN_BOX.match(text, found.start) and MORE.search(SHUTS.sub("", after, 1)):
         return Extraction(None, "values behind a box without braces")
     if taken_back(after, found.text):
         return Extraction(None, "taken back")
     if denied(before):
         return Extraction(None, "denied")
-    if one_of_several(before) or alternative(after):
+    if one_of_several(before) or alternative(after, found.text):
         return Extraction(None, "one of several answers")
     more = part_of_more(before, found.text, after) if found.how == "box" else None
     if more is not None:
@@ -221,7 +222,8 @@ def _within(text: str, found: Found) -> str:
     texts = re.search(r"\\(?:text|under|[mf]box)", before) is not None
     before = "" if WORDS.search(before) and not refused and not texts else before  # a sentence leads up to it
     more = refused or re.search(r"\d|\\[a-z]", before + behind) is not None or DANGER.search(behind) is not None
-    standing = None if more else _standing(text, found).text
+    said = Extraction(None, "more behind it") if more else _standing(text, found)
+    standing = None if said.how == "said twice" and len({*said.boxes}) > 1 else said.text
     if standing == found.text and len(set(found.parts)) > 1:  # boxes side by side are all the answer
         standing = ", ".join(found.parts)
     return strip_wrappers(text) if standing is None else standing
@@ -357,7 +359,7 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         return "", start
     if text[start] != "{":
         line = text[start : start + TAIL].partition("\n")[0]
-        shut = CLOSED.search(line)
+        shut = SHUT.search(line)
         rest = "" if shut is None else line[shut.end() :]
         line = line if shut is None else line[: shut.start()]
         if MORE.search(rest) or DANGER.search(rest) or not line.strip():  # more than one value behind a bare \boxed

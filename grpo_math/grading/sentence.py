@@ -165,7 +165,11 @@ def _stated(text: str, start: int, stop: int) -> Said | None:
     states = _STATES.match(text, start, stop)
     begin = start if states is None else states.end()
     said = text[begin:stop]
-    if len(said) > 300 or not re.search(r"\d|\\(?:text|d?frac|sqrt|pi)", said) or _WORKING.search(said):
+    if (
+        len(said) > 300
+        or not (re.search(r"\d|\\(?:text|d?frac|sqrt|pi)", said) or FORMULA.fullmatch(said))
+        or _WORKING.search(said)
+    ):
         return None
     if text[:start].rstrip().endswith(":") or (states is None and "=" in said and not said.startswith("\\{")):
         return None  # a list of what was counted, or a check

@@ -186,7 +186,8 @@ def may_be_right(candidate: Candidate) -> bool:
     if states_it(candidate) or named_by_it(candidate):
         return True
     if (candidate.gold.text == "0" and (re.search("[0|]|mid", pieces) or {"V", "(V)", "$V$"} & {*candidate.after})) or (
-        re.sub(r"\\left|\\right|\\displaystyle|[() ]", "", core) in ("0", "1") and candidate.gold.text in pieces
+        re.sub(r"\\left|\\right|\\displaystyle|[(){} ]|\b0+(?=\d)", "", core) in ("0", "1")
+        and candidate.gold.text in pieces
     ):
         return True  # a product with 0 or 1, or a zero before a number
     if re.search(r"(?:[*×]|\\cdot|\\times)(?:\s|\\text\{\s*\})*0(?![\d.])", joined):
@@ -202,7 +203,7 @@ def may_be_right(candidate: Candidate) -> bool:
         return True  # both of two inequalities are the narrower one
     if candidate.kind == "transposed" and "-" in joined:
         return True  # of an antisymmetric matrix
-    if candidate.kind == "a member less" and re.search(r"\\pm|[-=]|\\approx|\\cup", pieces + "".join(candidate.after)):
+    if candidate.kind == "a member less" and re.search(r"\\pm|[-=^]|\\approx|\\cup", pieces + "".join(candidate.after)):
         return True  # both signs of a value; 1 = 1, 2
     if candidate.before and candidate.format is None and candidate.text().rstrip(" \n*$)").endswith("?"):
         return True  # a question behind an answer
@@ -253,7 +254,7 @@ def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool
     """May a chain of equalities be true with what is added to it?"""
     core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
     return (
-        re.search(r"[-+*/−]\s*\Z|(?:\\sqrt|√)\s*\{?\d|1²", "".join(candidate.pieces[:-1]))
+        re.search(r"[-+*/−][\s}]*\Z|(?:\\sqrt|√)\s*\{?\d|1²", "".join(candidate.pieces[:-1]))
         is not None  # 325 = 650-325, a root
         or re.search(r"\b(?:one|two|six|seven)\b|\\log|½", whole) is not None  # one 3/5 = 8/5, log 1 = 0
         or candidate.wrong in added  # 1/4 = 1/2 1/2
