@@ -45,7 +45,7 @@ _SCALES = (
     r"|(?:in)?correct|wrong)\b"
 )
 _TOUCHED = (
-    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b)|:[(\d]|[A-Za-z]{1,2}\d|(?-i:[b-fi-kn-rt-z](?![\w'.]))"
+    r"[#&~;]?\d|(?-i:[A-J])\s?(?:,|/|and\b|or\b|\\text)|:[(\d]|[A-Za-z]{1,2}\d|(?-i:[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w'.]))"
     r"|[!^*/+<>|=({\[-](?!\\?circ|\{\\?circ|\{?\\prime|\(?(?:[A-Za-z ][A-Za-z]|[aAI] )|(?<=<)[/|][a-z]"
     r"|(?<=\*)\*+(?!\w))"
 )

@@ -48,7 +48,9 @@ _VARIABLE = re.compile(  # "5 x"; the letters of units and "a" are left out, and
     r" ?[b-fi-kn-rt-zBDEGHMO-RTUX-Z](?![\w&]|\.[A-Z]|'[^\Ws])"
 )
 _WORDS = re.compile(r"(?= (?!in\b)(?:[A-Za-z]{2}|[mglLshNWJVK](?![\w'’])))(?: [A-Za-z]{1,20}(?![A-Za-z])){1,4}")
-_RUNS_ON = re.compile(r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-Z]")  # what touches a formula and is more of it
+_RUNS_ON = re.compile(
+    r"\\[a-z]|\d|[A-Za-z]?[_^]|[A-Z]|[a-rt-z]\b|\s?[+*/=<>^]"
+)  # what touches a formula and is more of it
 _ODD = re.compile(  # in the prose around a number
     r"\\[A-Za-z]{2,}(?<!pi)(?<!circ)"
     r"|[][{}_~^|<]|(?<![-=])>|#(?!\d)|(?<! )@|(?<![A-Z])(?<![a-z] )&|(?<!\d)(?<!\d )°|\d['’]|!(?=[^\s.!?\"'”’)*$])"

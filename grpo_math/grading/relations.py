@@ -210,7 +210,8 @@ def resolved(tree: Tree) -> Tree:
             len(tree) == 4
             and tree[2] == "in"
             and has_names(tree[1])
-            and not has_kind(tree[1], "relation")
+            and not any(has_kind(tree[1], kind) for kind in ("relation", "union", "meet", "set", "list"))
+            and (tree[1][0] != "tuple" or all(part[0] == "var" for part in tree[1][3:]))
             and tree[3][0] in ("set", "tuple", "union", "meet")
         ):
             return tree[3]

@@ -264,6 +264,8 @@ def _bare(text: str) -> Said | None:
         if not (formulas or numbers or (chosen and not below)):  # the words may say something else
             return None
         last = max((kind[-1] for kind in (formulas, numbers) if kind), key=lambda m: m.end(), default=None)
+        if below and last is not None and re.search(r"\d", last.group()) is None:
+            return None
         how = "last choice" if last is None else "last formula" if formulas and last is formulas[-1] else "last number"
         last = (_result(line, numbers) if how == "last number" else None) or last
         return _last(line, start, last or chosen[-1], how, len(numbers), text[:start])

@@ -60,9 +60,9 @@ WORDS_OF_A_KIND = {
     "o": "of for in on at from to with", "t": "the his her their its our my", "T": ENDINGS,
 }  # fmt: skip
 CLASSES = {word: kind for kind, words in WORDS_OF_A_KIND.items() for word in words.split()}
-HEAD = "(?:S?M+Q?|[AN]*N|A+M)"
+HEAD = "(?:SM+|M+Q?|[AN]*N|A+M)"
 PHRASE = re.compile(
-    rf"(?:{HEAD})(?:(?:P|a|o?e|oa)t?(?:S?MQ?|A*N+))*(?:ot?(?:A*[NM]+)|o?T|oe?T|e)*|ot?A*[NM]+|oT|T|e|(?:P|a|oe)(?:N|M)"
+    rf"(?:{HEAD})(?:(?:P|a|o?e|oa)t?(?:SM|MQ?|A*N+))*(?:ot?(?:A*[NM]+)|o?T|oe?T|e)*|ot?A*[NM]+|oT|T|e|(?:P|a|oe)(?:N|M)"
 )
 TOKEN = re.compile(r"[A-Za-z°€£¥₹¢Ω]+(?:-[A-Za-z]+)*|/")
 EXPONENT = r"(?:\s*\^\s*(?:\{\s*-?[1-4]\s*\}|[1-4]))?"
@@ -136,7 +136,7 @@ def canonical(words: str, exponent: str = "", own: frozenset[str] = frozenset())
         return None
     power = re.sub(r"[^\d-]", "", exponent)
     measured, nouns, over = "", "", False
-    if power and "M" not in kinds:
+    if power and ("M" not in kinds or {"S", "Q"} & {*kinds}):
         return None
     for kind, token, one in zip(kinds, tokens, singular, strict=True):
         if kind == "S":

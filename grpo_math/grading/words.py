@@ -24,7 +24,7 @@ LETTER = re.compile(
     re.I,
 )
 BESIDE = re.compile(
-    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps|etc)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:(?:\b|\d|\\[a-z]+)[A-J]+(?![A-Za-z\d]))|\b(?:not|wrong|incorrect|false|or)\b)",
+    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps|etc)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:(?:\b|\d|\\[a-z]+)[A-J]+(?![A-Za-z\d]))|\b(?:not|but|except|wrong|incorrect|false|or)\b)",
     re.I,
 )
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
