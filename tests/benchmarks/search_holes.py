@@ -253,9 +253,9 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
 def completes_chain(candidate: Candidate, added: list[str], pieces: str) -> bool:
     """May a chain of equalities be true with what is added to it?"""
     core, whole = candidate.pieces[candidate.core], "".join(candidate.pieces)
+    led = "".join(candidate.pieces[: None if candidate.after else -1])
     return (
-        re.search(r"[-+*/−][\s}]*\Z|(?:\\sqrt|√)\s*\{?\d|1²", "".join(candidate.pieces[:-1]))
-        is not None  # 325 = 650-325, a root
+        re.search(r"[-+*/−][\s}]*\Z|(?:\\sqrt|√)\s*\{?\d|1²", led) is not None  # 325 = 650-325, a root
         or re.search(r"\b(?:one|two|six|seven)\b|\\log|½", whole) is not None  # one 3/5 = 8/5, log 1 = 0
         or candidate.wrong in added  # 1/4 = 1/2 1/2
         or (candidate.gold.shape == "list" and re.search("[-×]", core + pieces) is not None)  # -1, 9 -1 = 8; 2 = 1×2, 1
