@@ -72,6 +72,7 @@ _PROSE = re.compile(  # the end of the sentence, words, or another formula
     r"|[\u2010-\u2031∎\u25a0-\u25ff✓✔✅\u3001-\u303f\u4e00-\u9fff，。：；！？\U0001f300-\U0001faff]"
     r"|/[A-Za-z]{2}|\d+[a-z]*-|(?<=[:,] )\d+ [a-z]{2}|(?<=, )\\\(|(?<=, \$)"
 )
+_FORMULA = re.compile(r"\$(?![\s$.,:;?]|\\(?:(?:black)?square|Box|qed|checkmark)\b)[^$\n]+\$")
 _FORMULA_END = re.compile(r"\$|\\[\])\\]|\\end\b")
 _SENTENCE_END = re.compile(r"[.!?](?:\s|\Z)|\n")
 _CHAIN = re.compile(r"[\s&]*((?:=|\\approx|\\equiv)[^$\n&]*?)[.,\s]*(?:\$|\\[\])\\]|\\end\b|\Z)")
@@ -88,7 +89,7 @@ def part_of_more(before: str, held: str, after: str) -> str | None:
     """
     led, behind = _OPENED.split(f"\n{before}")[-1], after[:AFTERWARDS]
     sentence = _SENTENCE_END.split(behind, maxsplit=1)[0]
-    touched = re.match(r"\$[^\s$.,:;?][^$\n]*\$", behind) is not None and before.rpartition("\n")[2].count("$") % 2 == 0
+    touched = _FORMULA.match(behind) is not None and before.rpartition("\n")[2].count("$") % 2 == 0
     alone = _BULLET.match(led) or _LED_UP.search(led) or led.rstrip().endswith(held)
     if not alone or _CHANGED.search(before[-BESIDE:]):
         return f"{led.strip()} {held}{_FORMULA_END.split(sentence, maxsplit=1)[0]}"

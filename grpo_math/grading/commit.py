@@ -64,7 +64,7 @@ _ALTERNATIVE = re.compile(
     rf"[\s,:]*{_VALUE}",
     re.IGNORECASE,
 )
-_OR_WORDS = re.compile(r"[\s$*)\]},]{0,8}\b(?:or|and/or)\s", re.IGNORECASE)
+_OR_WORDS = re.compile(r"[\s$*)\]},]{0,8}\b(?:or|and/or)\s(?!equivalent|simply\b|so\b)", re.IGNORECASE)
 _LISTED = re.compile(rf"[\s$*_)]{{0,8}}(?:,|;|/|\band\b)[ \t]*(?:and\s+|or\s+)?{_VALUE}", re.IGNORECASE)
 _ASKED = re.compile(r"[\s$*)\]}]{0,8}\?")
 _FALSE = r"(?:\w+ly )?(?:false|wrong|incorrect|not (?:right|correct|true|(?:it|the|so|my)\b))"

@@ -114,6 +114,10 @@ _WORKING = re.compile(r"&|<answer>|####|\\\\f?box|\[/?asy\]|\\(?:right|end|equiv
 _LEADS = re.compile(rf"[\s$({{\[*-]*(?:[\d\\]|{DANGER.pattern})", re.IGNORECASE)
 
 
+_VALUES = re.compile(r"\d|\\(?:text|d?frac|sqrt|pi)")
+_NAMES = re.compile(r"(?<![A-Za-z\\.])(?!Q\.?E\.?D)[A-Za-z]")  # in a formula, and not "\blacksquare" or "QED"
+
+
 class Said(NamedTuple):
     """An answer, what it was taken for, and where it stands in the text that was searched."""
 
@@ -167,7 +171,7 @@ def _stated(text: str, start: int, stop: int) -> Said | None:
     said = text[begin:stop]
     if (
         len(said) > 300
-        or not (re.search(r"\d|\\(?:text|d?frac|sqrt|pi)", said) or FORMULA.fullmatch(said))
+        or not (_VALUES.search(said) or (FORMULA.fullmatch(said) and _NAMES.search(said)))
         or _WORKING.search(said)
     ):
         return None
