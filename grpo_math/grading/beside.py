@@ -79,7 +79,7 @@ _LETTER_BEFORE = re.compile(r"\b[A-J]\W*(?:text\s*\{)?\(?\Z")
 _LETTER_BEHIND = re.compile(
     r"\W{0,3}[A-J]\b|[^.!?]*(?:\b[A-J]\b\W*(?:and\b|or\b|but\b|[A-J]\b|\Z)|(?:all|anything|everything) but\b)"
 )
-_NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
+_NUMBERED = re.compile(r"\b(?:step|question|problem|exercise|part|case|base)\s*\Z", re.IGNORECASE)  # no value: "Step 6"
 _OPERATOR = re.compile(  # before a number, which is then a part of more
     r"(?:=\s*(?:\\left)?[(\[]|\\(?!(?:text|math|mbox|left|q?quad|displaystyle|approx|therefore|implies|iff|to|because"
     r"|so|[Rr]ightarrow|Longrightarrow|longrightarrow|colon|item|par|newline|boxed|fbox|bf|rm)(?![A-Za-z]))[A-Za-z]+"

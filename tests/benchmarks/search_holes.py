@@ -233,11 +233,11 @@ def computes_it(candidate: Candidate, added: list[str]) -> bool:
     ratio = r"(\d+) ?(?:\\text\{ )?(?:to|:)(?: \})? ?\1\b"
     if candidate.gold.text == "1" and re.search(ratio, "".join(candidate.pieces)):
         return True  # 11 to 11
-    if re.search(r"\b1\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", candidate.text().replace("\u200b", "")):
+    if re.search(r"\b(?:1|one)\}?\s*(?:\^|\*\*|²)|\^\{?1\b|√\s*1\b", candidate.text().replace("\u200b", "")):
         return True  # a power of 1, a first power
     if candidate.kind in ("several", "a member less", "length") and re.search(r"(?<![\d.])1(?![\d.])", pieces):
         return True  # 2, 1(1)
-    if candidate.kind in ("several", "run together") and re.search(r"\\div|[÷/:]|\b(?:two|six|seven)\b", pieces):
+    if candidate.kind in ("several", "run together") and re.search(r"\\div|[÷/:²]|\b(?:two|six|seven)\b", pieces):
         return True  # 11/16 27/16 over 27/16, two 3/2 1/2, 0124/0124
     over = re.search("[A-J]/([A-J])", core)
     if candidate.kind == "several letters" and over is not None and over[1] in pieces:
