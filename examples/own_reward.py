@@ -16,7 +16,6 @@ from datasets import Dataset
 from peft import LoraConfig
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, Verdict, load_problems
-from grpo_math.generation.models import embedded_model
 
 
 def concise(completions, grade, **columns):
@@ -28,7 +27,7 @@ def concise(completions, grade, **columns):
     rewards = []
     for completion, graded in zip(completions, grade, strict=True):
         text = completion if isinstance(completion, str) else completion[-1]["content"]
-        if graded.verdict.ungradable:  # a timeout is not a wrong answer: TRL leaves None out of the group's mean
+        if graded.verdict.ungradable:  # a killed worker is no wrong answer: TRL leaves None out of the group's mean
             rewards.append(None)
         else:
             right = graded.verdict == Verdict.CORRECT
@@ -45,7 +44,7 @@ def main() -> None:
 
     gpu = torch.cuda.is_available()
     trainer = MathGRPOTrainer(
-        model=str(embedded_model()) if options.model == "embedded" else options.model,
+        model=options.model,
         reward_funcs=concise,
         args=MathGRPOConfig(
             options.output_dir,

@@ -10,7 +10,8 @@ The public names below are loaded on first use: importing grpo_math imports neit
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+# The only place of the version: pyproject.toml reads it here. CHANGELOG.md begins with the same one.
+__version__ = "0.2.0.dev0"
 
 _HOME = {
     "MathGRPOConfig": "trainer.config",

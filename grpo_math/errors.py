@@ -118,4 +118,13 @@ def printed(error: BaseException) -> str:
     """
     text = str(error)
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 200]} ... {text[-190:]}"
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return escaped(text)
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""Return a text in which no character moves a cursor, except those to ``keep``.
+
+    >>> print(escaped("a\nb\x1b[2J"))
+    a\nb\x1b[2J
+    """
+    return "".join(letter if letter.isprintable() or letter in keep else repr(letter)[1:-1] for letter in text)

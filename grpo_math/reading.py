@@ -1,181 +1,134 @@
-"""Files from outside -> text, JSON, YAML, in time and memory that go with their size; else one reason why not.
+r"""Files of the user -> text, JSON or rows of a table.
 
-A file is a regular one: a pipe or a device would be waited for, or would never end. A byte order mark is passed over.
-Of YAML, a date, and a number that counts in sixties, stay the text that they are.
+Any exception while a file is read becomes `Unreadable`: one line with the file and the library's own message.
 
->>> from_yaml("seed: 1:30\\nborn: 2020-13-45")
-{'seed': '1:30', 'born': '2020-13-45'}
->>> from_json("[" * 100_000)
+>>> from_json("[1, 2")
 Traceback (most recent call last):
 ...
-grpo_math.reading.Unreadable: is not JSON (it is nested too deeply)
+grpo_math.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: line 1 column 6 (char 5)
 
-Does not know what a file should hold.
+Does not check what a file should contain, and imports no other package: the grader alone reads its rows here.
 """
 
+import codecs
+import csv
+import gzip
 import json
 import os
-import stat
-from collections.abc import Hashable
-from datetime import date
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
-import yaml
+from grpo_math.errors import UserError
 
-from grpo_math.errors import cut, first_line
-
-YAML_CHARACTERS = 500_000  # a recipe has a few thousand
-YAML_VALUES = 50_000
-YAML_DEPTH = 40
-NUMBER_CHARACTERS = 100
-TEXT = "tag:yaml.org,2002:str"
-BOM = b"\xef\xbb\xbf"
+GZIP = b"\x1f\x8b"
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
 
 
-class Unreadable(ValueError):
-    """``str(error)`` is the reason, as in ``is not UTF-8 (byte 7)``; who reads adds the field and the remedy."""
+class Unreadable(UserError, ValueError):
+    """A file, or a text in a file, that cannot be read. ``reason`` is the library's own message."""
+
+    reason: str
+
+    def __init__(self, error: Exception, path: str | Path | None = None) -> None:
+        words = " ".join(str(error).split())[:300]
+        said: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
+        self.reason = error.reason if isinstance(error, Unreadable) else said
+        remedy = "correct the path or the file"
+        super().__init__(self.reason if path is None else f"{path} cannot be read ({self.reason}): {remedy}")
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Turn any exception in the block, where a file of the user is read, into one line that names the file."""
+    try:
+        yield
+    except Exception as error:
+        raise Unreadable(error, path) from None
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Of a regular file, without a byte order mark. Raises `Unreadable`."""
-    try:
-        if not stat.S_ISREG((found := os.stat(path)).st_mode) and not stat.S_ISDIR(found.st_mode):
-            raise Unreadable("is a pipe or a device, and no file")
-        return Path(path).read_bytes().removeprefix(BOM)
-    except (OSError, ValueError) as error:  # a ValueError: the path holds a NUL, or is no text of this machine
-        if isinstance(error, Unreadable):
-            raise
-        said = getattr(error, "strerror", None) or "its name is none that a file can have"
-        raise Unreadable(f"cannot be read ({said})") from None
-
-
-def decoded(content: bytes) -> str:
-    """UTF-8 as text. Raises `Unreadable`."""
-    try:
-        return content.removeprefix(BOM).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"is not UTF-8 (byte {error.start})") from None
+    """Return a file's bytes. Raises `Unreadable`."""
+    with reading(path):
+        return Path(path).read_bytes()
 
 
 def read_text(path: str | Path) -> str:
-    """A regular file's text. Raises `Unreadable`."""
-    return decoded(read_bytes(path))
+    """Return a file's text, without a byte order mark. Raises `Unreadable`."""
+    with reading(path):
+        return Path(path).read_text(encoding="utf-8-sig")
 
 
 def from_json(content: str | bytes) -> Any:
-    """The value that one JSON text holds. Raises `Unreadable` for what is none, is nested too deeply, or has a number
-    of thousands of digits."""
-    text = decoded(content) if isinstance(content, bytes) else content
+    """Return the value of a JSON text. Raises `Unreadable`, also for a text that is nested too deeply."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = f"line {error.lineno}, " if error.lineno > 1 else ""
-        raise Unreadable(f"is not JSON ({error.msg}, {line}column {error.colno})") from None
-    except RecursionError:
-        raise Unreadable("is not JSON (it is nested too deeply)") from None
-    except ValueError as error:
-        raise Unreadable(f"is not JSON ({first_line(error).partition(';')[0]})") from None
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(error) from None
 
 
 def read_json(path: str | Path) -> Any:
-    """The value that a JSON file holds. Raises `Unreadable`."""
-    return from_json(read_bytes(path))
+    """Return the value of a JSON file. Raises `Unreadable`."""
+    with reading(path):
+        return json.loads(Path(path).read_bytes())
+
+
+def is_table(path: str | Path) -> bool:
+    """Return whether a file's name is that of a table of rows.
+
+    >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name")
+    (True, True, False)
+    """
+    return str(path).removesuffix(".gz").endswith(TABLES)
+
+
+def read_table(path: str | Path) -> Iterable[tuple[int, Any]]:
+    """Return the rows of a file and their numbers: a line of JSON as bytes, any other row as its library reads it.
+
+    Raises `Unreadable`. Every cell of a CSV file is text, so that ``007`` and ``1.50`` stay as they are.
+    """
+    name = str(path).removesuffix(".gz")
+    with reading(path):
+        content = Path(path).read_bytes()
+        if content.startswith(GZIP):
+            content = gzip.decompress(content)
+        if name.endswith(".parquet"):
+            from pyarrow import parquet
+
+            return enumerate(parquet.read_table(BytesIO(content)).to_pylist(), 1)
+        if content.startswith(UTF_16):
+            content = content.decode("utf-16").encode()
+        content = content.removeprefix(codecs.BOM_UTF8)
+        if name.endswith((".csv", ".tsv")):
+            return _cells(content.decode())
+        if content.lstrip().startswith(b"["):
+            return enumerate(json.loads(content), 1)
+        return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
+
+
+def _cells(text: str) -> list[tuple[int, dict[str, str | None]]]:
+    """Return the rows of a CSV file with the number of their last line. An empty cell is None."""
+    header = text.partition("\n")[0]
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a reasoning trace is longer than the default
+    rows = csv.DictReader(
+        StringIO(text, newline=""), restkey=EXTRA, delimiter=max(",;\t", key=header.count), strict=True
+    )
+    return [(rows.line_num, {name: cell or None for name, cell in row.items()}) for row in rows]
 
 
 def home(path: str | Path) -> Path:
-    """The path with ``~`` as the user's folder; one of a user that there is not stays as it is."""
+    """Return the path with ``~`` as the user's folder."""
     return Path(os.path.expanduser(path))
 
 
-def real(path: str | Path) -> Path:
-    """The path without links; a loop of links stays as it is, where ``Path.resolve`` would raise."""
-    return Path(os.path.realpath(path))
-
-
 def read_object(path: str | Path) -> dict[str, Any] | None:
-    """The object that a JSON file holds; None where there is no such file, or it holds something else."""
+    """Return the object of a JSON file; None if there is no such file, or if it contains something else."""
     try:
         found = read_json(path)
     except Unreadable:
         return None
     return found if isinstance(found, dict) else None
-
-
-def from_yaml(content: str | bytes, strict: bool = False) -> Any:
-    """The value of one YAML document; ``strict``: a name that is given twice is refused. Raises `Unreadable`, also for
-    a document that is too large, too deep, or too large once its aliases are written out."""
-    text = decoded(content) if isinstance(content, bytes) else content
-    if len(text) > YAML_CHARACTERS:
-        raise Unreadable(f"is YAML of {len(text):,} characters, and {YAML_CHARACTERS:,} are read at most")
-    try:
-        return yaml.load(text, _Strict) if strict else yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, ArithmeticError) as error:  # the latter: a character that there is not
-        raise Unreadable(f"is not YAML ({' '.join(str(error).split())[:300]})") from None
-
-
-def read_yaml(path: str | Path, strict: bool = False) -> Any:
-    """The value that a YAML file holds. Raises `Unreadable`."""
-    return from_yaml(read_bytes(path), strict)
-
-
-class _Loader(yaml.SafeLoader):
-    """Nested so deeply, and with its aliases so large, at most; a value that cannot be built is named."""
-
-    depth = 0
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.sizes: dict[int, int] = {}  # of each node that is composed, with its aliases written out
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        tag = super().resolve(kind, value, implicit)
-        if kind is yaml.ScalarNode and implicit[0] and tag.rpartition(":")[2] in ("timestamp", "int", "float"):
-            return TEXT if tag.endswith("timestamp") or ":" in value or len(value) > NUMBER_CHARACTERS else tag
-        return tag
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        self.depth += 1
-        if self.depth > YAML_DEPTH:
-            raise _wrong(event.start_mark, f"more than {YAML_DEPTH} lists and mappings in each other")
-        node: Any = super().compose_node(parent, index)
-        self.depth -= 1
-        if isinstance(event, yaml.AliasEvent) and id(node) not in self.sizes:
-            raise _wrong(event.start_mark, "a value that holds itself")
-        if id(node) not in self.sizes:
-            inside = [] if isinstance(node, yaml.ScalarNode) else node.value
-            parts = [part for one in inside for part in (one if isinstance(one, tuple) else [one])]
-            self.sizes[id(node)] = 1 + sum(self.sizes[id(part)] for part in parts)
-        if self.sizes[id(node)] > YAML_VALUES:
-            raise _wrong(event.start_mark, f"more than {YAML_VALUES:,} values, with what aliases stand for")
-        return node
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            found = super().construct_object(node, deep)
-            if isinstance(found, bytes | set | date) or (isinstance(found, int) and found.bit_length() > 400):
-                raise ValueError
-            return found
-        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError):  # of a tag's own parser
-            said = cut(node.value) if isinstance(node, yaml.ScalarNode) else "a value"
-            tag = node.tag.rpartition(":")[2]
-            raise _wrong(node.start_mark, f"{said} is no {tag} that a setting can have") from None
-
-
-class _Strict(_Loader):
-    """YAML in which a field that is given twice is an error: the first would be ignored."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _wrong(key.start_mark, "a name is a list or a mapping")
-            if key.value in seen:
-                raise _wrong(key.start_mark, f"{cut(key.value)} is given twice")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _wrong(mark: Any, said: str) -> yaml.YAMLError:
-    return yaml.YAMLError(f"{said}, in line {mark.line + 1}")

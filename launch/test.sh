@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes an environment of its own and runs the tests.
-#   ./launch/test.sh [--fast | --gpu] [any argument of pytest]
-# --fast: the light tests and a dozen core tests, in three minutes. --gpu: what only a CUDA device can show.
+# Makes a virtual environment, .venv-test, and runs the tests in it.
+#   ./launch/test.sh [--fast | --all | --gpu] [any argument of pytest]
+# Without an option: each promise of the README once, at most 10 minutes on 2 cores.
+# --fast: tests of well under a second. --all: everything. --gpu: what only a CUDA device can show.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh

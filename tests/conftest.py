@@ -10,11 +10,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
-import fast
 import pytest
 from gpu_like import plugin as pretended_gpu
+from progress import Progress
 
 pretended_gpu.begin()  # before any test imports torch, too
 
@@ -27,14 +28,57 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+MODELS = {"smollm", "tokenizer", "tiny"}  # fixtures that load a model
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only what tests/fast.py selects: an answer in three minutes")
+    parser.addoption("--all", action="store_true", dest="everything", help="also the tests marked full")
+    parser.addoption("--fast", action="store_true", help="only tests that take well under a second")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(pretended_gpu)
-    if config.getoption("--fast"):
-        config.pluginmanager.register(fast)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Select the tier: --fast, the default, or --all. A test that is named by its id always runs."""
+
+    def selected(item: pytest.Item) -> bool:
+        if config.getoption("--fast") and (
+            item.get_closest_marker("slow") or MODELS & set(getattr(item, "fixturenames", ()))
+        ):
+            return False
+        full = item.get_closest_marker("full")
+        return full is None or any(case in item.name for case in full.kwargs.get("keep", ()))
+
+    if not (config.getoption("everything") or any("::" in argument for argument in config.args)):
+        config.hook.pytest_deselected(items=[item for item in items if not selected(item)])
+        items[:] = [item for item in items if selected(item)]
+    # In a random order of the tests, too, the blocks of a page run from its top.
+    pages = [item for item in items if item.path.name == "test_readme.py"]
+    yield
+    left = set(items)  # -m and -k may have deselected some
+    places = [place for place, item in enumerate(items) if item.path.name == "test_readme.py"]
+    for place, item in zip(places, [page for page in pages if page in left], strict=True):
+        items[place] = item
+
+
+@pytest.fixture(autouse=True)
+def variables_of_one_test() -> Iterator[None]:
+    """Give the environment's variables back after each test: a command that runs in this process may set some."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Return True with --all: try more than one moment of a fault."""
+    return bool(request.config.getoption("everything"))
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +92,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def smollm() -> str:
     """The embedded model's folder: real pretrained weights."""
-    from grpo_math.generation.models import embedded_model
+    from grpo_math.generation.embedded import embedded_model
 
     return str(embedded_model())
 

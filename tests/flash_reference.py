@@ -1,7 +1,7 @@
 """What torch's flash kernels for sequences of unequal length compute, in plain torch, for CPU tensors of any dtype.
 
-`register` puts them where CUDA's would be: ``torch.nn.attention.varlen.varlen_attn`` and the operators that
-`grpo_math.trainer.cascade` calls then run on a CPU, with torch's own autograd around them.
+`register` puts them where CUDA's would be: ``torch.nn.attention.varlen.varlen_attn`` then runs on a CPU, with torch's
+own autograd around it.
 
 Does not drop out, and takes no pages of keys.
 """

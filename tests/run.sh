@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests in the Python environment that is active: tests/run.sh [--fast | --gpu] [any argument of pytest]
+# Runs the tests in the Python environment that is active: tests/run.sh [--fast | --all | --gpu] [arguments of pytest]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # One thread for each process: two OpenMP pools on few cores wait for each other most of the time.

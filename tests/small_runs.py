@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,8 +11,11 @@ import time
 from pathlib import Path
 
 import launching
+import psutil
 from launching import ROOT, accelerate, variables
-from waiting import alive
+from waiting import descendants
+
+from grpo_math.run.metrics import METRICS, reward_key, verdict_key
 
 # With the rewards of tests/processes/faulty.py, four steps.
 PATH = os.pathsep.join(map(str, (ROOT, ROOT / "tests/processes")))
@@ -23,6 +27,13 @@ STEPS = 60
 
 def history(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "history.jsonl").read_text().splitlines()]
+
+
+def promised(when: set[str], rewards=(), verdicts=()) -> set[str]:
+    """The keys of a line of the history: those that are always there, those of ``when``, of rewards and of verdicts."""
+    names = {name for name, metric in METRICS.items() if metric.when in when | {"always"}}
+    names |= {reward_key(reward, figure) for reward in rewards for figure in ("mean", "std")}
+    return names | {verdict_key(verdict) for verdict in verdicts}
 
 
 def launch(model: str, folder: Path, reward: str, *arguments: object) -> list[str]:
@@ -69,12 +80,12 @@ def two(folder: Path, program: str, config: str = "multi_gpu") -> list[str]:
     return [*command, "-m", "grpo_math.train"]
 
 
-def rank(run_dir: Path, number: int) -> int:
-    """The process of a rank: not that of its launcher, and none that it forked."""
-    found = {}
-    for pid in alive("grpo_math.train"):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        status = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        if str(run_dir) in words and words[words.index("-m") + 1] == "grpo_math.train":
-            found |= {pid: None} if b"RANK=%d" % number in status else {}
-    return min(found)
+def rank(launcher: subprocess.Popen, number: int) -> psutil.Process | None:
+    """Return the process of a rank below ``launcher``, or None if it has not started."""
+    for process in descendants(launcher.pid):  # a process that the rank forked comes after the rank
+        with contextlib.suppress(psutil.Error):  # it has ended
+            words = process.cmdline()
+            trains = "-m" in words and words[words.index("-m") + 1] == "grpo_math.train"
+            if trains and process.environ().get("RANK") == str(number):
+                return process
+    return None

@@ -72,4 +72,4 @@ def relative(a, b):
 
 
 def weights(model):
-    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    return torch.cat([p.detach().flatten().to("cpu", copy=True) for p in model.parameters()])

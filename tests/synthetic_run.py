@@ -4,6 +4,8 @@ import json
 import math
 import random
 
+from grpo_math.evaluation.stats import wilson
+from grpo_math.grading import GRADER
 from grpo_math.run import metrics
 
 OWNED = "document.title='owned'"
@@ -36,7 +38,8 @@ def results(right, n=256, seed=0, **changes):
         )
     counts = {name: sum(row["category"] == name for row in rows) for name in {row["category"] for row in rows}}
     return {
-        "schema": 1,
+        "format": 1,
+        "grader": GRADER,
         "model": "SmolLM2-135M-Instruct",
         "adapter": None,
         "data": "embedded:level=1",
@@ -44,7 +47,7 @@ def results(right, n=256, seed=0, **changes):
         "template": "gsm8k",
         "n": n,
         "accuracy": len(right) / n,
-        "ci95": [0.0, 1.0],
+        "ci95": list(wilson(len(right), n)),
         "accuracy_in_format": counts.get("correct", 0) / n,
         "categories": counts,
         "pass@k": {"1": len(right) / n},
@@ -107,7 +110,7 @@ def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\
             "prompt": chats if conversational else problems,
             "completion": answers if conversational else texts,
             "correctness_reward": [{5: None, 7: math.nan}.get(i, float(i % 3 == 0)) for i in range(rows)],
-            "verdict": ["timeout" if i == 5 else ("correct", "wrong", "no_answer")[i % 3] for i in range(rows)],
+            "verdict": ["crash" if i == 5 else ("correct", "wrong", "no_answer")[i % 3] for i in range(rows)],
             "advantage": [0.75 - 0.25 * (i % 8) for i in range(rows)],
         }
         parquet.write_table(pyarrow.table(table), run / "completions" / f"completions_{step:05d}.parquet")

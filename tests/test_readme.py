@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import pytest
 
-from grpo_math.cli import _parser
+from grpo_math.cli import parser_of
 from grpo_math.errors import UserError
 from grpo_math.generation import server
 from grpo_math.settings import recipe
@@ -33,16 +33,7 @@ from grpo_math.train import launcher
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS = {
-    "a package index",
-    "a GPU",
-    "the Hub",
-    "SLURM",
-    "vLLM",
-    "an hour",
-    "results of an earlier grader",
-    "finished runs",
-}
+NEEDS = {"a package index", "a GPU", "the Hub", "SLURM", "vLLM", "an hour", "finished runs", "a checkout"}
 # The words of a command -> what is appended. The first pattern that matches counts.
 LESS = "--max_steps 1 --heldout_every 0 --model_name_or_path TINY"
 SHORTER = [
@@ -133,6 +124,7 @@ def folder_of(clone, tmp_path_factory):
     return folder
 
 
+@pytest.mark.full(keep=["README.md"])
 @pytest.mark.parametrize("block", RUN, ids=line)
 def test_a_block_runs(block, folder_of):
     clone = folder_of(block.page)
@@ -180,7 +172,7 @@ def test_a_block_that_is_not_run_says_why_and_names_what_exists(block):
 )
 def test_a_command_that_does_not_exist_is_found(text):
     (words,) = commands(text)
-    with pytest.raises((AssertionError, UserError)):
+    with pytest.raises((AssertionError, KeyError, UserError)):
         check(words)
 
 
@@ -234,7 +226,7 @@ def check(words: list[str]) -> None:
             assert set(extras.split(",")) <= set(project["optional-dependencies"])
     else:
         known = ("./launch/quickstart.sh", "./launch/test.sh", "./launch/vllm_environment.sh")
-        known += (".", "python3", "hf", "curl", "pytest")
+        known += (".", "python", "python3", "hf", "curl", "pytest")
         assert program in known, f"a page has a command that this test cannot judge: {' '.join(words)}"
     if program.startswith("./"):
         assert (ROOT / program).stat().st_mode & 0o111
@@ -251,13 +243,15 @@ def check_own(words: list[str]) -> None:
     command, *rest = words
     if command in ("train", "serve"):
         rest = rest[: rest.index("--")] if "--" in rest else rest
-        _, rest = launcher._options(rest, "--gpus", "--accelerate_config", "--host", "--port")
-        check_recipe([word for word in rest if word != "--check"])
+        _, rest = launcher._options(
+            rest, "--gpus", "--accelerate_config", "--host", "--port", "--check", "--make_env", "--list", "--copy"
+        )
+        check_recipe(rest)
     elif command == "doctor":
-        parsed, rest = _parser().parse_known_args(words)
+        parsed, rest = parser_of(command).parse_known_args(rest)
         check_recipe(["--config", parsed.config, *rest])
     else:
-        _parser().parse_args(words)
+        parser_of(command).parse_args(rest)
 
 
 def check_recipe(words: list[str]) -> None:

@@ -18,15 +18,16 @@ import yaml
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.server import Server, ServerError
+from grpo_math.generation.server import Server
 from grpo_math.grading import Grade, Verdict
 from grpo_math.rewards.judge import make_llm_judge
+from grpo_math.run.http import ServerError
 from grpo_math.settings import recipe
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "grpo_math").rglob("*.py"))
 UNSAFE = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
-MAY_ASK = {"rewards.judge", "generation.server", "checks.services", "report.hub"}  # the modules that open a connection
+MAY_ASK = {"run.http", "report.hub"}  # the modules that open a connection
 
 
 def nodes(kind):
@@ -44,12 +45,14 @@ def keyword(call, name):
     return next((ast.unparse(one.value) for one in call.keywords if one.arg == name), None)
 
 
+@pytest.mark.slow
 def test_no_module_imports_a_format_that_runs_code():
     for path, node in nodes((ast.Import, ast.ImportFrom)):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         assert not {name.partition(".")[0] for name in names} & UNSAFE, f"{path}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_no_call_loads_code():
     for path, call in nodes(ast.Call):
         where, name = f"{path}:{call.lineno}", name_of(call)
@@ -64,7 +67,7 @@ def test_no_call_loads_code():
             assert keyword(call, "weights_only") == "True", where
         if name in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
             assert len(call.args) == 2, where
-            assert ast.unparse(call.args[1]) in ("_Strict", "_Loader", "yaml.SafeLoader"), where
+            assert ast.unparse(call.args[1]) in ("_Strict", "yaml.SafeLoader"), where
 
 
 def test_a_model_that_comes_with_code_is_refused_and_nobody_is_asked_to_run_it(tiny, tmp_path, monkeypatch):
@@ -80,14 +83,13 @@ def test_a_model_that_comes_with_code_is_refused_and_nobody_is_asked_to_run_it(t
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 def test_only_the_modules_that_are_meant_to_open_a_connection():
     for path, node in nodes((ast.Import, ast.ImportFrom)):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         roots = {name.partition(".")[0] for name in names}
         asks = "urllib.request" in names or roots & {"requests", "httpx", "aiohttp", "http"}
-        assert not asks or ".".join(path.parts[-2:]).removesuffix(".py") in {*MAY_ASK, "run.redact"}, (
-            f"{path}:{node.lineno}"
-        )
+        assert not asks or ".".join(path.parts[-2:]).removesuffix(".py") in MAY_ASK, f"{path}:{node.lineno}"
 
 
 @pytest.fixture
@@ -145,7 +147,7 @@ def test_a_redirect_takes_no_key_to_another_address(status, server):
     handler.answer = (status, {"Location": f"{url}/elsewhere"}, "")
     assert ask_judge(url) == [None]
     with pytest.raises(ServerError):
-        Server(url, api_key="vllm-fake", patience=0.0).load_adapter("a", "b")
+        Server(url, api_key="vllm-fake", retries=0).load_adapter("a", "b")
     assert [path for path, _, _ in asked] == ["/chat/completions", "/v1/load_lora_adapter"]
 
 
@@ -198,6 +200,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("given", ["flag", "equals", "recipe"])
 def test_no_token_is_in_a_run_directory_or_on_the_terminal(given, tiny, tmp_path):
     settings, words = dict(SETTINGS), []

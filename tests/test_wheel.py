@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import venv
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+import grpo_math
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The Python of an environment that has the wheel, and what this one has beside it."""
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    # setuptools writes into the folder that it builds from: not where another run of the tests may build too.
+    source = folder / "source"
+    for name in ("grpo_math", "accelerate_configs", "deepspeed", "launch"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    wheel = next(folder.glob("grpo_math-*.whl"))
+    return next(folder.glob("grpo_math-*.whl"))
+
+
+def pip_install(python, *arguments):
+    command = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The Python of an environment that has the wheel, and what this one has beside it."""
+    folder = tmp_path_factory.mktemp("whole")
     venv.create(folder / "env", with_pip=True)
     python = folder / "env/bin/python"
-    pip = [python, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel)]
-    subprocess.run(pip, check=True)
+    assert pip_install(python, "--no-deps", wheel).returncode == 0
     # The dependencies are those of the environment that runs the tests: their gigabyte is not installed twice.
     site = next((folder / "env/lib").glob("python*/site-packages"))
     here = next(Path(path) for path in sys.path if path.endswith("site-packages"))
@@ -39,17 +58,25 @@ def run(python, *arguments, cwd):
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
+@pytest.mark.full
 def test_the_command_is_there_and_answers(installed, tmp_path):
     done = subprocess.run([installed.with_name("grpo-math"), "--help"], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0
     assert "demo" in done.stdout
 
 
+@pytest.mark.full
 def test_it_is_the_wheel_and_not_the_checkout_that_answers(installed, tmp_path):
     program = "import grpo_math; print(grpo_math.__file__)"
     done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert "site-packages" in done.stdout
     assert str(ROOT / "grpo_math") not in done.stdout
+
+
+def test_the_wheel_has_the_version_of_the_source(installed, tmp_path):
+    program = "from importlib.metadata import version; print(version('grpo_math'))"
+    done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == [grpo_math.__version__], done.stderr
 
 
 def test_grade_works_there_and_so_do_its_workers(installed, tmp_path):
@@ -60,12 +87,40 @@ def test_grade_works_there_and_so_do_its_workers(installed, tmp_path):
     assert [r["verdict"] for r in json.loads(done.stdout)["results"]] == ["correct", "correct"]
 
 
+@pytest.mark.full
+def test_the_grader_alone_needs_math_verify_and_no_other_package(wheel, tmp_path):
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env/bin/python"
+    assert pip_install(python, "--no-deps", wheel).returncode == 0
+    done = pip_install(python, f"math-verify=={version('math-verify')}")
+    if done.returncode:
+        pytest.skip(f"math-verify cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+    program = (
+        "from importlib.util import find_spec\n"
+        "from grpo_math import Verdict, grade\n"
+        "from grpo_math.grading import score\n"
+        # The last pair needs a worker.
+        "pairs = [('72', '#### 72'), ('72', '#### 73'), ('x^2+2x+1', r'\\boxed{(x+1)^2}')]\n"
+        "assert grade('72', '#### 72') is Verdict.CORRECT\n"
+        "print([score(completion, gold) for gold, completion in pairs])\n"
+        "print([name for name in ('torch', 'trl', 'yaml', 'tqdm') if find_spec(name)])"
+    )
+    done = subprocess.run([python, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["[1.0, 0.0, 1.0]", "[]"], done.stderr
+    (tmp_path / "rows.jsonl").write_text('{"gold": "72", "prediction": "#### 72"}\n')
+    done = subprocess.run(
+        [python.with_name("grpo-math"), "grade", "rows.jsonl", "--jsonl"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert json.loads(done.stdout)["verdict"] == "correct", done.stderr
+
+
 def test_the_recipes_and_the_page_travel_in_it(installed, tmp_path):
     program = (
-        "from grpo_math.cli import recipe\n"
+        "from grpo_math.settings.shipped import find\n"
         "from importlib.resources import files\n"
-        "parts = ('page.html', 'page.css', 'page.js', 'math.js')\n"
-        "print(recipe('demo_cpu.yaml').exists(), all((files('grpo_math.report') / name).is_file() for name in parts),"
+        "parts = ('page.html', 'page.css', 'page.js', 'card.md')\n"
+        "print(find('launch/configs/demo_cpu.yaml').exists(),"
+        "      all((files('grpo_math.report') / name).is_file() for name in parts),"
         "      (files('grpo_math') / 'accelerate_configs/cpu.yaml').is_file())"
     )
     done = subprocess.run([installed, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
@@ -100,11 +155,12 @@ def test_shipped_files_go_by_their_names_of_the_checkout_there(installed, tmp_pa
 
 
 def test_recipes_are_listed_and_copied_there(installed, tmp_path):
-    listed = json.loads(run(installed, "recipes", "--json", cwd=tmp_path).stdout)
-    assert {path.stem for path in (ROOT / "launch/configs").glob("*.yaml")} == set(listed["recipes"])
-    paths = [path for kind in listed.values() for path in kind.values()]
+    lines = [line.split() for line in run(installed, "train", "--list", cwd=tmp_path).stdout.splitlines() if line]
+    assert {path.stem for path in (ROOT / "launch/configs").glob("*.yaml")} <= {words[0] for words in lines}
+    paths = [words[1] for words in lines if words[1].endswith(".yaml") and words[0] != "grpo-math"]
+    assert paths
     assert all("site-packages" in path and Path(path).is_file() for path in paths)
-    done = run(installed, "recipes", "--copy", "demo_cpu", cwd=tmp_path)
+    done = run(installed, "train", "--copy", "demo_cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "demo_cpu.yaml").read_bytes() == (ROOT / "launch/configs/demo_cpu.yaml").read_bytes()
 
@@ -114,5 +170,5 @@ def test_the_environment_of_vllm_is_made_by_a_command_there(installed, tmp_path)
     version = sha256((ROOT / "grpo_math/train/vllm_env.py").read_bytes()).hexdigest()
     made.parent.mkdir()
     made.write_text(version)  # as if it had been made: no package index is asked here
-    done = run(installed, "vllm-env", "env", cwd=tmp_path)
+    done = run(installed, "serve", "--make_env", "env", cwd=tmp_path)
     assert done.stdout.strip() == str(tmp_path / "env/bin/vllm"), done.stderr

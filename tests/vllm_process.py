@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
+import psutil
+from waiting import descendants
+
 from grpo_math.generation.server import BESIDE, Server, command, environment, make_key
-from grpo_math.run.ports import free_port
+from grpo_math.run.machine import free_port
 
 VLLM = os.environ.get("GRPO_MATH_VLLM")
 
@@ -42,14 +45,16 @@ class Process:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Ends all of it, and sees that it did: vLLM's engine is a process of its own."""
+        """End the server and the processes below it: vLLM's engine is a process of its own."""
+        left = descendants(self.process.pid)  # a process below a server that has ended is not found any more
         for sent in (signal.SIGTERM, signal.SIGKILL):
-            deadline = time.monotonic() + 20
-            while of_session(self.process.pid) and time.monotonic() < deadline:
-                for pid in of_session(self.process.pid):
-                    os.kill(pid, sent)
-                self.process.poll()
-                time.sleep(0.2)
+            self.process.send_signal(sent)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(sent)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+            _, left = psutil.wait_procs(left, 20)
         assert not of_session(self.process.pid)
         if self.key_before is None:
             os.environ.pop("VLLM_API_KEY", None)

@@ -1,15 +1,57 @@
-"""Waiting for what another process does, and the list of processes."""
+"""Waiting for what another process does, and finding the processes that a test started."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import psutil
 
-def alive(mark: str) -> list[int]:
-    """The processes whose command has ``mark`` among its words; a keeper has it too."""
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return the processes below a process, each after its parent.
+
+    A test signals these and no others: the machine may run other tests, and trainings.
+    """
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """Keep every process below this one there: one that loses its parent becomes a child of this process."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def kill(pids: Collection[int]) -> None:
+    """Kill those of ``pids`` that are below this process."""
+    for process in descendants(os.getpid()):
+        if process.pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def alive(mark: str, file: str = "cmdline") -> list[int]:
+    """Return the processes that have ``mark`` among the words of their command, or in ``file="environ"``.
+
+    Only to see what is left, because a process that lost its parent is below nobody. No other program may have the
+    mark: use a path in `tmp_path`. A keeper has the mark of its command too.
+    """
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob(f"[0-9]*/{file}"):
         try:
             if mark.encode() in path.read_bytes().split(b"\0"):
                 found.append(int(path.parent.name))
@@ -18,8 +60,8 @@ def alive(mark: str) -> list[int]:
     return found
 
 
-def until(true, seconds: float = 120.0) -> None:
+def until(true, seconds: float = 120.0, message: str = "it never came", pause: float = 0.02) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
+        assert time.monotonic() < end, message
+        time.sleep(pause)

@@ -37,7 +37,7 @@ def deep_checks(setup: Setup, config: MathGRPOConfig, model_args: ModelConfig) -
     config.use_vllm = False
     with tempfile.TemporaryDirectory() as folder:
         config.output_dir = folder
-        trainer: Any = trainer_of(config, model_args, setup.rows, setup.tokenizer, [accuracy])
+        trainer: Any = trainer_of(config, model_args, setup.problems.rows, setup.tokenizer, [accuracy])
         torch.manual_seed(config.seed)
         ids, mask, sampled, finished = _sample(trainer, setup)
         length = sampled.size(1)
@@ -56,7 +56,7 @@ def completions(setup: Setup, texts: list[str], lengths: list[int], finished: li
     """Verdicts and lengths of the untrained model; a warning where the limit cuts too many."""
     s, rows = setup.settings, _rows(setup)
     golds = [row["answer"] for row in rows]
-    grades = grade_batch(golds, texts, answer_format=s["template"], timeout=s["grade_timeout"])
+    grades = grade_batch(golds, texts, answer_format=setup.problems.template.answer_format, timeout=s["grade_timeout"])
     counts = Counter(str(grade.verdict) for grade in grades)
     cut = 1 - sum(finished) / len(finished)
     said = (
@@ -64,11 +64,8 @@ def completions(setup: Setup, texts: list[str], lengths: list[int], finished: li
         f"median {median(lengths):g}, longest {max(lengths)} tokens, {cut:.0%} cut at {s['max_completion_length']}; "
         f"the first: {texts[0][:120]!r}"
     )
-    figures: dict[str, Any] = {"verdicts": dict(counts), "lengths": lengths, "cut": cut}
-    level, remedy = (
-        ("info", "") if cut < CUT else ("warning", f"max_completion_length: {2 * s['max_completion_length']}")
-    )
-    return Finding(level, "completions", said, remedy, figures)
+    longer = f"max_completion_length: {2 * s['max_completion_length']}"
+    return _finding("completions", said, longer if cut >= CUT else "", "warning")
 
 
 def agreement(scored: Tensor, sampled: Tensor, mask: Tensor) -> Finding:
@@ -81,8 +78,7 @@ def agreement(scored: Tensor, sampled: Tensor, mask: Tensor) -> Finding:
     apart = (scored - sampled).abs()[mask].mean().item()
     said = f"log-probs of trainer and sampler differ by {apart:.1g} nats a token"
     remedy = "pack_updates: false; if that helps, report the model's name; else dtype: float32"
-    level, remedy = ("info", "") if apart < SAMPLER_APART else ("error", remedy)
-    return Finding(level, "sampler_apart", said, remedy, {"nats_per_token": apart})
+    return _finding("sampler_apart", said, "" if apart < SAMPLER_APART else remedy, "error")
 
 
 def first_kl(scored: Tensor, reference: Tensor, mask: Tensor, dropout: float) -> Finding:
@@ -95,12 +91,16 @@ def first_kl(scored: Tensor, reference: Tensor, mask: Tensor, dropout: float) ->
     kl = kl_per_token(scored, reference, "k3")[mask].mean().item()
     said = f"the KL to the reference is {kl:.1g} nats a token before the first step"
     remedy = "lora_dropout: 0.0" if dropout else "see that the reference is the model that training starts from"
-    level, remedy = ("info", "") if kl < KL_FIRST else ("error", remedy)
-    return Finding(level, "kl_not_zero_at_start", said, remedy, {"kl": kl})
+    return _finding("kl_not_zero_at_start", said, "" if kl < KL_FIRST else remedy, "error")
+
+
+def _finding(check: str, message: str, remedy: str, level: str) -> Finding:
+    """A finding without a remedy is only information."""
+    return Finding(level if remedy else "info", check, message, remedy)
 
 
 def _rows(setup: Setup) -> list[dict[str, Any]]:
-    return [row for row in setup.sample(PROMPTS) for _ in range(EACH)]
+    return [row for row in setup.problems.sample(PROMPTS) for _ in range(EACH)]
 
 
 def _sample(trainer: Any, setup: Setup) -> tuple[Tensor, Tensor, Tensor, list[bool]]:

@@ -29,11 +29,6 @@ CHECKS: dict[str, Check] = {
         "the updates are too small, or the groups hold too little signal",
         "raise the learning rate",
     ),
-    "oscillating": Check(
-        "the reward swings up and down",
-        "each update overshoots, or stands on too few prompts",
-        "lower the learning rate, or raise prompts_per_step",
-    ),
     "collapse": Check(
         "the reward fell after a peak",
         "the policy left the region where its updates improve it",
@@ -105,10 +100,10 @@ CHECKS: dict[str, Check] = {
         "check which modules are trained, and the learning rate",
         "error",
     ),
-    "grader_timeouts": Check(
-        "the grader runs out of time",
-        "an answer that is not graded in time is left out of its group",
-        "give it more time; ungradable.jsonl of the run holds the answers",
+    "uncheckable_answers": Check(
+        "the grader cannot check some answers",
+        "they are too large or take too long to compute, and are rewarded like wrong answers",
+        "read them in the tables of completions; if they are right, give the grader more time",
     ),
     "sampler_apart": Check(
         "trainer and sampler disagree on log-probs",
@@ -170,14 +165,12 @@ EXPLAINED_BY: dict[str, set[str]] = {
 
 
 def diagnose(
-    history: Iterable[Mapping[str, Any]],
-    config: Mapping[str, Any] | None = None,
-    checkpoints: Iterable[str] | None = None,
+    history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None, checkpoints: Iterable[str] = ()
 ) -> list[Finding]:
     """The findings of a history (lines of history.jsonl) under the settings of its config.yaml, worst level first.
 
     A held-out line of step 0 is the base model's accuracy. Settings that are absent count as TRL's defaults.
-    ``checkpoints`` are the folders (``checkpoint-20``) that a collapse can go back to; None: the settings tell.
+    ``checkpoints`` are the folders (``checkpoint-20``) that a collapse can go back to.
 
     >>> diagnose([{"step": 1, "reward": 0.5}])  # too little to say anything
     []
@@ -191,9 +184,9 @@ def diagnose(
     run = Run(history, config or {}, checkpoints)
     seen: dict[str, symptoms.Seen] = {name: found for name in CHECKS if (found := getattr(symptoms, name)(run))}
     findings = []
-    for name, (words, figures, setting) in seen.items():
+    for name, (words, setting) in seen.items():
         if not EXPLAINED_BY.get(name, set()) & seen.keys():
             check = CHECKS[name]
             remedy = check.remedy if setting == "none" else f"{check.remedy}: {setting}"
-            findings.append(Finding(check.level, name, f"{check.symptom}: {words}; {check.cause}", remedy, figures))
+            findings.append(Finding(check.level, name, f"{check.symptom}: {words}; {check.cause}", remedy))
     return sorted(findings, key=lambda finding: LEVELS.index(finding.level))

@@ -3,32 +3,72 @@
 First what needs no torch (checks/), then the settings as training parses them, then the tokenizer; with ``deep`` also
 the model, on a few problems. A later stage is left out where an earlier one has found an error.
 
-Does not train, and writes nothing.
+Does not train, and writes nothing. Imports the checks when they run, so that ``--help`` answers at once.
 """
 
+from __future__ import annotations
+
+import argparse
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_math.checks import Finding
-from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, finding_of, preflight
-from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.settings import accelerate, recipe
-from grpo_math.settings.shipped import accelerate_file
+from grpo_math.run.streams import Answer
+
+if TYPE_CHECKING:
+    from grpo_math.checks.setup import Setup
+    from grpo_math.settings.recipe import Recipe
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
+    asked.add_argument("--table", action="store_true", help="the tables of all checks, as Markdown")
+    parser.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
+    parser.add_argument("--show", type=int, metavar="N", help="only the prompts of the first N problems, as tokens")
+    parser.add_argument("--accelerate_config", help="a file, or the name of one in accelerate_configs/")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Print each finding as soon as it is known, and answer with all of them."""
+    from grpo_math.checks import prompts, table
+
+    argv = ["--config", args.config, *args.fields]
+    if args.table or args.show is not None:
+        by = "table" if args.table else "show"
+        given = [f"--{name}" for name in ("deep", "accelerate_config", "show") if getattr(args, name) and name != by]
+        if given := given + (args.fields if args.table else []):
+            raise UserError(f"{given[0]} would be ignored by --{by}: leave it out")
+        return table.tables() if args.table else prompts.show(argv, args.show)
+    findings = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+        for finding in doctor(argv, deep=args.deep, accelerate_config=args.accelerate_config):
+            findings.append(finding)
+            if not args.json:
+                print(finding.line(), flush=True)
+    found = answer(findings)
+    return Answer(found, summary(findings), found["ok"])
 
 
 def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | None = None) -> Iterator[Finding]:
     """The findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe."""
+    from grpo_math.checks.preflight import CHECKS, finding_of, preflight
+    from grpo_math.checks.setup import Setup
+    from grpo_math.settings import accelerate, recipe
+
     read = recipe.read(argv)
-    accelerate.environment()
-    launch = recipe.read_recipe(accelerate_file(accelerate_config)) if accelerate_config else None
-    if launch is not None:
-        accelerate.accelerate_config(str(accelerate_config), launch)
+    launch = accelerate.accelerate_config(accelerate_config) if accelerate_config else None
     processes = int((launch or {}).get("num_processes", os.environ.get("WORLD_SIZE", 1)))
     setup = Setup(read.values, read.given, processes, launch)
     failed = bool(read.problems)
+    for note in read.notes:
+        message, _, remedy = note.rpartition(": ")
+        yield Finding("warning", "settings", message, remedy)
     for problem in read.problems:
         yield finding_of(problem, "settings")
     refused = {problem.field for problem in read.problems if isinstance(problem, ConfigError)}
@@ -39,15 +79,16 @@ def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | 
         yield from _as_training(read, setup, deep)
 
 
-def _as_training(read: recipe.Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
+def _as_training(read: Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
     """What the classes of TRL refuse, then the tokenizer, then the model."""
+    from grpo_math.checks.preflight import WITH_TOKENIZER, finding_of, preflight
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
+    from grpo_math.settings.build import build
     from grpo_math.settings.conflicts import check
-    from grpo_math.settings.parser import Parser
 
     checked = "settings"
     try:
-        settings = Parser().parse(read)
+        settings = build(read)
         check(settings.arguments, settings.config, Path(str(settings.config.output_dir)))
         checked = "model"
         path = model_path(settings.model.model_name_or_path)
@@ -71,16 +112,18 @@ def _as_training(read: recipe.Recipe, setup: Setup, deep: bool) -> Iterator[Find
 def answer(findings: Sequence[Finding]) -> dict[str, Any]:
     """What `grpo-math doctor --json` prints.
 
-    >>> answer([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0", {})])["ok"]
+    >>> answer([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0")])["ok"]
     True
     """
-    shown = [{name: getattr(finding, name) for name in ("level", "check", "message", "remedy")} for finding in findings]
-    return {"ok": not any(finding.level == "error" for finding in findings), "findings": shown}
+    return {
+        "ok": all(found.level != "error" for found in findings),
+        "findings": [found._asdict() for found in findings],
+    }
 
 
 def summary(findings: Sequence[Finding]) -> str:
     """
-    >>> summary([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0", {})])
+    >>> summary([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0")])
     'ok: no error, 1 warning'
     """
     counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}

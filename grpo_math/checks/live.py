@@ -13,12 +13,11 @@ from transformers import TrainerCallback
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
-from grpo_math.evaluation import figures
+from grpo_math.grading import GRADER
 from grpo_math.run import metrics
-from grpo_math.run.history import as_now
 from grpo_math.run.log import History, Tell
 
-MOST = 2000  # lines that a look parses, so that its memory does not grow with the run
+MOST = 2000  # lines that a look parses
 
 
 class Diagnosis(TrainerCallback):
@@ -49,10 +48,11 @@ class Diagnosis(TrainerCallback):
             return []
         self.asked = state.global_step
         before = self.history.path.with_name("before.json")
-        base = figures.as_now(json.loads(before.read_text(encoding="utf-8"))) if before.exists() else None
+        base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
+        # A resumed run may have been evaluated by another grader. Its accuracy is not compared with this grader's.
+        base = base if base and base.get("grader") == GRADER else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        lines = map(as_now, self.history.lines(MOST))
-        found = diagnose([*evaluation_line(0, base), *lines], self.settings, checkpoints)
+        found = diagnose([*evaluation_line(0, base), *self.history.lines(MOST)], self.settings, checkpoints)
         new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
         for finding in new:
             self.said.add(finding.check)

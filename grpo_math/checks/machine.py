@@ -8,16 +8,17 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from grpo_math import planner
-from grpo_math.checks.prompts import longest_prompt
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.prompts import lengths_of
+from grpo_math.checks.setup import Said, Setup, refuse
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
@@ -25,11 +26,16 @@ from grpo_math.reading import home
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.files import existing, read_only
 from grpo_math.run.machine import GB
+from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
+from grpo_math.tools import read_tools, sandbox
+from grpo_math.tools.limits import read_limits
+from grpo_math.tools.python import server
 
 ALWAYS = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 # What a checkpoint holds: weights or an adapter, and those of DeepSpeed and of FSDP
+WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "global_step*", "*_fsdp*")
 # What an attention implementation needs; a name with a slash is a kernel that transformers fetches.
 ATTENTION = {
@@ -58,24 +64,29 @@ def versions(setup: Setup) -> Iterator[Said]:
     needed: dict[str, str] = dict.fromkeys(ALWAYS, "every run")
     if s["use_vllm"] and s["vllm_mode"] == "colocate":
         needed["vllm"] = "use_vllm"
-    asked = (setup.accelerate or {}).get("distributed_type") == "DEEPSPEED"
-    if s["deepspeed"] or asked or os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+    if s["deepspeed"] or _kind(setup) == "DEEPSPEED" or launched_with("DEEPSPEED"):
         needed["deepspeed"] = "DeepSpeed"
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if s[name]]
     if bits or "bnb" in s["optim"] or s["optim"].endswith("_8bit"):
         needed["bitsandbytes"] = bits[0] if bits else f"optim={s['optim']}"
     for name, why in needed.items():
-        wanted = supported().get(name)
+        required = supported().get(name)
+        remedy = f'pip install "{required or name}"'
         try:
-            there = metadata.version(name)
+            installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Said("error", f"{why} needs {name}, which is not installed", f'pip install "{wanted or name}"')
+            yield Said("error", f"{why} needs {name}, which is not installed", remedy)
             continue
-        if wanted and not wanted.specifier.contains(there, prereleases=True):
-            said = f"{name} {there} is not a version that this works with ({wanted.specifier})"
-            yield Said("error", said, f'pip install "{wanted}"', {"installed": there})
+        if required and not required.specifier.contains(installed, prereleases=True):
+            message = f"{name} {installed} is not a version that this works with ({required.specifier})"
+            yield Said("error", message, remedy)
     if s["use_liger_kernel"] and not importlib.util.find_spec("liger_kernel"):
         raise ConfigError("use_liger_kernel", True, "needs liger_kernel, which is not installed", "leave it out")
+
+
+def _kind(setup: Setup) -> Any:
+    """Return the distributed type that the accelerate config names."""
+    return (setup.accelerate or {}).get("distributed_type")
 
 
 @cache
@@ -91,42 +102,46 @@ def capabilities() -> tuple[float, ...]:
 
 def number_formats(setup: Setup) -> Iterator[Said]:
     """float16 has to be asked for; bfloat16 needs a device that has it, and quantised weights an adapter."""
-    s = setup.settings
-    gpus = () if s["use_cpu"] else capabilities()
+    s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
+    launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
+    asks_half = not s["allow_float16"]
     nan = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
-    asked = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    for name, value, remedy in (
-        ("dtype", s["dtype"], "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"),
-        ("fp16", s["fp16"], "use bf16, or neither (float32), or add allow_float16: true"),
-        ("mixed_precision", asked, "use bf16 or no, or add fp16 and allow_float16: true"),
-    ):
-        if value in ("float16", "fp16", True) and not s["allow_float16"]:
-            raise ConfigError(name, value, nan, remedy)
-    for name in ("bf16", "dtype"):
-        if s[name] not in (True, "bfloat16"):
-            continue
-        if gpus and min(gpus) < BFLOAT16_SINCE:
-            reason = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus)}"
-            raise ConfigError(name, s[name], reason, "set dtype to float32 and bf16 to false")
-        if not gpus and not s["use_cpu"] and name == "bf16":
-            yield Said("error", "bf16=True needs a GPU, and there is none", "set bf16 to false, or use_cpu to true")
-    for name in ("load_in_4bit", "load_in_8bit"):
-        if s[name] and not s["use_peft"]:
-            raise ConfigError(name, True, "cannot be trained without an adapter", "set use_peft to true")
-    if s["load_in_8bit"] and s["use_dora"] and not gpus:  # bitsandbytes drops a scale there that DoRA's norm needs
-        raise ConfigError("use_dora", True, "cannot be trained in 8 bit on a CPU", "use load_in_4bit, or leave it out")
-    for name in sorted(setup.given):
-        if name.startswith(("bnb_4bit_", "use_bnb_")) and not s["load_in_4bit"]:
-            raise ConfigError(name, s[name], "would be ignored without load_in_4bit", "leave it out")
-    if not gpus and not s["use_cpu"]:
-        yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
+    auto = "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"
+    no_gpu = not gpus and not s["use_cpu"]
+    old = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus, default=0)}"
+    is_old, float32 = min(gpus, default=BFLOAT16_SINCE) < BFLOAT16_SINCE, "set dtype to float32 and bf16 to false"
+    no_adapter, cpu = "cannot be trained without an adapter", "cannot be trained in 8 bit on a CPU"
     kernel = s["attn_implementation"]
-    if kernel and "/" not in kernel and "|" not in kernel:
+    package = ATTENTION.get(kernel)
+    lacks_package = package and not any(map(importlib.util.find_spec, (package, "kernels")))
+    if kernel and not {"/", "|"} & set(kernel):
         one_of("attn_implementation", kernel, tuple(ATTENTION))
-        package = ATTENTION[kernel]
-        if package and not any(map(importlib.util.find_spec, (package, "kernels"))):
-            remedy = "use sdpa, or install it, or kernels"
-            raise ConfigError("attn_implementation", kernel, f"needs the package {package}", remedy)
+    refuse(
+        {**s, "mixed_precision": launched},
+        [
+            (asks_half and s["dtype"] == "float16", "dtype", nan, auto),
+            (asks_half and launched == "fp16", "mixed_precision", nan, "use bf16 or no, or add allow_float16: true"),
+            (is_old and s["bf16"], "bf16", old, float32),
+            (is_old and s["dtype"] == "bfloat16", "dtype", old, float32),
+            (no_gpu and s["bf16"], "bf16", "needs a GPU, and there is none", "set bf16 to false, or use_cpu to true"),
+            (s["load_in_4bit"] and not s["use_peft"], "load_in_4bit", no_adapter, "set use_peft to true"),
+            (s["load_in_8bit"] and not s["use_peft"], "load_in_8bit", no_adapter, "set use_peft to true"),
+            # bitsandbytes drops a scale there that DoRA's norm needs
+            (s["load_in_8bit"] and s["use_dora"] and not gpus, "use_dora", cpu, "use load_in_4bit, or leave it out"),
+            (
+                lacks_package,
+                "attn_implementation",
+                f"needs the package {package}",
+                "use sdpa, or install it, or kernels",
+            ),
+        ],
+    )
+    copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
+    if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
+        message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
+        yield Said("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
+    if no_gpu:
+        yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
 
 
 def memory_plan(setup: Setup) -> Iterator[Said]:
@@ -136,36 +151,35 @@ def memory_plan(setup: Setup) -> Iterator[Said]:
     if not gpus and not s["use_cpu"]:
         yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
+    given = {name: s[name] for name in setup.given if name in s}
+    launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
-        given = {name: s[name] for name in setup.given if name in s}
-        launch, tokens = {"num_processes": setup.processes, **(setup.accelerate or {})}, longest_prompt(setup)
-        answer = planner.plan(given, gpus=gpus or None, gpu_gb=gpu_gb or None, prompt_tokens=tokens, accelerate=launch)
+        there: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
+        there["prompt_tokens"] = max(lengths_of(setup), default=None)
+        answer = planner.plan(given, **there, accelerate=launch, offline=True)
     except UserError as error:
         yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
         return
     if answer["fits"]:
         prompts = f"prompts of {answer['assumed']['prompt_tokens']} tokens"
-        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}", "")
-        return
-    change = "; ".join(line for one in answer["suggestions"] for line in one["set"])
-    yield Said("warning", f"memory: {'; '.join(answer['problems'])}", change or "see grpo-math plan", answer["bytes"])
+        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
+    else:
+        changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
+        yield Said("warning", f"memory: {'; '.join(answer['problems'])}", changes or "see grpo-math plan")
 
 
 def checkpoint_bytes(setup: Setup) -> tuple[int, int]:
     """(one checkpoint, all that the run keeps at a time with what it writes last); 0 checkpoints with saving off."""
     s = setup.settings
-    settings = resolve(s)
-    tensors = memory.trainable(setup.shape, settings)
-    trained = sum(size * count for size, count in tensors)
-    half = s["dtype"] in ("bfloat16", "float16") and not s["use_peft"]
-    written = trained * (2 if half else 4)
-    one = written + (0 if s["save_only_model"] else memory.optimizer_bytes(tensors, s["optim"], 2 if half else 4))
-    count = 0
-    if s["save_strategy"] not in ("no", False):
-        steps, every = s["max_steps"], s["save_steps"]
-        count = int(steps / every) if s["save_strategy"] == "steps" and steps > 0 and every >= 1 else 2
-        count = max(1, min(count, s["save_total_limit"] or count))
-    return one, count * one + written
+    tensors = memory.trainable(setup.shape, resolve(s))
+    width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
+    weights = width * sum(size * count for size, count in tensors)
+    one = weights + (0 if s["save_only_model"] else memory.optimizer_bytes(tensors, s["optim"], width))
+    if s["save_strategy"] in ("no", False):
+        return one, weights
+    steps, every = s["max_steps"], s["save_steps"]
+    count = int(steps / every) if s["save_strategy"] == "steps" and steps > 0 and every >= 1 else 2
+    return one, max(1, min(count, s["save_total_limit"] or count)) * one + weights
 
 
 def disk(setup: Setup) -> Iterator[Said]:
@@ -178,9 +192,8 @@ def disk(setup: Setup) -> Iterator[Said]:
     folder = existing(Path(str(setup.settings["output_dir"])))
     free = shutil.disk_usage(folder).free
     if kept > free:
-        level = "error" if one > free else "warning"
-        said = f"checkpoints come to {kept / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
-        yield Said(level, said, "set save_total_limit: 1, or name another output_dir", {"one": one, "kept": kept})
+        message = f"checkpoints come to {kept / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
+        yield Said("error" if one > free else "warning", message, "set save_total_limit: 1, or name another output_dir")
 
 
 def in_use(setup: Setup) -> Iterator[Said]:
@@ -195,40 +208,59 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     """The run's folder can be written, and holds no run of other settings."""
     s = setup.settings
     name, asked, model = s["output_dir"], s["resume_from_checkpoint"], str(s["model_name_or_path"])
-
-    def refused(reason: str, remedy: str) -> ConfigError:
-        return ConfigError("output_dir", name, reason, remedy)
-
-    if not name:
-        raise refused("is missing", "name the folder that the run writes to")
-    folder = Path(name)
-    if os.path.realpath(folder) == "/":
-        raise refused("is the root of the file system", "name a folder of the run's own")
-    there = existing(folder)
-    if not there.is_dir():
-        raise refused(f"is not a folder: {there} is a file", "name another folder")
-    if read_only(there):
-        raise refused(f"cannot be written: {there} is read-only", "name another folder")
-    if folder.is_symlink() and not folder.exists():
-        raise refused("is a link to a folder that is not there", "make that folder, or name another one")
-    if model and os.path.realpath(folder) == os.path.realpath(home(model)):
-        raise refused("is the folder of the model", "name a folder of the run's own")
-    named, held_in = resume.source(folder, asked)
-    if asked == "" or (named and not named.is_dir()):
-        reason = "is not a folder" if asked else "is empty"
-        raise ConfigError("resume_from_checkpoint", asked, reason, "give a checkpoint's folder, or true")
+    folder = Path(name or "")
+    parent = existing(folder)
+    of_model = name and model and os.path.realpath(folder) == os.path.realpath(home(model))
+    another = "name another folder"
+    refuse(
+        s,
+        [
+            (not name, "output_dir", "is missing", "name the folder that the run writes to"),
+            (not parent.is_dir(), "output_dir", f"is not a folder: {parent} is a file", another),
+            (read_only(parent), "output_dir", f"cannot be written: {parent} is read-only", another),
+            (of_model, "output_dir", "is the folder of the model", "name a folder of the run's own"),
+            (asked == "", "resume_from_checkpoint", "is empty", "give a checkpoint's folder, or true"),
+        ],
+    )
+    named, run_dir = resume.source(folder, asked)
     if named:
-        checkpoints.step_of(named)
-        if not any(next(named.glob(pattern), None) for pattern in WEIGHTS):
-            raise ConfigError("resume_from_checkpoint", asked, "holds no weights", "give a checkpoint's folder")
-    held = resume.config_of(held_in)
+        _check_checkpoint(named, s)
+    held = resume.config_of(run_dir)
     known = isinstance((held or {}).get("stated"), dict)
-    if held is None or (not known and named):  # of another program: it is taken as it is
+    if held is None or (not known and named):  # another program made the checkpoint: take it as it is
         return
     if not known:
         reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
-        raise refused(reason, "name a new folder")
+        raise ConfigError("output_dir", name, reason, "name a new folder")
     defaults = {field.name: field.default for field in fields.fields().values()}
-    resume.refuse_changed(held_in, resume.changed(held, s, setup.given, defaults), s["resume"])
+    resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
     if named is None and (found := checkpoints.checkpoints(folder)):
-        yield Said("info", f"goes on with the run in {name}, whose last checkpoint is of step {found[0][0]}", "")
+        yield Said("info", f"goes on with the run in {name}, whose last checkpoint is of step {found[0][0]}")
+
+
+def _check_checkpoint(folder: Path, settings: Mapping[str, Any]) -> None:
+    is_folder = (
+        not folder.is_dir(),
+        "resume_from_checkpoint",
+        "is not a folder",
+        "give a checkpoint's folder, or true",
+    )
+    refuse(settings, [is_folder])
+    checkpoints.step_of(folder)
+    no_weights = not any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
+    refuse(settings, [(no_weights, "resume_from_checkpoint", "holds no weights", "give a checkpoint's folder")])
+
+
+def python_tool(setup: Setup) -> Iterator[Said]:
+    """The kernel can sandbox the programs of the tool `python`, and one such program runs."""
+    names, limits = setup.settings.get("tools") or (), read_limits(setup.settings.get("python") or {})
+    read_tools(names, limits)
+    if "python" not in names:
+        return
+    lines = sandbox.require_layers(limits)
+    for line in lines:
+        yield Said("warning", line, "run where Landlock and seccomp are allowed")
+    server()  # raises if no process can be started
+    if not lines:
+        landlock = sandbox.layers()["landlock"]
+        yield Said("info", f"the Python tool is sandboxed by Landlock {landlock}, seccomp and limits")

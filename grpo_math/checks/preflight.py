@@ -14,7 +14,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from collections.abc import Callable, Collection, Iterator
 
-from grpo_math.checks import Finding, machine, prompts, rewards, services, tools
+from grpo_math.checks import Finding, machine, prompts, rewards, services
 from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, whole_distribution, without_effect
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, cut
@@ -25,16 +25,18 @@ from grpo_math.settings.recipe import Recipe
 def ask(setup: Setup, checks: Collection[str]) -> list[str]:
     """What `grpo-math doctor` finds: the lines of its warnings; an error ends the run, on every process alike."""
 
-    def look() -> list[str]:
-        warned = []
-        for finding in preflight(setup, checks):
-            if finding.level == "error":
-                raise refusal(finding)
-            if finding.level == "warning":
-                warned.append(finding.line())
-        return warned
+    return on_main(lambda: warning_lines(setup, checks))
 
-    return on_main(look)
+
+def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
+    """Return the lines of the warnings. Raise `UserError` for the first error."""
+    lines = []
+    for finding in preflight(setup, checks):
+        if finding.level == "error":
+            raise refusal(finding)
+        if finding.level == "warning":
+            lines.append(finding.line())
+    return lines
 
 
 Check = Callable[[Setup], Iterator[Said]]
@@ -58,7 +60,7 @@ CHECKS: dict[str, Check] = {
     "vllm_server": services.vllm_server,
     "ports": services.ports,
     "disk": machine.disk,
-    "python_tool": tools.python_tool,
+    "python_tool": machine.python_tool,
 }
 COUNTED = ("without_effect", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
 OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # of one that is there, and whose chat template works
@@ -84,7 +86,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
         try:
             for found in check(setup):
                 failed |= found.level == "error"
-                yield Finding(found.level, name, found.message, found.remedy, dict(found.evidence))
+                yield Finding(found.level, name, found.message, found.remedy)
         except UserError as error:
             failed, model_failed = True, model_failed or name in ("model", "chat_template")
             if str(error) not in said:
@@ -101,9 +103,7 @@ EARLY = (
 
 def refuse_early(read: Recipe) -> None:
     """Raise what training would end with, where that can be known in a second; training asks for the rest."""
-    for finding in preflight(Setup(read.sound().values, read.given), EARLY):
-        if finding.level == "error":
-            raise refusal(finding)
+    warning_lines(Setup(read.sound().values, read.given), EARLY)  # not `ask`, which imports torch
 
 
 def finding_of(error: UserError, check: str) -> Finding:
@@ -113,9 +113,9 @@ def finding_of(error: UserError, check: str) -> Finding:
     'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
     """
     if isinstance(error, ConfigError):
-        return Finding("error", check, f"{error.field}={cut(error.value)} {error.reason}", error.remedy, {})
+        return Finding("error", check, f"{error.field}={cut(error.value)} {error.reason}", error.remedy)
     message, _, remedy = " ".join(str(error).split()).rpartition(": ")
-    return Finding("error", check, message or remedy, remedy if message else "correct it", {})
+    return Finding("error", check, message or remedy, remedy if message else "correct it")
 
 
 def refusal(finding: Finding) -> UserError:

@@ -11,42 +11,44 @@ from typing import Any
 from jinja2 import TemplateError
 
 from grpo_math.checks.setup import Said, Setup
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, escaped
 from grpo_math.problems.datasets import Row
-from grpo_math.reading import Unreadable, read_json
+from grpo_math.reading import read_object
+from grpo_math.run.streams import Answer
+from grpo_math.settings.recipe import read
 
-PROMPTS = 256  # that are tokenized
-ANSWER = "ANSWER"  # what the assistant says in the rendered turn
+PROMPTS = 256  # prompts that are tokenized
+ANSWER = "ANSWER"  # the text of the assistant in the rendered turn
+QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
 
 
 def chat_template(setup: Setup) -> Iterator[Said]:
     """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
-    tokenizer, s = setup.tokenizer, setup.settings
-    if _is_chat(setup) and not tokenizer.chat_template:
+    tokenizer, chat, name = setup.tokenizer, _is_chat(setup), setup.problems.template.name
+    if chat and not tokenizer.chat_template:
         reason = "is a chat, and the tokenizer of this model has no chat template"
-        raise ConfigError("template", s["template"], reason, "use r1_zero, or an instruct model")
-    extra = s["chat_template_kwargs"] or {}
-    for name in extra:
-        if not _is_chat(setup):
-            reason = f"would be ignored: template={s['template']!r} is not a chat"
-        elif name in inspect.signature(tokenizer.apply_chat_template).parameters:
-            reason = "is TRL's own to set"
-        elif name not in str(tokenizer.chat_template):
-            reason = "is not a variable of this model's chat template"
-        else:
-            continue
-        raise ConfigError("chat_template_kwargs", name, reason, "leave it out")
-    if s["tools"]:  # before the prompt is rendered, which may hold a call
+        remedy = "use r1_zero, a module:function that returns text, or an instruct model"
+        raise ConfigError("prompt_template", name, reason, remedy)
+    extra = setup.settings["chat_template_kwargs"] or {}
+    for variable in extra:
+        for broken, reason in (
+            (not chat, f"would be ignored: prompt_template={name!r} is not a chat"),
+            (variable in inspect.signature(tokenizer.apply_chat_template).parameters, "is TRL's own to set"),
+            (variable not in str(tokenizer.chat_template), "is not a variable of this model's chat template"),
+        ):
+            if broken:
+                raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
+    if setup.settings["tools"]:  # before the prompt is rendered, which may hold a call
         _talk(setup)
-    if _is_chat(setup):
-        messages = setup.rows[0]["prompt"]
+    if chat:
+        messages = setup.problems.rows[0]["prompt"]
         try:
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **extra)
             turn_end(tokenizer)
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has a chat template that refuses this prompt ({' '.join(str(error).split())})"
-            remedy = "correct the template, or use r1_zero"
-            raise ConfigError("model_name_or_path", s["model_name_or_path"], reason, remedy) from None
+            model = setup.settings["model_name_or_path"]
+            raise ConfigError("model_name_or_path", model, reason, "correct the template, or use r1_zero") from None
     yield from ()
 
 
@@ -60,107 +62,88 @@ def end_of_turn(setup: Setup) -> Iterator[Said]:
     if eos is None:
         yield Said("error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder")
         return
-    configured = _configured_eos(setup)
-    stops = {eos, *configured}
+    configured = _configured_eos(tokenizer)
     if configured and eos not in configured:
-        said = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
-        yield Said("warning", f"{said}: trainers that look at one of them alone see no end", add.format(eos))
+        message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
+        yield Said("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
-    end = turn_end(tokenizer)
+    end, stops = turn_end(tokenizer), {eos, *configured}
     if end is None:
         yield Said("warning", "the chat template ends a turn with no token", "take a chat template that closes a turn")
     elif end not in stops:
         token = tokenizer.convert_ids_to_tokens(end)
-        said = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
-        yield Said("error", f"{said}: no completion would end by itself", add.format(end))
+        message = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
+        yield Said("error", f"{message}: no completion would end by itself", add.format(end))
 
 
 def turn_end(tokenizer: Any) -> int | None:
-    """The first special token after what the assistant says, in the rendered chat template."""
+    """Return the first special token after the assistant's text, in the rendered chat template."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ANSWER}]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
-    rest = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
-    added = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
-    return next((token for token in rest if token in added), None)
+    after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
+    return next((token for token in after if token in special), None)
 
 
-def _configured_eos(setup: Setup) -> set[int]:
-    """eos_token_id of generation_config.json, or without one of config.json; empty where neither can be had."""
-    for file in ("generation_config.json", "config.json"):
-        try:
-            found = read_json(Path(str(setup.tokenizer.name_or_path)) / file).get("eos_token_id")
-        except Unreadable:
-            continue
-        return set(found) if isinstance(found, list) else {found} - {None}
-    return set()
+def _configured_eos(tokenizer: Any) -> set[int]:
+    """Return eos_token_id of generation_config.json or, without that file, of config.json."""
+    folder = Path(str(tokenizer.name_or_path))
+    config = read_object(folder / "generation_config.json") or read_object(folder / "config.json") or {}
+    found = config.get("eos_token_id")
+    return set(found) if isinstance(found, list) else set() if found is None else {found}
 
 
 def padding(setup: Setup) -> Iterator[Said]:
-    """Prompts are padded on the left, with a token that the embedding has."""
-    tokenizer = setup.tokenizer
-    if tokenizer.padding_side != "left":
-        said = "the tokenizer pads on the right: completions would start after padding"
-        yield Said("error", said, "set padding_side='left'")
-    if tokenizer.pad_token_id is None:
-        remedy = "set pad_token in its folder, to the EOS token if need be"
-        yield Said("error", "the tokenizer has no pad token", remedy)
-        return
-    vocabulary = setup.model_config.get("vocab_size")
-    if isinstance(vocabulary, int) and tokenizer.pad_token_id >= vocabulary:
-        said = f"the pad token {tokenizer.pad_token_id} is not in the model's vocabulary of {vocabulary}"
-        yield Said("error", said, "set pad_token in the tokenizer's folder to a token that the model has")
+    """Prompts are padded with a token that the embedding has."""
+    pad, vocabulary = setup.tokenizer.pad_token_id, setup.model_config.get("vocab_size")
+    if isinstance(vocabulary, int) and pad is not None and pad >= vocabulary:
+        message = f"the pad token {pad} is not in the model's vocabulary of {vocabulary}"
+        yield Said("error", message, "set pad_token in the tokenizer's folder to a token that the model has")
 
 
 def prompt_lengths(setup: Setup) -> Iterator[Said]:
     """Prompts and completions together fit the context, and vLLM's where it is used."""
-    s = setup.settings
-    if _is_chat(setup) and not setup.tokenizer.chat_template:
+    s, lengths = setup.settings, lengths_of(setup)
+    if not lengths:
         return  # chat_template() has said so
-    lengths = lengths_of(setup)
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
-    yield Said("info", f"prompt tokens of {len(lengths)} problems: {words}", "", at)
+    yield Said("info", f"prompt tokens of {len(lengths)} problems: {words}")
     limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]
+    longest = s["max_completion_length"] or 0
     for name, limit in limits.items():
-        room = (limit or 0) - (s["max_completion_length"] or 0)
-        if limit is None or lengths[-1] <= room:
-            continue
-        over = sum(length > room for length in lengths)
-        said = (
-            f"{over} of {len(lengths)} prompts and max_completion_length={s['max_completion_length']} come to more "
-            f"than {name}, {limit} (the longest prompt has {lengths[-1]} tokens)"
-        )
-        yield Said("error", said, "shorten max_completion_length, or leave out long problems", at)
-
-
-QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
+        if limit is not None and (over := sum(length + longest > limit for length in lengths)):
+            message = (
+                f"{over} of {len(lengths)} prompts and max_completion_length={longest} come to more "
+                f"than {name}, {limit} (the longest prompt has {lengths[-1]} tokens)"
+            )
+            yield Said("error", message, "shorten max_completion_length, or leave out long problems")
 
 
 def lengths_of(setup: Setup) -> list[int]:
-    """Tokens of a sample of the prompts as training renders them, in rising order."""
-    prompts = rendered(setup, setup.sample(PROMPTS))
-    return sorted(len(ids) for ids in setup.tokenizer(prompts, add_special_tokens=False)["input_ids"])
+    """Return the tokens of a sample of the prompts as training renders them, in rising order; [] if it cannot."""
+    if setup.tokenizer is None or (_is_chat(setup) and not setup.tokenizer.chat_template):
+        return []
+    return sorted(map(len, prompt_ids(setup, setup.problems.sample(PROMPTS))))
+
+
+def prompt_ids(setup: Setup, rows: Sequence[Row]) -> list[list[int]]:
+    """Return the tokens of these prompts as TRL makes them: a chat template writes its special tokens itself."""
+    return setup.tokenizer(rendered(setup, rows), add_special_tokens=not _is_chat(setup))["input_ids"]
 
 
 def rendered(setup: Setup, rows: Sequence[Row]) -> list[str]:
-    """The prompts of these rows as the text that is tokenized."""
+    """Return the prompts of these rows as the text that is tokenized."""
     if not _is_chat(setup):
         return [row["prompt"] for row in rows]
-    asks = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
+    options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
     if setup.settings["tools"]:
-        talk = _talk(setup)
-        asks |= {"tools": talk.tools, "chat_template": talk.chat_template}
-    return [setup.tokenizer.apply_chat_template(row["prompt"], **asks) for row in rows]
-
-
-def longest_prompt(setup: Setup) -> int | None:
-    """Of a sample of the prompts, in tokens; None where that cannot be counted."""
-    if setup.tokenizer is None or (_is_chat(setup) and not setup.tokenizer.chat_template):
-        return None
-    return lengths_of(setup)[-1]
+        conversation = _talk(setup)
+        options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
+    return [setup.tokenizer.apply_chat_template(row["prompt"], **options) for row in rows]
 
 
 def _talk(setup: Setup) -> Any:
@@ -172,4 +155,30 @@ def _talk(setup: Setup) -> Any:
 
 
 def _is_chat(setup: Setup) -> bool:
-    return not isinstance(setup.rows[0]["prompt"], str)
+    return not isinstance(setup.problems.rows[0]["prompt"], str)
+
+
+def show(argv: Sequence[str], n: int) -> Answer:
+    """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
+    from grpo_math.generation.models import load_tokenizer, model_path
+
+    if n < 1:
+        raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
+    recipe = read(argv).sound()
+    setup = Setup(recipe.values, recipe.given)
+    rows = setup.problems.rows[:n]
+    setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
+    list(chat_template(setup))  # refuses a prompt that the chat template cannot render
+    shown, lines = [], []
+    for row, ids in zip(rows, prompt_ids(setup, rows), strict=True):
+        text = setup.tokenizer.decode(ids, skip_special_tokens=False)
+        shown.append({"id": row["id"], "answer": row["answer"], "ids": ids, "text": text})
+        visible = escaped(text, keep="\n")
+        lines += [
+            f"--- {row['id']}: {len(ids)} tokens, gold answer {row['answer']!r}",
+            f"{visible}[the completion starts here]",
+            f"ids: {' '.join(map(str, ids))}",
+        ]
+    answer_format = setup.problems.template.answer_format
+    answer = {"answer_format": answer_format, "prompts": shown}
+    return Answer(answer, "\n".join([*lines, f"answer format: {answer_format}"]))

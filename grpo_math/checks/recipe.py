@@ -10,43 +10,37 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from grpo_math.checks import machine
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import Said, Setup, refuse, warnings
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.generation.server import RANKS
-from grpo_math.planner import activations
+from grpo_math.planner.model import Shape, targets
+from grpo_math.reading import is_table
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.fields import fields as all_fields
+from grpo_math.settings.translate import NEVER_READ
+from grpo_math.trainer.ranges import hard_clamp
 
 
 def batch_arithmetic(setup: Setup) -> Iterator[Said]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
     found = batch.plan(setup.settings, setup.given, setup.processes)
-    yield Said("info", found.line("process"), "", found._asdict())
-    found.refuse_few(len(setup.rows), "dataset", setup.settings["dataset"])
+    yield Said("info", found.line("process"))
+    found.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
 
 
 LEAVE = "leave it out"
-# Settings of transformers' Trainer that a GRPO run never reads, and what it reads instead.
-NEVER_READ = {
-    "eval_n and heldout_every say what is evaluated": (
-        *("do_eval", "do_predict", "eval_on_start", "eval_steps", "eval_delay", "eval_accumulation_steps"),
-        *("num_generations_eval", "per_device_eval_batch_size", "batch_eval_metrics", "prediction_loss_only"),
-        *("eval_do_concat_batches", "eval_use_gather_object", "include_for_metrics"),
-        *("bf16_full_eval", "fp16_full_eval", "metric_for_best_model", "greater_is_better"),
-    ),
-    "the loss is GRPO's": ("label_smoothing_factor", "label_names"),
-    "the rows of a prompt stay together": ("train_sampling_strategy", "length_column_name", "dataloader_drop_last"),
-    "the problems are text": ("log_multimodal",),
-    "the launcher says which process this is": ("local_rank",),
-}
+UNSERVED = ("use_dora", "lora_modules_to_save", "lora_target_parameters")
 COLOCATED = ("vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_model_impl")
 GENERATES = ("cache_implementation", "use_transformers_continuous_batching", "use_transformers_paged")
 WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "in_order")
+CALLS = ("max_tool_calling_iterations", "python")
+PROJECTS = {"all", "wandb", "trackio"}
 TRACKIO = ("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 SWITCHED = {
     "use_peft": ("lora_", "use_dora", "use_rslora"),
     "use_vllm": ("vllm_",),
+    "load_in_4bit": ("bnb_4bit_", "use_bnb_"),
     "use_liger_kernel": ("liger_kernel_config",),
     "use_transformers_continuous_batching": ("transformers_continuous_batching_config",),
     "log_completions": ("num_completions_to_print", "log_unique_prompts"),
@@ -60,36 +54,52 @@ SAME = (  # an old name of transformers' or TRL's, and the new one
 
 
 def _ignored(s: Mapping[str, Any]) -> Iterator[tuple[Iterable[str], str, str]]:
-    """Settings that must be left at their defaults beside these others, why, and what to do instead."""
-    for why, names in NEVER_READ.items():
-        yield names, f"would be ignored: {why}", LEAVE
-    if s["use_vllm"] and s["vllm_mode"] == "server":
-        yield COLOCATED, "would be ignored: vllm_mode is server", "give it to the server"
-    if not s["tools"]:
-        yield ["max_tool_calling_iterations", "python"], "would be ignored without tools", "set tools: [python]"
-    elif "python" not in s["tools"]:
-        yield ["python"], "would be ignored: the tool python is not among tools", "add it, or leave this out"
-    if s["use_vllm"]:
-        yield GENERATES, "would be ignored: use_vllm=True generates", LEAVE
-    if not s["dataloader_num_workers"]:
-        yield (f"dataloader_{x}" for x in WORKERS), "needs dataloader_num_workers above 0", f"set that too, or {LEAVE}"
-    if s["use_peft"]:
-        why = "cannot work with use_peft: TRL keeps no second model beside an adapter"
-        yield ["sync_ref_model"], why, "use reference_refresh_steps"
-    if str(s["dataset"]).endswith((".jsonl", ".json")):
-        why = "would be ignored: all rows of a file are trained on"
-        yield ["dataset_split"], why, f"{LEAVE}, or give the file of that split"
-    if not s["eval_dataset"]:
-        yield ["eval_columns"], "would be ignored without eval_dataset", LEAVE
-    trackers = set(s["report_to"] if isinstance(s["report_to"], list) else [s["report_to"]])
-    if trackers.isdisjoint(("all", "wandb", "trackio")):
-        yield ["project"], "would be ignored without report_to: wandb or trackio", LEAVE
-    if trackers.isdisjoint(("all", "trackio")):
-        yield TRACKIO, "would be ignored without report_to: trackio", LEAVE
-    if s["fsdp_config"] and not s["fsdp"]:
-        yield ["fsdp_config"], "would be ignored without fsdp", LEAVE
-    if s["optim_target_modules"] and not s["optim"].startswith(("galore", "apollo")):
-        yield ["optim_target_modules"], f"would be ignored by optim={s['optim']}", LEAVE
+    """Settings that must be left at their defaults next to these others, the reason, and what to do instead."""
+    trackers = {*(s["report_to"] if isinstance(s["report_to"], list) else [s["report_to"]])}
+    server = s["use_vllm"] and s["vllm_mode"] == "server"
+    workers = [f"dataloader_{name}" for name in WORKERS]
+    rules = [
+        (True, [name], line.replace("has no effect", "would be ignored"), LEAVE) for name, line in NEVER_READ.items()
+    ] + [
+        (server, COLOCATED, "would be ignored: vllm_mode is server", "give it to the server"),
+        (not s["tools"], CALLS, "would be ignored without tools", "set tools: [python]"),
+        (
+            "python" not in (s["tools"] or ["python"]),
+            ["python"],
+            "would be ignored: the tool python is not among tools",
+            "add it, or leave this out",
+        ),
+        (s["use_vllm"], GENERATES, "would be ignored: use_vllm=True generates", LEAVE),
+        (
+            not s["dataloader_num_workers"],
+            workers,
+            "needs dataloader_num_workers above 0",
+            f"set that too, or {LEAVE}",
+        ),
+        (
+            s["use_peft"],
+            ["sync_ref_model"],
+            "cannot work with use_peft: TRL keeps no second model beside an adapter",
+            "use reference_refresh_steps",
+        ),
+        (
+            is_table(s["dataset"]),
+            ["dataset_split"],
+            "would be ignored: all rows of a file are trained on",
+            f"{LEAVE}, or give the file of that split",
+        ),
+        (not s["eval_dataset"], ["eval_columns"], "would be ignored without eval_dataset", LEAVE),
+        (not trackers & PROJECTS, ["project"], "would be ignored without report_to: wandb or trackio", LEAVE),
+        (not trackers & {"all", "trackio"}, TRACKIO, "would be ignored without report_to: trackio", LEAVE),
+        (not s["fsdp"], ["fsdp_config"], "would be ignored without fsdp", LEAVE),
+        (
+            not s["optim"].startswith(("galore", "apollo")),
+            ["optim_target_modules"],
+            f"would be ignored by optim={s['optim']}",
+            LEAVE,
+        ),
+    ]  # fmt: skip
+    yield from ((names, reason, remedy) for holds, names, reason, remedy in rules if holds)
 
 
 def without_effect(setup: Setup) -> Iterator[Said]:
@@ -104,7 +114,9 @@ def without_effect(setup: Setup) -> Iterator[Said]:
         elif stated and not on:
             why = f"would be ignored without {switch}"
             raise ConfigError(stated[0], s[stated[0]], why, f"set {switch}: true, or leave it out")
-    yield from (Said("warning", said, remedy) for said, remedy in _outdone(setup))
+    yield from warnings(_outdone(s, setup.given))
+    if clamped := hard_clamp(s):
+        yield Said("warning", *clamped)
     for old, new in SAME:
         if {old, new} <= setup.given and s[old] != s[new]:
             raise ConfigError(new, s[new], f"contradicts {old}={s[old]}, its old name", "leave one of them out")
@@ -115,21 +127,37 @@ def without_effect(setup: Setup) -> Iterator[Said]:
             raise ConfigError(name, s[name], why, remedy)
 
 
-def _outdone(setup: Setup) -> Iterator[tuple[str, str]]:
-    """What has no effect, or not the one that is meant, and does no harm either; and what to set."""
-    s, given, steps = setup.settings, setup.given, setup.settings["max_steps"] or 0
-    if "num_train_epochs" in given and steps > 0:
-        said = f"num_train_epochs={s['num_train_epochs']:g} has no effect: max_steps={steps} ends the run"
-        yield said, "max_steps: -1"
-    if s["save_strategy"] == "no" and "save_steps" in given:
-        yield f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'", "save_strategy: steps"
-    if s["eval_dataset"] and s["eval_n"] == 0 and not s["heldout_every"]:
-        yield f"eval_dataset={s['eval_dataset']!r} has no effect", "set eval_n, or heldout_every"
-    if steps > 0 and "logging_steps" in given and s["logging_steps"] > steps:
-        yield f"logging_steps={s['logging_steps']:g} of max_steps={steps}: the history stays empty", "logging_steps: 1"
-    if steps > 0 and (s["warmup_steps"] or 0) >= steps and s["lr_scheduler_type"] != "constant":
-        said = f"warmup_steps={s['warmup_steps']:g} of max_steps={steps}: the learning rate is never reached"
-        yield said, f"warmup_steps: {steps // 10}"
+def _outdone(s: Mapping[str, Any], given: set[str]) -> list[tuple[Any, str, str]]:
+    """Settings that have no effect, or not the one that is meant, and do no harm either; and what to set."""
+    steps = s["max_steps"] or 0
+    warmup, logs = (s["warmup_steps"] or 0), s["logging_steps"]
+    return [
+        (
+            "num_train_epochs" in given and steps > 0,
+            f"num_train_epochs={s['num_train_epochs']:g} has no effect: max_steps={steps} ends the run",
+            "max_steps: -1",
+        ),
+        (
+            s["save_strategy"] == "no" and "save_steps" in given,
+            f"save_steps={s['save_steps']:g} has no effect with save_strategy='no'",
+            "save_strategy: steps",
+        ),
+        (
+            s["eval_dataset"] and s["eval_n"] == 0 and not s["heldout_every"],
+            f"eval_dataset={s['eval_dataset']!r} has no effect",
+            "set eval_n, or heldout_every",
+        ),
+        (
+            "logging_steps" in given and 0 < steps < logs,
+            f"logging_steps={logs:g} of max_steps={steps}: the history stays empty",
+            "logging_steps: 1",
+        ),
+        (
+            0 < steps <= warmup and s["lr_scheduler_type"] != "constant",
+            f"warmup_steps={warmup:g} of max_steps={steps}: the learning rate is never reached",
+            f"warmup_steps: {steps // 10}",
+        ),
+    ]
 
 
 def whole_distribution(setup: Setup) -> Iterator[Said]:
@@ -166,51 +194,74 @@ def adapter(setup: Setup) -> Iterator[Said]:
     s = setup.settings
     if not s["use_peft"]:
         return
-    if s["use_vllm"] and s.get("vllm_sync") == "adapter":
-        for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters"):
-            if s[name]:
-                raise ConfigError(name, s[name], "cannot be served by vLLM as an adapter", "set vllm_sync to merged")
-        if s["lora_r"] > RANKS[-1]:
-            raise ConfigError("lora_r", s["lora_r"], "is more than vLLM serves", f"use {RANKS[-1]} or less")
-    if s["lora_task_type"] != "CAUSAL_LM":
-        reason = "is not a task of a model that writes"
-        raise ConfigError("lora_task_type", s["lora_task_type"], reason, "leave it at CAUSAL_LM")
-    if s["beta"] and s["lora_dropout"]:
-        said = f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL takes in the noise of the dropout"
-        yield Said("warning", said, "lora_dropout: 0.0")
-    if s["lora_alpha"] > 8 * s["lora_r"]:
-        said = f"lora_alpha={s['lora_alpha']} scales the adapter by {s['lora_alpha'] / s['lora_r']:g}"
-        yield Said("warning", said, f"lora_alpha: {2 * s['lora_r']}")
-    wanted, kept = s["lora_target_modules"], s["lora_modules_to_save"] or []
-    if wanted == []:
-        raise ConfigError("lora_target_modules", wanted, "is empty", "leave it out, or use all-linear")
-    if wanted and len(wanted) == 1:
+    served = s["use_vllm"] and s["vllm_sync"] == "adapter"
+    apart = "cannot be served by vLLM as an adapter"
+    modules, rank = s["lora_target_modules"], s["lora_r"]
+    refuse(
+        s,
+        [
+            *((served and s[name], name, apart, "set vllm_sync to merged") for name in UNSERVED),
+            (served and rank > RANKS[-1], "lora_r", "is more than vLLM serves", f"use {RANKS[-1]} or less"),
+            (
+                s["lora_task_type"] != "CAUSAL_LM",
+                "lora_task_type",
+                "is not a task of a model that writes",
+                "leave it at CAUSAL_LM",
+            ),
+            (modules == [], "lora_target_modules", "is empty", "leave it out, or use all-linear"),
+        ],
+    )
+    yield from warnings(
+        [
+            (
+                s["beta"] and s["lora_dropout"],
+                f"lora_dropout={s['lora_dropout']} with beta={s['beta']}: the KL takes in the noise of the dropout",
+                "lora_dropout: 0.0",
+            ),
+            (
+                s["lora_alpha"] > 8 * rank,
+                f"lora_alpha={s['lora_alpha']} scales the adapter by {s['lora_alpha'] / rank:g}",
+                f"lora_alpha: {2 * rank}",
+            ),
+        ]
+    )
+    if modules and len(modules) == 1:
         try:
-            re.compile(wanted[0])
+            re.compile(modules[0])
         except re.error as error:
             reason = f"is not a regular expression ({error})"
-            raise ConfigError("lora_target_modules", wanted[0], reason, "use all-linear") from None
+            raise ConfigError("lora_target_modules", modules[0], reason, "use all-linear") from None
     try:
         shape = setup.shape
     except UserError as error:
         yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
         return
-    linears = [linear.name for linear in shape.linears()]
-    largest = max(max(linear.n_in, linear.n_out) for linear in shape.linears())
-    if s["lora_r"] > largest:
-        reason = f"is more than the {largest} of the model's largest map, and would add nothing"
-        raise ConfigError("lora_r", s["lora_r"], reason, "use 8 to 64")
-    targeted = set(linears) if wanted == ["all-linear"] else set(wanted or ())
+    _check_modules(s, shape)
+    targets(shape, s)
+
+
+def _check_modules(s: Mapping[str, Any], shape: Shape) -> None:
+    """The adapter's modules and parameters are those of a layer, and each is named once."""
+    linears = [linear.name for linear in shape.linears]
+    largest = max(max(linear.n_in, linear.n_out) for linear in shape.linears)
+    modules = s["lora_target_modules"] or []
+    alone = len(modules) == 1 and modules[0] in linears
+    small = f"is more than the {largest} of the model's largest map, and would add nothing"
+    one_name = "is one name, which TRL takes as an expression for a module's whole path"
+    refuse(
+        s,
+        [
+            (s["lora_r"] > largest, "lora_r", small, "use 8 to 64"),
+            (alone, "lora_target_modules", one_name, f'write ".*{modules[0] if alone else ""}"'),
+        ],
+    )
+    targeted = set(linears) if modules == ["all-linear"] else set(modules)
     for name in s["lora_target_parameters"] or []:
+        remedy = f"name one such as {linears[0]}.weight"
         if not set(name.split(".")) & set(linears):
-            reason = "matches no parameter of a layer"
-            raise ConfigError("lora_target_parameters", name, reason, f"name one such as {linears[0]}.weight")
+            raise ConfigError("lora_target_parameters", name, "matches no parameter of a layer", remedy)
         if set(name.split(".")) & targeted:
             reason = "is of a map that lora_target_modules has too"
             raise ConfigError("lora_target_parameters", name, reason, "leave it out of one of them")
-    if wanted and len(wanted) == 1 and wanted[0] in linears:
-        reason = "is one name, which TRL takes as an expression for a module's whole path"
-        raise ConfigError("lora_target_modules", wanted, reason, f'write ".*{wanted[0]}"')
-    for name in kept:
+    for name in s["lora_modules_to_save"] or []:
         one_of("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
-    activations.targets(shape, s)

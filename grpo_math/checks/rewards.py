@@ -1,4 +1,4 @@
-"""Checks of what a run rewards: golds that can be graded, and rewards that pay a right answer more than a wrong one.
+"""Checks of what a run rewards: gold answers can be graded, and rewards pay a right answer more than a wrong one.
 
 Both are tried on made-up completions in the template's format. Does not ask a model.
 """
@@ -7,32 +7,45 @@ import asyncio
 import inspect
 import os
 import re
-import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
-from grpo_math.checks.setup import Said, Setup, naming
-from grpo_math.errors import ConfigError, RewardError, UserError
+from grpo_math.checks.setup import Said, Setup, refuse
+from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Verdict, grade_batch
+from grpo_math.grading.equal.compare import is_text_only
 from grpo_math.grading.formats import made_up
+from grpo_math.grading.where import gold_answer
 from grpo_math.problems import contamination
+from grpo_math.problems.datasets import Row
+from grpo_math.problems.of_recipe import naming
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 
-GOLDS = 200  # of the data that are graded against themselves
+GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that the rewards are tried on
-SECONDS = 10.0  # that a reward function may take for them
+SECONDS = 10.0  # time that a reward function may take for them
 SURE = 1e-9  # by which a right answer has to be paid more
-BAD_SHARE = 0.02  # of the golds; below, the rest trains
+BAD_SHARE = 0.02  # share of bad gold answers; below it, the others are trained on
+CORRECT = "correct these answers, or leave the rows out"
+JUDGE = ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL")
 
 
 def problems(setup: Setup) -> Iterator[Said]:
-    """There are problems, held-out ones are as many as asked for, and these are not trained on."""
-    rows, overlap = setup.rows, setup.overlap
-    yield Said("info", f"{len(rows)} problems to train on", "", {"problems": len(rows)})
-    if about := setup.about_eval:
-        yield Said("info", about, "")
+    """There are problems, each with one gold answer, and held-out ones are as many as asked for and not trained on."""
+    rows, overlap = setup.problems.rows, setup.problems.overlap
+    yield Said("info", f"{len(rows)} problems to train on")
+    if about := setup.problems.about_eval:
+        yield Said("info", about)
+    first = {row["problem"]: row for row in reversed(rows)}
+    pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
+    grades = _grades([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
+    if apart := [pair for pair, verdict in zip(pairs, grades, strict=True) if verdict is not Verdict.CORRECT]:
+        (one, other), n = apart[0], len({one["problem"] for one, _ in apart})
+        example = f"{one['id']} has {one['answer'][:60]!r}, {other['id']} has {other['answer'][:60]!r}"
+        yield Said("warning", f"{n} problem{'s have' if n > 1 else ' has'} different gold answers: {example}", CORRECT)
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
         yield Said(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
@@ -40,117 +53,116 @@ def problems(setup: Setup) -> Iterator[Said]:
 
 def golds(setup: Setup) -> Iterator[Said]:
     """A gold answer, given as a completion in the template's format, is graded right."""
-    rows = setup.sample(GOLDS)
-    template = setup.settings["template"]
+    rows = setup.problems.sample(GOLDS)
     answers = [row["answer"] for row in rows]
-    grades = grade_batch(answers, [made_up(answer, template) for answer in answers], answer_format=template)
-    bad = [(row, g) for row, g in zip(rows, grades, strict=True) if g.verdict is not Verdict.CORRECT]
-    if not bad:
-        return
-    row, first = bad[0]
-    said = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
-    example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first.verdict}"
-    level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
-    yield Said(level, f"{said}; {example}", "correct these answers, or leave the rows out", {"bad": len(bad)})
+    verdicts = _grades(answers, answers, setup.problems.template.answer_format)
+    bad = [(row, verdict) for row, verdict in zip(rows, verdicts, strict=True) if verdict is not Verdict.CORRECT]
+    wrong = {str(row["answer"]) for row, _ in bad}
+    if texts := [text for answer in answers if answer not in wrong and is_text_only(text := gold_answer(str(answer)))]:
+        shown = ", ".join(repr(text[:60]) for text in texts[:3])
+        yield Said("info", f"{len(texts)} of {len(rows)} gold answers are compared as text only, such as {shown}")
+    if bad:
+        row, first = bad[0]
+        message = f"{len(bad)} of {len(rows)} gold answers are not right when graded against themselves"
+        example = f"the first is {row['id']}, {row['answer'][:60]!r}: {first}"
+        level = "error" if len(bad) == len(rows) else "warning" if len(bad) > BAD_SHARE * len(rows) else "info"
+        yield Said(level, f"{message}; {example}", CORRECT)
+
+
+def _grades(golds: list[Any], answers: list[Any], answer_format: str) -> list[Verdict]:
+    """Return the verdict on each answer, given as a completion in the format."""
+    texts = [made_up(answer, answer_format) for answer in answers]
+    return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
 
 
 def rewards(setup: Setup) -> Iterator[Said]:
     """Each reward function runs, and their weighted sum pays right completions more than wrong ones of equal length."""
     s = setup.settings
-    names, weights = s["rewards"], s["reward_weights"]
-    if not names:
-        raise ConfigError("rewards", names, "is empty", "name a reward function, such as accuracy")
-    if weights is not None and len(weights) != len(names):
-        reason = f"are {len(weights)} weights for {len(names)} reward functions"
-        raise ConfigError("reward_weights", weights, reason, "give one weight for each")
-    if weights is not None and not any(weights):
-        raise ConfigError("reward_weights", weights, "pay nothing", "leave them out, or give one above 0")
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError("rewards", name, "is given twice", "name it once, with a weight in reward_weights")
+    names, weights = s["rewards"] or [], s["reward_weights"]
+    lengths = f"are {len(weights or ())} weights for {len(names)} reward functions"
+    refuse(
+        s,
+        [
+            (not names, "rewards", "is empty", "name a reward function, such as accuracy"),
+            (weights is not None and len(weights) != len(names), "reward_weights", lengths, "give one weight for each"),
+            (weights and not any(weights), "reward_weights", "pay nothing", "leave them out, or give one above 0"),
+        ],
+    )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError("rewards", twice[0], "is given twice", "name it once, with a weight in reward_weights")
     with naming({"reward_funcs": "rewards"}):
-        functions = [(name, load_reward(name)) for name in names]
-    if "llm_judge" in names:
-        for variable in ("OPENAI_BASE_URL", "GRPO_MATH_JUDGE_MODEL"):
-            if not os.environ.get(variable):
-                raise ConfigError(
-                    "rewards",
-                    "llm_judge",
-                    f"needs the variable {variable}",
-                    "set it: the judge is an OpenAI-compatible server",
-                )
-    rows, right, wrong = _pairs(setup)
-    if not rows:
+        functions = [load_reward(name) for name in names]
+    if "llm_judge" in names and (unset := [name for name in JUDGE if not os.environ.get(name)]):
+        remedy = "set it: the judge is an OpenAI-compatible server"
+        raise ConfigError("rewards", "llm_judge", f"needs the variable {unset[0]}", remedy)
+    trial = _trial(setup)
+    if not trial.rows:
         return  # golds() has said why
-    paid, totals = {}, [0.0] * (2 * len(rows))
-    for number, (name, function) in enumerate(functions):
+    totals = [0.0] * len(trial.texts)
+    for name, function, weight in zip(names, functions, weights or [1.0] * len(names), strict=True):
         if name == "llm_judge":
             continue  # asks a model that may cost money
-        values = _run(name, function, setup, rows + rows, right + wrong)
-        if values is None:
-            said = f"reward {name} took over {SECONDS:g} seconds for {2 * len(rows)} completions"
-            yield Said("warning", said, "speed it up")
-            return
-        if len(functions) == 1 and all(value is None for value in values):
-            said = f"reward function {name} returned None for every completion"
-            yield Said("error", said, "return a number for those that it is for")
-            return
-        weight = weights[number] if weights else 1.0
-        weighted = [weight * (value or 0.0) for value in values]
-        totals = [total + value for total, value in zip(totals, weighted, strict=True)]
-        paid[name] = [sum(half) / len(rows) for half in (weighted[: len(rows)], weighted[len(rows) :])]
-    if len(paid) < len(functions):
-        return
-    apart = sum(r for r, _ in paid.values()) - sum(w for _, w in paid.values())
-    named = ", ".join(paid)
-    example = f"such as {made_up(rows[0]['answer'], s['template'])!r} and {wrong[0]!r}"
-    if all(r < w - SURE for r, w in zip(totals[: len(rows)], totals[len(rows) :], strict=True)):
-        remedy = "look at the sign of the rewards and of reward_weights"
-        yield Said("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy, paid)
-    elif apart <= SURE:
-        how = "both are paid the same" if apart >= -SURE else "a wrong answer is paid as well on average"
-        said = f"the rewards ({named}) cannot tell right from wrong: {how}, {example}"
-        yield Said("warning", said, f"rewards: [{', '.join(['accuracy', *names])}]", paid)
-    else:
-        yield from _outside(setup, functions, weights or [1.0] * len(functions))
-
-
-def _outside(setup: Setup, functions: list[tuple[str, Any]], weights: list[float]) -> Iterator[Said]:
-    """Whether a right answer outside the format is paid as much as one within it."""
-    template = setup.settings["template"]
-    rows, right, _ = _pairs(setup)
-    texts = [f"The answer is {row['answer']}." for row in rows]
-    grades = grade_batch([row["answer"] for row in rows], texts, answer_format=template)
-    known = [i for i, g in enumerate(grades) if g.verdict is Verdict.CORRECT and not g.in_format]
-    totals = [0.0] * (2 * len(known))
-    for (name, function), weight in zip(functions, weights, strict=True):
-        tried = [rows[i] for i in known] * 2
-        values = _run(name, function, setup, tried, [right[i] for i in known] + [texts[i] for i in known])
-        if values is None:
+        started = time.monotonic()
+        values = _pay(function, setup, trial)
+        if time.monotonic() - started > SECONDS:
+            message = f"reward {name} took over {SECONDS:g} seconds for {len(trial.texts)} completions"
+            yield Said("warning", message, "speed it up")
+        if len(names) == 1 and all(value is None for value in values):
+            message = f"reward function {name} returned None for every completion"
+            yield Said("error", message, "return a number for those that it is for")
             return
         totals = [total + weight * (value or 0.0) for total, value in zip(totals, values, strict=True)]
-    within, outside = sum(totals[: len(known)]), sum(totals[len(known) :])
-    if known and outside >= within - SURE:
-        said = (
-            f"a right answer outside the {template} format is paid as well as one within it, such as "
-            f"{texts[known[0]]!r}: accuracy counts both, accuracy_in_format the second alone"
+    if "llm_judge" not in names:
+        yield from _judged(setup, trial, totals)
+
+
+class Trial(NamedTuple):
+    """Rows, and made-up completions of each: first all right ones, then all wrong ones, then right ones outside the
+    format. ``outside`` names the rows of which the last kind is known to be right."""
+
+    rows: list[Row]
+    texts: list[str]
+    outside: list[int]
+
+
+def _trial(setup: Setup) -> Trial:
+    """Return rows whose completions are graded as they are meant. A wrong completion is as long as the right one."""
+    answer_format = setup.problems.template.answer_format
+    rows: list[Row] = []
+    right, wrong, outside = [], [], []
+    for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
+        gold = row["answer"]
+        texts = [made_up(gold, answer_format), made_up(_other(gold), answer_format), f"The answer is {gold}."]
+        correct, other, free = grade_batch([gold] * 3, texts, answer_format=answer_format)
+        if (correct.verdict, other.verdict) == (Verdict.CORRECT, Verdict.WRONG) and len(rows) < PAIRS:
+            if free.verdict is Verdict.CORRECT and not free.in_format:
+                outside.append(len(rows))
+            rows.append(row)
+            right.append(texts[0])
+            wrong.append(texts[1])
+    return Trial(rows, [*right, *wrong, *(f"The answer is {row['answer']}." for row in rows)], outside)
+
+
+def _judged(setup: Setup, trial: Trial, totals: list[float]) -> Iterator[Said]:
+    """Compare what right, wrong and unformatted completions are paid."""
+    n, names, answer_format = len(trial.rows), setup.settings["rewards"], setup.problems.template.answer_format
+    right, wrong, outside = totals[:n], totals[n : 2 * n], totals[2 * n :]
+    named, apart = ", ".join(names), sum(right) - sum(wrong)
+    example = f"such as {trial.texts[0]!r} and {trial.texts[n]!r}"
+    if all(r < w - SURE for r, w in zip(right, wrong, strict=True)):
+        remedy = "look at the sign of the rewards and of reward_weights"
+        yield Said("error", f"a wrong answer is paid more than a right one by {named}, {example}", remedy)
+    elif apart <= SURE:
+        how = "both are paid the same" if apart >= -SURE else "a wrong answer is paid as well on average"
+        message = f"the rewards ({named}) cannot tell right from wrong: {how}, {example}"
+        yield Said("warning", message, f"rewards: [{', '.join(['accuracy', *names])}]")
+    elif trial.outside and sum(outside[i] - right[i] for i in trial.outside) >= -SURE:
+        message = (
+            f"a right answer outside the {answer_format} format is paid as well as one within it, such as "
+            f"{trial.texts[2 * n + trial.outside[0]]!r}: accuracy counts both, accuracy_in_format the second alone"
         )
-        names = dict.fromkeys([*(name for name, _ in functions), "gated"])
-        remedy = f"where the format matters, rewards: [{', '.join(names)}]"
-        yield Said("info", said, remedy, {"within": within / len(known), "outside": outside / len(known)})
-
-
-def _pairs(setup: Setup) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Rows, a right completion of each, and a wrong one of the same length: every digit is another, or all is 0."""
-    template = setup.settings["template"]
-    rows = setup.sample(GOLDS)[: 4 * PAIRS]
-    golds_ = [row["answer"] for row in rows]
-    right = [made_up(gold, template) for gold in golds_]
-    wrong = [made_up(_other(gold), template) for gold in golds_]
-    verdicts = [grade.verdict for grade in grade_batch(golds_ + golds_, right + wrong, answer_format=template)]
-    judged = enumerate(zip(verdicts[: len(rows)], verdicts[len(rows) :], strict=True))
-    good = [i for i, both in judged if both == (Verdict.CORRECT, Verdict.WRONG)][:PAIRS]
-    return [rows[i] for i in good], [right[i] for i in good], [wrong[i] for i in good]
+        gated = ", ".join(dict.fromkeys([*names, "gated"]))
+        yield Said("info", message, f"where the format matters, rewards: [{gated}]")
 
 
 def _other(gold: str) -> str:
@@ -161,15 +173,17 @@ def _other(gold: str) -> str:
     return re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), gold) if re.search(r"\d", gold) else "0" * len(gold)
 
 
-def _run(name: str, function: Any, setup: Setup, rows: list[dict[str, Any]], texts: list[str]) -> list[Any] | None:
-    """What the function pays, called as training calls it; None where it takes too long."""
-    s = setup.settings
+def _pay(function: Any, setup: Setup, trial: Trial) -> list[Any]:
+    """Return what the function pays for each completion. It is called as training calls it."""
+    s, rows, texts = setup.settings, trial.rows * 3, trial.texts
     chat = not isinstance(rows[0]["prompt"], str)
-    completions: list[Any] = [[{"role": "assistant", "content": text}] for text in texts] if chat else texts
-    grades = grade_batch([row["answer"] for row in rows], texts, answer_format=s["template"])
     columns: dict[str, Any] = {
         **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
-        "grade": grades,
+        "prompts": [row["prompt"] for row in rows],
+        "completions": [[{"role": "assistant", "content": text}] for text in texts] if chat else texts,
+        "grade": grade_batch(
+            [row["answer"] for row in rows], texts, answer_format=setup.problems.template.answer_format
+        ),
         "completion_ids": [list(text.encode()) for text in texts],
         "max_completion_length": s["max_completion_length"],
         "grade_timeout": s["grade_timeout"],
@@ -177,23 +191,9 @@ def _run(name: str, function: Any, setup: Setup, rows: list[dict[str, Any]], tex
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,
     }
-    outcome: list[Any] = []
-
-    def call() -> None:
-        try:
-            called = checked(function)(prompts=[row["prompt"] for row in rows], completions=completions, **columns)
-            outcome.append(asyncio.run(called) if inspect.iscoroutine(called) else called)
-        except UserError as error:
-            outcome.append(error)
-        except BaseException as error:  # sys.exit in a reward would end this thread without a word
-            outcome.append(RewardError(f"reward function {name} raised {type(error).__name__}: correct the function"))
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(SECONDS)
-    if outcome and isinstance(outcome[0], RewardError):
+    try:
+        called = checked(function)(**columns)
+        return asyncio.run(called) if inspect.iscoroutine(called) else called
+    except RewardError as error:
         remedy = ": training stops, since a zero here would be invented"  # of rewards/guard.py
-        raise RewardError(str(outcome[0]).replace(remedy, ": correct the function"))
-    if outcome and isinstance(outcome[0], UserError):
-        raise outcome[0]
-    return outcome[0] if outcome else None
+        raise RewardError(str(error).replace(remedy, ": correct the function")) from None

@@ -49,11 +49,15 @@ class Series:
 
     @property
     def span(self) -> str:
-        return f"steps {self.steps[0]} to {self.steps[-1]}"
+        return f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
 
     @property
     def level(self) -> float:
         return median(self.values[-WINDOW:]) if self.values else 0.0
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values) if self.values else 0.0
 
     @property
     def noise(self) -> float:
@@ -80,21 +84,18 @@ class Change(NamedTuple):
 
 
 class Run:
-    """The lines of a history in order, the settings, and the steps of the checkpoints, where these are known."""
+    """The lines of a history in order, the settings, and the steps of the checkpoints."""
 
     def __init__(
-        self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str] | None
+        self, history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str]
     ) -> None:
         self.config, self.lines = config, settled(history)
-        steps = [number(name.rpartition("-")[2]) for name in checkpoints or ()]
-        self.saved = None if checkpoints is None else sorted(int(step) for step in steps if step is not None)
+        self.saved = sorted(int(step) for name in checkpoints if (step := name.rpartition("-")[2]).isdigit())
 
     def get(self, name: str, default: Any) -> Any:
-        """A setting; the default where it is absent or of another kind."""
+        """Return a setting, or the default if it is absent."""
         value = self.config.get(name)
-        if isinstance(default, (int, float)) and not isinstance(default, bool):
-            return default if (found := number(value)) is None else found
-        return value if isinstance(value, type(default)) else default
+        return default if value is None else value
 
     def series(self, name: str) -> Series:
         found = [(line[metrics.STEP], line[name]) for line in self.lines if name in line]

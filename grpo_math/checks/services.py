@@ -7,22 +7,18 @@ import importlib.util
 import json
 import os
 import re
-import socket
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-from packaging.version import InvalidVersion, Version
-
-from grpo_math.checks.machine import supported
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import Said, Setup, refuse
 from grpo_math.errors import ConfigError, UserError, one_of
-from grpo_math.planner.model import is_folder, read_config
-from grpo_math.reading import home, read_object
-from grpo_math.run.ports import is_free
+from grpo_math.generation.models import model_path
+from grpo_math.generation.server import Server
+from grpo_math.planner.model import is_folder
+from grpo_math.reading import home
+from grpo_math.run.http import ServerError, reachable
+from grpo_math.run.machine import port_is_free
 from grpo_math.run.redact import is_address
 
 SECONDS = 5.0  # that an answer may take
@@ -35,7 +31,7 @@ TRACKERS = {
     )
 }
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
-INDEX = "model.safetensors.index.json"
+OF_PUSH = ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push")
 GIVE_A_MODEL = "give a folder, a Hub id, or 'embedded'"
 WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate
 
@@ -43,92 +39,77 @@ WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of cla
 def model(setup: Setup) -> Iterator[Said]:
     """The model is a folder with a config.json and weights, or is on the Hub or in its cache."""
     s = setup.settings
-    name, revision = s["model_name_or_path"], s["model_revision"]
-    if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", GIVE_A_MODEL)
-    local = setup.embedded or is_folder(name)
-    if local and revision != "main":
-        raise ConfigError("model_revision", revision, "would be ignored: the model is a local one", "leave it out")
-    weight = s["router_aux_loss_coef"]
-    if local and weight and not re.search("expert|router", json.dumps(setup.model_config)):
-        raise ConfigError("router_aux_loss_coef", weight, "has no experts in this model to balance", "leave it out")
-    if local and not setup.embedded:
-        _check_folder(name)
-    elif not local:
-        yield from _on_the_hub(name, revision)
+    name = model_path(s["model_name_or_path"])
+    local = is_folder(name)
+    balanced = local and s["router_aux_loss_coef"]
+    no_experts = balanced and not re.search("expert|router", json.dumps(setup.model_config))
+    refuse(
+        s,
+        [
+            (
+                local and s["model_revision"] != "main",
+                "model_revision",
+                "would be ignored: the model is a local one",
+                "leave it out",
+            ),
+            (no_experts, "router_aux_loss_coef", "has no experts in this model to balance", "leave it out"),
+        ],
+    )
+    if local:
+        _check_folder(setup, name)
+    else:
+        _check_hub(name, s["model_revision"])
+    yield from ()
 
 
-def _check_folder(name: str) -> None:
-    """A model's folder is whole: its config.json, the other JSON files, and the weights that an index names."""
-
-    def refused(reason: str, remedy: str = "get the model's files again") -> ConfigError:
-        return ConfigError("model_name_or_path", name, reason, remedy)
-
+def _check_folder(setup: Setup, name: str) -> None:
+    """A model's folder has a config.json of a model that writes, and weights. check_weights() compares the two."""
     path = home(name)
-    if not path.is_dir():
-        raise refused("is not a folder", GIVE_A_MODEL)
-    config = read_config(name)
-    if not config.get("model_type"):
-        raise refused("has no model_type in its config.json", "check the file")
-    if not any(next(path.glob(pattern), None) for pattern in WEIGHTS):
-        raise refused("holds no weights (*.safetensors)", "give a model's folder")
+    refuse(setup.settings, [(not path.is_dir(), "model_name_or_path", "is not a folder", GIVE_A_MODEL)])
+    config = setup.model_config
     classes = " ".join(config.get("architectures") or WRITING)
-    if not any(word in classes for word in WRITING):
-        raise refused(f"is not a model that writes ({classes})", "give one whose config.json says ...ForCausalLM")
-    for file in ("generation_config.json", "tokenizer_config.json", INDEX):
-        if (path / file).exists() and read_object(path / file) is None:
-            raise refused(f"has a {file} that is not a JSON object", "check the file")
-    listed = (read_object(path / INDEX) or {}).get("weight_map")
-    shards = sorted({str(file) for file in listed.values()}) if isinstance(listed, dict) else []
-    if (path / INDEX).exists() and not shards:
-        raise refused(f"has a {INDEX} that names no file")
-    if lost := [shard for shard in shards if not (path / shard).is_file()]:
-        raise refused(f"lacks {lost[0]}, which its {INDEX} names")
-    if cut := [file.name for file in sorted(path.glob("*.safetensors")) if _cut(file)]:
-        raise refused(f"has a file that was cut, or that does not hold weights: {cut[0]}")
+    weights = any(next(path.glob(pattern), None) for pattern in WEIGHTS)
+    writes = any(word in classes for word in WRITING)
+    refuse(
+        setup.settings,
+        [
+            (
+                not config.get("model_type"),
+                "model_name_or_path",
+                "has no model_type in its config.json",
+                "check the file",
+            ),
+            (not weights, "model_name_or_path", "holds no weights (*.safetensors)", "give a model's folder"),
+            (
+                not writes,
+                "model_name_or_path",
+                f"is not a model that writes ({classes})",
+                "give one whose config.json says ...ForCausalLM",
+            ),
+        ],
+    )
 
 
-def _cut(path: Path) -> bool:
-    """Whether a file of weights is not as long as it says: a download that was cut, or a pointer of git-lfs."""
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(min(length, 100_000_000)))
-            ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            return True
-    return path.stat().st_size < 8 + length + max(ends, default=0)
-
-
-def _on_the_hub(name: str, revision: str) -> Iterator[Said]:
+def _check_hub(name: str, revision: str) -> None:
+    """The Hub, or its cache, has the model's config.json."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    import huggingface_hub
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-    def refused(reason: str, remedy: str = GIVE_A_MODEL) -> ConfigError:
-        return ConfigError("model_name_or_path", name, reason, remedy)
-
+    field, value, remedy = "model_name_or_path", name, GIVE_A_MODEL
     try:
-        cached = isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision), str)
-    except HFValidationError:
-        raise refused("is neither a folder nor a name on the Hub") from None
-    if offline():
-        if not cached:
-            raise refused("is neither a folder here nor in the Hub's cache, and HF_HUB_OFFLINE is set")
-        yield Said("info", "HF_HUB_OFFLINE is set: the model comes from the Hub's cache", "")
+        hf_hub_download(name, "config.json", revision=revision, etag_timeout=SECONDS)
         return
-    try:
-        huggingface_hub.HfApi().model_info(name, revision=revision, timeout=SECONDS)
     except RevisionNotFoundError:
-        raise ConfigError("model_revision", revision, f"is not there in {name}", "give one that is") from None
+        field, value, reason, remedy = "model_revision", revision, f"is not there in {name}", "give one that is"
     except RepositoryNotFoundError:
-        remedy = f"{GIVE_A_MODEL}; hf auth login for a private one"
-        raise refused("is not on the Hub, or needs a login", remedy) from None
-    except Exception as error:
-        if cached:
-            yield Said("warning", "the Hub cannot be reached, and the model is in its cache", "set HF_HUB_OFFLINE=1")
-            return
-        raise refused(f"is not a folder here, and the Hub cannot be reached ({type(error).__name__})") from None
+        reason, remedy = "is not on the Hub, or needs a login", f"{GIVE_A_MODEL}; hf auth login for a private one"
+    except HFValidationError:
+        reason = "is neither a folder nor a name on the Hub"
+    except Exception as error:  # the Hub's client raises a dozen kinds for a network that does not work
+        why = "HF_HUB_OFFLINE is set" if offline() else f"the Hub cannot be reached ({type(error).__name__})"
+        reason = f"is neither a folder here nor in the Hub's cache, and {why}"
+    raise ConfigError(field, value, reason, remedy) from None
 
 
 def offline() -> bool:
@@ -140,27 +121,29 @@ def hub(setup: Setup) -> Iterator[Said]:
 
     transformers' own push at every save is off: a run is pushed once, when it is whole.
     """
-    s = setup.settings
-    off = "cannot work while HF_HUB_OFFLINE is set"
-    if completions := s["log_completions_hub_repo"]:  # TRL makes this repository as soon as it has the weights
+    s, given = setup.settings, setup.given
+    off, once = "cannot work while HF_HUB_OFFLINE is set", "a run is pushed once, at its end"
+    pushes, completions = s["push_to_hub"], s["log_completions_hub_repo"]
+    strategy = pushes and "hub_strategy" in given and s["hub_strategy"] != "end"
+    alone = not pushes and "push_to_hub" not in given  # open-r1's recipes switch it off on purpose
+    unpushed = "would be ignored without push_to_hub"
+    refuse(
+        s,
+        [
+            (completions and offline(), "log_completions_hub_repo", off, "leave one of them out"),
+            *((alone and s[name], name, unpushed, "set push_to_hub: true too") for name in OF_PUSH),
+            (strategy, "hub_strategy", f"is not done: {once}", "use end"),
+            (pushes and s["hub_always_push"], "hub_always_push", f"would be ignored: {once}", "leave it out"),
+            (pushes and offline(), "push_to_hub", off, "leave one of them out"),
+        ],
+    )
+    if completions:  # TRL makes this repository as soon as it has the weights
         check_repo_id("log_completions_hub_repo", completions)
-        if offline():
-            raise ConfigError("log_completions_hub_repo", completions, off, "leave one of them out")
         owners(s["hub_token"])
-    if not s["push_to_hub"]:
-        for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
-            if s[name]:
-                raise ConfigError(name, s[name], "would be ignored without push_to_hub", "set push_to_hub: true too")
+    if not pushes:
         return
-    once = "a run is pushed once, at its end"
-    if "hub_strategy" in setup.given and s["hub_strategy"] != "end":
-        raise ConfigError("hub_strategy", s["hub_strategy"], f"is not done: {once}", "use end")
-    if s["hub_always_push"]:
-        raise ConfigError("hub_always_push", True, f"would be ignored: {once}", "leave it out")
-    if offline():
-        raise ConfigError("push_to_hub", True, off, "leave one of them out")
-    wanted = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
-    check_repo_id("hub_model_id", wanted)
+    name = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
+    check_repo_id("hub_model_id", name)
     try:
         known = owners(s["hub_token"])
     except UserError:
@@ -168,10 +151,10 @@ def hub(setup: Setup) -> Iterator[Said]:
     except Exception as error:
         yield Said("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
         return
-    owner = wanted.rpartition("/")[0]
+    owner = name.rpartition("/")[0]
     if owner and owner not in known:
-        said = f"hub_model_id={wanted!r}: the token is of {known[0]}, and {owner} is none of its organisations"
-        yield Said("warning", said, "see that it may write there")
+        message = f"hub_model_id={name!r}: the token is of {known[0]}, and {owner} is none of its organisations"
+        yield Said("warning", message, "see that it may write there")
 
 
 def check_repo_id(field: str, name: str) -> None:
@@ -240,7 +223,7 @@ def wandb_offline() -> str:
     host = urlsplit(base).hostname or base
     if not (os.environ.get("WANDB_API_KEY") or _in_netrc(host)):
         return "there is no key (wandb login, or WANDB_API_KEY)"
-    return "" if reachable(base) else f"{base} cannot be reached"
+    return "" if reachable(base, SECONDS) else f"{base} cannot be reached"
 
 
 def _in_netrc(host: str) -> bool:
@@ -250,19 +233,6 @@ def _in_netrc(host: str) -> bool:
         return netrc.netrc().authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def reachable(url: str) -> bool:
-    """Does something take a connection there within a few seconds? Through a proxy, the proxy is what answers."""
-    parts = urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    parts = urlsplit(proxy) if proxy and not urllib.request.proxy_bypass(parts.hostname or "") else parts
-    try:
-        port = parts.port or {"https": 443}.get(parts.scheme, 80)
-        socket.create_connection((parts.hostname or "", port), timeout=SECONDS).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def vllm_server(setup: Setup) -> Iterator[Said]:
@@ -276,34 +246,14 @@ def vllm_server(setup: Setup) -> Iterator[Said]:
 
 
 def _vllm_server(url: str) -> Iterator[Said]:
-    if not reachable(url):
-        yield Said("warning", f"no vLLM server answers at {url}", "start it before the run")
-        return
-    wanted = supported().get("vllm")
-    found = _ask(f"{url}/version")
-    if found is None and _ask(f"{url}/health") is None:
-        yield Said(
-            "error", f"what answers at {url} is not a vLLM server", "give vllm_server_base_url, or free the port"
-        )
-    elif wanted and isinstance(found, dict):
-        try:
-            version = Version(str(found.get("version")))
-        except InvalidVersion:
-            return
-        if not wanted.specifier.contains(version, prereleases=True):
-            said = f"the server at {url} is vLLM {version}, not a version that this works with ({wanted.specifier})"
-            yield Said("error", said, f'pip install "{wanted}" where it runs')
-
-
-def _ask(url: str) -> Any:
-    """The JSON of an answer, "" for an empty one, None for none."""
+    server = Server(url, timeout=SECONDS, retries=0)
     try:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(url, timeout=SECONDS) as answer:
-            text = answer.read(10_000)
-        return json.loads(text) if text.strip() else ""
-    except (OSError, ValueError, urllib.error.HTTPError):
-        return None
+        server.check_version()
+    except ServerError as error:
+        if error.status is None:
+            yield Said("warning", f"no vLLM server answers at {url}", "start it before the run")
+        elif error.status != 404 or not server.healthy():  # TRL's own server has no /version
+            yield Said("error", str(error), "give vllm_server_base_url, or free the port")
 
 
 def ports(setup: Setup) -> Iterator[Said]:
@@ -311,5 +261,5 @@ def ports(setup: Setup) -> Iterator[Said]:
     if setup.processes < 2 or os.environ.get("RANK"):
         return
     port = int(os.environ.get("MASTER_PORT", 29500))
-    if not is_free(port):
+    if not port_is_free(port):
         yield Said("error", f"port {port} is taken", "accelerate launch --main_process_port 0")

@@ -8,7 +8,7 @@ Does not name cause and remedy: the texts of diagnosis.py do.
 import math
 from functools import partial
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
@@ -17,11 +17,6 @@ FEW = 20  # lines before a level is judged: the demo's first ten have 30% trunca
 LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
 GONE = 0.05  # chance of so long a stretch without any reward, if the problems had always been that hard
 FALL_SURE = 4.0  # standard errors; the peak is the best of many windows, and each checks anew
-SWING = 0.2  # of the reward's range, for each swing of an oscillation
-SWING_SURE = 6.0  # standard errors of a window's mean; noise alone has extremes 4 apart in 20 windows
-SWINGS = 4  # up, down, up, down: once may be a hard stretch, twice in turn hardly
-SWING_LINES = 5  # lines of a window in which swings are looked for
-SWING_SPAN = 100  # newest lines in which they are: an oscillation that has ended is history
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
 KL_LARGE = 1.0  # nats a token; too far only where the reward did not rise with it
@@ -32,9 +27,9 @@ ENTROPY_SHARE = 0.2  # of the entropy at the start; a healthy run falls as far, 
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
 NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
 LONG_LIMIT = 256  # tokens in which an answer to these problems fits: if nothing ends by then, nothing would
-DULL = 0.8  # share of groups without signal; four fifths of the generation is then for nothing
+UNIFORM = 0.8  # share of groups without signal; four fifths of the generation is then for nothing
 CLIPPED_SHARE = 0.2  # of the tokens; PPO runs are healthy at a few per cent
-TIMEOUT_SHARE = 0.01  # of the answers; each is left out of its group
+UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
 SAMPLER_APART = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
 WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed nothing
@@ -48,52 +43,17 @@ FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
 
 
 class Seen(NamedTuple):
-    """What a check has found: the figures in words and as numbers, and the line of the recipe."""
+    """What a check has found: the figures in words, and the line of the recipe."""
 
     words: str
-    figures: dict[str, Any]
     setting: str
 
 
 def flat_reward(run: Run) -> Seen | None:
     """The rise from the first lines to the last third is surely below `RISE` of the range."""
-    if (change := run.not_rising) is None or change.rise < -SURE * change.error - RISE / 2 * run.span:
-        return None
-    figures = {"rise": change.rise, "standard_error": change.error, "steps": change.late.steps[-1]}
-    return Seen(change.words, figures, run.learning_rate(3))
-
-
-def oscillating(run: Run) -> Seen | None:
-    """At least `SWINGS` swings in turn between means of `SWING_LINES` lines. Faster ones are not told from noise."""
-    reward = run.series(metrics.REWARD).last(SWING_SPAN)
-    if len(reward) < TREND or not run.comparable:
-        return None
-    parts = [reward.values[i : i + SWING_LINES] for i in range(0, len(reward) - SWING_LINES + 1, SWING_LINES)]
-    least = max(SWING * run.span, SWING_SURE * reward.noise / math.sqrt(SWING_LINES))
-    turns = turning_points([fmean(part) for part in parts], least)
-    if len(turns) - 1 < SWINGS:
-        return None
-    words = f"{len(turns) - 1} swings of at least {least:.2f} in {reward.span}"
-    return Seen(words, {"swings": len(turns) - 1, "turning_points": turns}, run.learning_rate(0.5))
-
-
-def turning_points(values: list[float], least: float) -> list[float]:
-    """The ends of the swings of at least ``least``.
-
-    >>> turning_points([0, 1, 0.9, 0, 1], least=0.5)
-    [0, 1, 0, 1]
-    >>> turning_points([0, 0.4, 0.1, 0.3], least=0.5)
-    [0]
-    """
-    turns, direction = values[:1], 0
-    for value in values[1:]:
-        move = value - turns[-1]
-        if move * direction > 0:
-            turns[-1] = value
-        elif abs(move) >= least:
-            turns.append(value)
-            direction = 1 if move > 0 else -1
-    return turns
+    change = run.not_rising
+    fell = change and change.rise < -SURE * change.error - RISE / 2 * run.span
+    return Seen(change.words, run.learning_rate(3)) if change and not fell else None
 
 
 def collapse(run: Run) -> Seen | None:
@@ -115,8 +75,7 @@ def collapse(run: Run) -> Seen | None:
         return _gone(run)
     peak = Series(reward.steps[best : best + WINDOW], [])
     words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
-    figures = {"peak": means[best], "peak_steps": [peak.steps[0], peak.steps[-1]], "drop": drop, "now": late.steps[-1]}
-    return Seen(words, figures, run.learning_rate(0.5))
+    return Seen(words, run.learning_rate(0.5))
 
 
 def _gone(run: Run) -> Seen | None:
@@ -136,8 +95,7 @@ def _gone(run: Run) -> Seen | None:
         return None
     before, none = top.first(k), top.last(n)
     words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
-    figures = {"rewarded_until": before.steps[-1], "lines_rewarded": r, "lines": k, "now": none.steps[-1]}
-    return Seen(f"{words}; {_checkpoint(run, before.steps)}", figures, run.learning_rate(0.1))
+    return Seen(f"{words}; {_checkpoint(run, before.steps)}", run.learning_rate(0.1))
 
 
 def _checkpoint(run: Run, peak: list[int]) -> str:
@@ -146,16 +104,8 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
     best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
     why = f", held-out accuracy was best at step {best}" if len(known) > 1 else ""
-    if run.saved is not None:
-        earlier = [step for step in run.saved if step <= best] or run.saved[:1]
-        return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
-    every, limit = int(run.get("save_steps", 500)), run.get("save_total_limit", 0)
-    if run.get("save_strategy", "steps") != "steps" or every < 1:  # save_steps below 1 is a share of the run
-        return f"keep a checkpoint near step {best}, if there is one"
-    saved = max(1, best // every) * every
-    if saved > now or (limit and saved <= now // every * every - limit * every):
-        return f"no checkpoint near step {best} is kept"
-    return f"keep checkpoint-{saved}{why}"
+    earlier = [step for step in run.saved if step <= best] or run.saved[:1]
+    return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
 
 
 def _stuck(run: Run, high: bool) -> Seen | None:
@@ -180,7 +130,7 @@ def _stuck(run: Run, high: bool) -> Seen | None:
         setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
     elif not high and run.series(metrics.verdict_key("no_answer")).level > 0.5:
         setting = "rewards: [shaped]"  # pays a little for the format
-    return Seen(words, {"reward": value, "accuracy": share, "steps": [low.steps[0], low.steps[-1]]}, setting)
+    return Seen(words, setting)
 
 
 reward_stuck_low, reward_stuck_high = partial(_stuck, high=False), partial(_stuck, high=True)
@@ -205,49 +155,42 @@ def format_without_accuracy(run: Run) -> Seen | None:
             continue
         rise = -change.rise if key == metrics.verdict_key("no_answer") else change.rise
         if rise - SURE * change.error > FORMAT_RISE:
-            figures = {"format_rise": rise, "accuracy_rise": accuracy.rise}
-            return Seen(f"{key} {change.words}; accuracy {accuracy.words}", figures, "rewards: [accuracy, gated]")
+            return Seen(f"{key} {change.words}; accuracy {accuracy.words}", "rewards: [accuracy, gated]")
     return None
 
 
 def kl_explosion(run: Run) -> Seen | None:
     """The median of the newest lines is above `KL_EXPLODED`."""
     kl = run.series(metrics.KL).last()
-    if len(kl) < WINDOW or kl.level < KL_EXPLODED:
-        return None
-    words = f"{kl.level:.3g} nats a token in {kl.span}"
-    return Seen(words, {"kl": kl.level, "steps": kl.steps}, run.learning_rate(0.3))
+    seen = Seen(f"{kl.level:.3g} nats a token in {kl.span}", run.learning_rate(0.3))
+    return seen if len(kl) >= WINDOW and kl.level >= KL_EXPLODED else None
 
 
 def kl_not_zero_at_start(run: Run) -> Seen | None:
     """The KL of step 1, which is taken before any weight has moved."""
-    kl = run.series(metrics.KL)
-    if not len(kl) or kl.steps[0] != 1 or abs(kl.values[0]) <= KL_FIRST or run.get("logging_steps", 1) != 1:
-        return None
+    kl = run.series(metrics.KL).first(1)
     # A new adapter adds exactly nothing, with lora_dropout or without it. TRL's disable_dropout turns off modules, and
     # attention_dropout is none.
     setting = "disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
-    return Seen(f"{kl.values[0]:.3g} nats a token at step 1", {"kl": kl.values[0]}, setting)
+    seen = Seen(f"{kl.level:.3g} nats a token at step 1", setting)
+    return seen if kl.steps == [1] and abs(kl.level) > KL_FIRST and run.get("logging_steps", 1) == 1 else None
 
 
 def entropy_collapse(run: Run) -> Seen | None:
     """The entropy fell under `ENTROPY_SHARE` of its start while the reward is surely not rising."""
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
-    if change is None or len(entropy) < TREND:
-        return None
-    before = median(entropy.first().values[: WINDOW // 2])
-    if entropy.level > ENTROPY_SHARE * before:
+    before = entropy.first(WINDOW // 2).level
+    if change is None or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
         return None
     words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
-    return Seen(words, {"before": before, "now": entropy.level}, "entropy_coef: 0.001")
+    return Seen(words, "entropy_coef: 0.001")
 
 
 def truncation(run: Run) -> Seen | None:
     """The median of the newest lines, from line `FEW` on."""
     cut = run.series(metrics.TRUNCATED)
-    if len(cut) < FEW or cut.level <= TRUNCATED_SHARE:
-        return None
-    return Seen(f"{percent(cut.level)} in {cut.last().span}", {"truncated": cut.level}, _longer(run))
+    seen = Seen(f"{percent(cut.level)} in {cut.last().span}", _longer(run))
+    return seen if len(cut) >= FEW and cut.level > TRUNCATED_SHARE else None
 
 
 def _longer(run: Run) -> str:
@@ -256,47 +199,39 @@ def _longer(run: Run) -> str:
 
 def eos_mismatch(run: Run) -> Seen | None:
     """No completion has ended by itself since the start, though answers are right or the limit is ample."""
-    cut, right = run.series(metrics.TRUNCATED), run.series(metrics.ACCURACY).values
-    if len(cut) < WINDOW or min(cut.values) < NONE_ENDED:
-        return None
+    cut, best = run.series(metrics.TRUNCATED), max(run.series(metrics.ACCURACY).values, default=0)
     limit = run.get("max_completion_length", LONG_LIMIT)
-    if max(right, default=0) == 0 and limit < LONG_LIMIT:
+    if len(cut) < WINDOW or min(cut.values) < NONE_ENDED or (best == 0 and limit < LONG_LIMIT):
         return None
-    best = percent(max(right, default=0))
-    words = f"all of {cut.span} reach the limit of {limit} tokens, though up to {best} are right"
-    figures = {"truncated": min(cut.values), "steps": len(cut)}
-    return Seen(words, figures, "eos_token_id: [...] in generation_config.json")
+    words = f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(best)} are right"
+    return Seen(words, "eos_token_id: [...] in generation_config.json")
 
 
-def _dull(run: Run, kind: str, other: str) -> Seen | None:
+def _uniform(run: Run, kind: str, other: str) -> Seen | None:
     """The mean share of groups with equal rewards, and which kind of group has the larger one.
 
     Not the median: in a run of one prompt a step each line's share is 0 or 1.
     """
-    dull, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
-    if len(dull) < FEW or (share := fmean(dull.values)) < DULL or not len(ours) or not len(theirs):
-        return None
-    if fmean(ours.values) <= fmean(theirs.values):
-        return None
-    words = f"{percent(share)} of the groups in {dull.span}, {percent(fmean(ours.values))} for this cause"
-    return Seen(words, {"degenerate": share, kind: fmean(ours.values)}, "difficulty_band: [0.1, 0.9]")
+    uniform, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
+    words = f"{percent(uniform.mean)} of the groups in {uniform.span}, {percent(ours.mean)} for this cause"
+    many = len(uniform) >= FEW and uniform.mean >= UNIFORM
+    return Seen(words, "difficulty_band: [0.1, 0.9]") if many and len(theirs) and ours.mean > theirs.mean else None
 
 
-groups_too_easy = partial(_dull, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)
-groups_too_hard = partial(_dull, kind=metrics.ALL_WRONG, other=metrics.ALL_RIGHT)
+groups_too_easy = partial(_uniform, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)
+groups_too_hard = partial(_uniform, kind=metrics.ALL_WRONG, other=metrics.ALL_RIGHT)
 
 
 def clipping(run: Run) -> Seen | None:
     """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips.
 
-    Without those of gradient zero: where no completion has an advantage, there is nothing to clip.
+    Without those of gradient zero: if no completion has an advantage, there is nothing to clip.
     """
     lines = [line for line in run.lines if metrics.CLIP_REGION in line and line.get(metrics.GRAD_NORM, 1) > 0]
     clipped = Series([line[metrics.STEP] for line in lines], [line[metrics.CLIP_REGION] for line in lines]).last(FEW)
-    if len(clipped) < WINDOW or (share := fmean(clipped.values)) <= CLIPPED_SHARE:
-        return None
     setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)
-    return Seen(f"{percent(share)} of the tokens in {clipped.span}", {"clipped": share}, setting)
+    seen = Seen(f"{percent(clipped.mean)} of the tokens in {clipped.span}", setting)
+    return seen if len(clipped) >= WINDOW and clipped.mean > CLIPPED_SHARE else None
 
 
 def adapter_not_moving(run: Run) -> Seen | None:
@@ -305,24 +240,22 @@ def adapter_not_moving(run: Run) -> Seen | None:
     signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
     rate = run.series(metrics.LEARNING_RATE)
     if len(rate) >= WINDOW and max(rate.values) == 0:
-        return Seen(f"a learning rate of 0 in {rate.span}", {"learning_rate": 0.0}, "learning_rate: 1e-5")
+        return Seen(f"a learning rate of 0 in {rate.span}", "learning_rate: 1e-5")
     setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
     if len(signal) >= WINDOW and all(line[metrics.GRAD_NORM] == 0 for line in signal):
-        words = f"{what} has a gradient of 0 in {len(signal)} steps whose advantages are not 0"
-        return Seen(words, {"grad_norm": 0.0, "steps": len(signal)}, setting)
+        return Seen(f"{what} has a gradient of 0 in {len(signal)} steps whose advantages are not 0", setting)
     kl = run.series(metrics.KL)
     if len(kl) >= FEW and len(signal) >= WINDOW and not run.refreshes and max(map(abs, kl.values)) < KL_ZERO:
-        return Seen(f"{what} has a KL of 0 to its start in {kl.span}", {"kl": kl.level}, setting)
+        return Seen(f"{what} has a KL of 0 to its start in {kl.span}", setting)
     return None
 
 
-def grader_timeouts(run: Run) -> Seen | None:
+def uncheckable_answers(run: Run) -> Seen | None:
     """The mean of the newest `FEW` lines."""
-    late = run.series(metrics.verdict_key("timeout")).last(FEW)
-    if len(late) < FEW or (share := fmean(late.values)) <= TIMEOUT_SHARE:
-        return None
-    words = f"{percent(share)} of the answers in {late.span}"
-    return Seen(words, {"timeouts": share}, f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}")
+    late = run.series(metrics.verdict_key("uncheckable")).last(FEW)
+    longer = f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}"
+    seen = Seen(f"{percent(late.mean)} of the answers in {late.span}", longer)
+    return seen if len(late) >= FEW and late.mean > UNCHECKABLE_SHARE else None
 
 
 def sampler_apart(run: Run) -> Seen | None:
@@ -334,7 +267,7 @@ def sampler_apart(run: Run) -> Seen | None:
     for name, off in {"staleness": 0, "min_p": 0.0, "top_k": 0, "top_p": 1.0}.items():
         if (value := run.get(name, off)) != off:
             words, setting = f"{words}, with {name}={value:g}", f"{name}: {off}"
-    return Seen(words, {"difference": apart.level}, setting)
+    return Seen(words, setting)
 
 
 def heldout_worse(run: Run) -> Seen | None:
@@ -358,7 +291,7 @@ def _worse(run: Run, name: str, setting: str) -> Seen | None:
         return None
     step = scores[-1][metrics.STEP]
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
-    return Seen(words, {"before": base, "now": now}, setting)
+    return Seen(words, setting)
 
 
 def learning_rate_too_high(run: Run) -> Seen | None:
@@ -369,13 +302,13 @@ def learning_rate_too_high(run: Run) -> Seen | None:
         start, before = gradient.first().span, median(gradient.first().values)
         if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
             words = f"gradient norm {before:.2g} in {start}, {gradient.level:.2g} in {gradient.last().span}"
-            return Seen(words, {"before": before, "now": gradient.level}, run.learning_rate(0.3))
+            return Seen(words, run.learning_rate(0.3))
     if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
         words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
-        return Seen(words, {"approx_kl": mean}, run.learning_rate(0.3))
+        return Seen(words, run.learning_rate(0.3))
     if len(kl) >= TREND and kl.level > KL_LARGE and run.not_rising:
         words = f"a KL of {kl.level:.2g} nats a token in {kl.last().span}, and the reward {run.not_rising.words}"
-        return Seen(words, {"kl": kl.level}, run.learning_rate(0.3))
+        return Seen(words, run.learning_rate(0.3))
     return None
 
 
@@ -391,12 +324,12 @@ def learning_rate_too_low(run: Run) -> Seen | None:
         if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
             return None
         words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
-        return Seen(words, {"kl": kl.level, "grad_norm": gradient.level}, run.learning_rate(10))
+        return Seen(words, run.learning_rate(10))
     rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
     if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
         return None
     words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
-    return Seen(words, {"learning_rate": rate, "grad_norm": gradient.level}, run.learning_rate(10))
+    return Seen(words, run.learning_rate(10))
 
 
 def loss_near_zero(run: Run) -> Seen | None:
@@ -404,13 +337,11 @@ def loss_near_zero(run: Run) -> Seen | None:
     loss, gradient = run.series(metrics.LOSS).last(), run.series(metrics.GRAD_NORM)
     of_update = run.get("gradient_accumulation_steps", 1)
     reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > of_update
-    if len(loss) < WINDOW or reused or run.get("beta", 0.0) or not len(gradient) or gradient.level <= 0:
+    if len(loss) < WINDOW or reused or run.get("beta", 0.0) or gradient.level <= 0:
         return None
     size = median(map(abs, loss.values))
-    if size > LOSS_SMALL:
-        return None
-    words = f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}"
-    return Seen(words, {"loss": size, "grad_norm": gradient.level}, "none")
+    seen = Seen(f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}", "none")
+    return seen if size <= LOSS_SMALL else None
 
 
 def percent(share: float) -> str:
@@ -420,21 +351,16 @@ def percent(share: float) -> str:
 def calls_never_used(run: Run) -> Seen | None:
     """No completion of the last lines calls a tool."""
     calls = run.series(metrics.CALLS).last()
-    if len(calls) < WINDOW or any(calls.values):
-        return None
-    return Seen(
-        f"0 calls in {calls.span}", {"calls": 0.0, "steps": [calls.steps[0], calls.steps[-1]]}, "template: python"
-    )
+    seen = Seen(f"0 calls in {calls.span}", "prompt_template: python")
+    return seen if len(calls) >= WINDOW and not any(calls.values) else None
 
 
 def _of_calls(run: Run, name: str, setting: str) -> Seen | None:
-    """Of nearly all calls of the last lines this is said."""
+    """Nearly all calls of the last lines have this property."""
     calls, share = run.series(metrics.CALLS).last(), run.series(name).last()
-    shares = [value for value, n in zip(share.values, calls.values, strict=False) if n]
-    if len(share) < WINDOW or len(shares) < WINDOW / 2 or fmean(shares) < ALWAYS:
-        return None
-    figures = {"share": fmean(shares), "steps": [share.steps[0], share.steps[-1]]}
-    return Seen(f"{percent(fmean(shares))} of them in {share.span}", figures, setting)
+    shares = Series([], [value for value, n in zip(share.values, calls.values, strict=False) if n])
+    seen = Seen(f"{percent(shares.mean)} of them in {share.span}", setting)
+    return seen if len(share) >= WINDOW and len(shares) >= WINDOW / 2 and shares.mean >= ALWAYS else None
 
 
 def calls_always_fail(run: Run) -> Seen | None:

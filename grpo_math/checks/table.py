@@ -7,8 +7,15 @@ Does not look at a run: preflight.py and diagnosis.py do.
 """
 
 from grpo_math.checks import diagnosis, preflight
+from grpo_math.run.streams import Answer
 
 Table = list[dict[str, str]]  # rows, each from a column's name to its cell
+
+
+def tables() -> Answer:
+    """Answer `grpo-math doctor --table`."""
+    answer = {"before": before(), "during": during()}
+    return Answer(answer, "\n\n".join(map(markdown, answer.values())))
 
 
 def before() -> Table:

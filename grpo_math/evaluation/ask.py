@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, of_run
 from grpo_math.generation.completions import stop_ids, token_ids
 from grpo_math.generation.models import base_of_adapter, check_weights, load_tokenizer
 from grpo_math.generation.streaming import pieces, tokens
-from grpo_math.problems.prompts import TEMPLATES
+from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
 
 PLAIN = "plain"  # the question as it is, as a chat where the model has a chat template
@@ -41,8 +41,8 @@ class Asked:
         self, target: str, only: str | None = None, template: str | None = None, max_new_tokens: int | None = None
     ) -> None:
         base, trained, own, longest = _read(target)
-        self.template = own if template is None else template
-        one_of("template", self.template, (*TEMPLATES, PLAIN))
+        named = own if template is None else template
+        self.template, self.own = str(named), None if named == PLAIN else as_template(named)
         self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
         if self.max_new_tokens < 1:
             raise ConfigError("max_new_tokens", max_new_tokens, "leaves nothing to say", "give 1 or more")
@@ -70,9 +70,9 @@ class Asked:
     def _prompt(self, name: str, side: Side, question: str) -> Any:
         if side.said:
             return [*side.said, {"role": "user", "content": question}]
-        if self.template == PLAIN:
+        if self.own is None:
             return [{"role": "user", "content": question}] if side.tokenizer.chat_template else question
-        prompt = TEMPLATES[self.template](question)
+        prompt = self.own.prompt(question)
         if not isinstance(prompt, str):
             backends.check_chat(name, side.tokenizer, prompt)
         return prompt
@@ -88,7 +88,7 @@ def ask(target: str, question: str, **settings: Any) -> dict[str, str]:
     return {name: "".join(stream) for name, stream in Asked(target, **settings).answers(question).items()}
 
 
-def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str, int]:
+def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Template, int]:
     """The base, the trained model with its adapter (None: there is only one model), the template, the length."""
     folder = Path(target)
     base = base_of_adapter(folder)
@@ -99,7 +99,7 @@ def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str, int]:
         if read.tools:
             reason = f"was trained to call {', '.join(read.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
-        return read.base, read.trained, str(config.get("template") or PLAIN), read.max_new_tokens
+        return read.base, read.trained, read.template if config.get("prompt_template") else PLAIN, read.max_new_tokens
     if base:
         return base, (base, str(folder)), PLAIN, 512
     return target, None, PLAIN, 512

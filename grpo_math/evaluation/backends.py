@@ -1,84 +1,179 @@
-"""Who generates the answers of an evaluation: transformers here, a vLLM server, or vLLM in this process.
+"""The model of an evaluation, and the backend that generates its completions: transformers, or a vLLM server.
 
-`opened` gives the function that does, by the names of a model and an adapter; weights are loaded only then. Each takes
-the token ids of a batch and its seed (`rollout.Generate`), stops at the same tokens, and samples at top_p 1 without
-top_k. vLLM rounds in another way than transformers, so that near ties may fall otherwise.
+`Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
+and sample at top_p 1 without top_k. vLLM rounds differently from transformers, so that near ties may differ.
 
-Does not batch or grade, and does not start a server.
+Does not batch or grade.
 """
 
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import groupby
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
+from grpo_math.generation import server
 from grpo_math.generation.completions import Completion, Generate, batch_seed, read_off, stop_ids, with_model
-from grpo_math.generation.models import fast_dtype, model_path
-from grpo_math.generation.server import Server, served_rank
-from grpo_math.reading import read_object, real
+from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.server import Server
+from grpo_math.generation.turns import Talk
+from grpo_math.generation.vllm_process import STARTUP, ServerProcess, Start, executable
+from grpo_math.reading import read_json
+from grpo_math.run.machine import free_port
 
-BACKENDS = ("hf", "vllm-server", "vllm")
+BACKENDS = ("hf", "vllm", "vllm-server")
 AT_ONCE = 64  # requests to a server
-
-
-_kept: ContextVar[dict[tuple[Any, ...], Any] | None] = ContextVar("weights", default=None)
-
-
-@contextmanager
-def keeping() -> Iterator[None]:
-    """Within it, the weights that were loaded last are there for the next evaluation of the same model and adapter."""
-    token = _kept.set({})
-    try:
-        yield
-    finally:
-        _kept.reset(token)
-
-
-def _once(key: tuple[Any, ...], load: Callable[[], Any]) -> Any:
-    kept = _kept.get()
-    if kept is None:
-        return load()
-    if key not in kept:
-        kept.clear()  # first: there may not be room for two
-        kept[key] = load()
-    return kept[key]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn: ``samples`` of each problem at ``temperature``, 0 being greedy."""
+    """How completions are drawn: ``samples`` of each problem at ``temperature``, where 0 is greedy."""
 
-    samples: int
-    temperature: float
-    max_new_tokens: int
-    batch_size: int
-    seed: int
+    samples: int = 1
+    temperature: float = 0.0
+    max_new_tokens: int = 512
+    batch_size: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "batch_size"):
+            if (value := getattr(self, name)) < 1:
+                raise ConfigError(name, value, "evaluates nothing", "give 1 or more")
+        if not 0 <= self.temperature < float("inf"):
+            reason = "is negative" if self.temperature < 0 else "is not finite"
+            raise ConfigError("temperature", self.temperature, reason, "0 is greedy, above 0 samples")
+        if self.samples > 1 and self.temperature == 0:
+            reason = "cannot be drawn at temperature 0"
+            raise ConfigError("samples", self.samples, reason, "give 1, or a temperature above 0")
 
 
-def check(backend: str, server: str | None, adapter: str | None) -> None:
-    """What cannot work, before anything is loaded."""
-    one_of("backend", backend, BACKENDS)
-    if backend == "vllm-server" and server is None:
-        raise ConfigError("server", None, "is needed by backend=vllm-server", "give its URL, http://127.0.0.1:8000")
-    if backend != "vllm-server" and server is not None:
-        raise ConfigError("server", server, f"would be ignored by backend={backend}", "add --backend vllm-server")
-    if backend == "vllm" and find_spec("vllm") is None:
-        raise ConfigError("backend", "vllm", "needs the package vllm", "install it, or use vllm-server or hf")
-    named = backend == "vllm-server" and adapter is not None and not Path(adapter).exists()  # one that the server has
-    if adapter is not None and not named and not (Path(adapter) / "adapter_config.json").exists():
-        raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
+@dataclass(frozen=True)
+class Backend:
+    """``hf``: transformers in this process. ``vllm``: a vLLM server that is started for the evaluation and stopped
+    after it. ``vllm-server``: the vLLM server at the URL ``server``."""
+
+    name: str = "hf"
+    server: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("backend", self.name, BACKENDS)
+        if self.name == "vllm-server" and self.server is None:
+            raise ConfigError("server", None, "is needed by backend=vllm-server", "give its URL, http://127.0.0.1:8000")
+        if self.name != "vllm-server" and self.server is not None:
+            remedy = "add --backend vllm-server"
+            raise ConfigError("server", self.server, f"would be ignored by backend={self.name}", remedy)
+
+
+class Model:
+    """A model with its adapter: ``model`` is a name, or a model that is already loaded, with its ``tokenizer``.
+
+    Use it as a context manager, which frees the weights and stops a server that was started.
+    """
+
+    def __init__(
+        self, model: Any, adapter: str | None = None, backend: Backend = Backend(), tokenizer: Any = None
+    ) -> None:
+        self.named = isinstance(model, str)
+        self.name: str = model if self.named else getattr(model.config, "_name_or_path", "") or "in memory"
+        self.adapter, self.backend = adapter, backend
+        self._stack = ExitStack()
+        if not self.named:  # set here, so that nothing is loaded
+            self.weights, self.tokenizer = model, tokenizer
+        if backend.name == "vllm":
+            self.executable = executable()
+        # A server may know an adapter by a name that is not a folder.
+        on_server = backend.name == "vllm-server" and adapter is not None and not Path(adapter).exists()
+        if adapter is not None and not on_server and not (Path(adapter) / "adapter_config.json").exists():
+            raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        for name in ("weights", "served"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return loaded(self.name, load_tokenizer)
+
+    @cached_property
+    def weights(self) -> Any:
+        return load_weights(self.name, self.adapter)
+
+    @cached_property
+    def served(self) -> tuple[Server, str]:
+        """A client of the vLLM server, and the name under which the server knows the model or the adapter."""
+        client = Server(self.backend.server or self._start_server())
+        base = client.models()[0]
+        if base not in (self.name, model_path(self.name)):
+            raise ConfigError("model", self.name, f"is not what the server has, {base!r}", f"give --model {base}")
+        if self.adapter is None or not Path(self.adapter).is_dir():
+            return client, self.adapter or base
+        # vLLM's prefix cache keys an adapter by its name, so that other weights need another name.
+        name = f"evaluated-{weights_hash(self.adapter)}"
+        client.unload_adapter(name)
+        client.load_adapter(name, str(Path(self.adapter).resolve()))
+        return client, name
+
+    def _start_server(self) -> str:
+        """Start a vLLM server, wait until it is ready, and return its URL. Leaving the context manager stops it."""
+        import torch
+
+        port, rank = free_port(), 0
+        if self.adapter is not None:
+            rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
+        extra = ["--max-model-len", "auto"] if torch.cuda.is_available() else ["--enforce-eager"]
+        options: dict[str, Any] = {"port": port, "lora_rank": rank, "fixed": True, "extra": extra}
+        server.make_key()
+        command = server.command(loaded(self.name, model_path), executable=self.executable, **options)
+        environment = {**os.environ, **server.environment()}
+        log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
+        process = ServerProcess(Start(command, environment, f"http://127.0.0.1:{port}"), log)
+        self._stack.callback(process.stop)
+        process.wait(STARTUP)
+        self._stack.callback(shutil.rmtree, log.parent)  # a server that did not start leaves its log
+        return process.url
+
+    def check(self, prompt: str | list[dict[str, str]]) -> None:
+        """Check what can be checked before weights are loaded, with the prompt of one problem."""
+        if not isinstance(prompt, str):
+            check_chat(self.name, self.tokenizer, prompt)
+        if self.backend.name == "hf":
+            loaded(self.name, check_weights)
+
+    @cached_property
+    def context(self) -> int | None:
+        """The most tokens that the model reads; None if its config does not tell."""
+        config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, _config)
+        return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+    def check_context(self, longest: int) -> None:
+        """Check that a prompt of ``longest`` tokens leaves room for an answer."""
+        if self.context is not None and longest >= self.context:
+            reason = f"has max_position_embeddings={self.context}, and the longest prompt {longest} tokens"
+            raise ConfigError("model", self.name, reason, "leave out long problems")
+
+    def generator(self, sampling: Sampling, talk: Talk | None = None) -> Generate:
+        """The function that generates a batch. Raises `ConfigError` for a model or an adapter that cannot be loaded."""
+        if self.named and self.backend.name != "hf":
+            client, name = self.served
+            stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config))
+            return with_server(client, name, self.tokenizer, stops, sampling)
+        limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
+        return with_model(self.weights, self.tokenizer, talk=talk, **limits)
 
 
 def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None:
-    """That the model has a chat template, and one that takes such a prompt."""
+    """Check that the model has a chat template that accepts this prompt."""
     from jinja2 import TemplateError
 
     try:
@@ -88,107 +183,30 @@ def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None
         raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
-def context_of(model: Any) -> int | None:
-    """The most tokens that a model, or one of that name, reads; None where its config does not say."""
-    config = loaded(model, _config) if isinstance(model, str) else model.config
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
+    """Generate batches with a vLLM server, by the ``name`` of its model or of an adapter that it has loaded.
 
-
-def check_context(model: Any, longest: int) -> None:
-    """That prompts of so many tokens leave room for an answer."""
-    limit = context_of(model)
-    if limit is not None and longest >= limit:
-        reason = f"has max_position_embeddings={limit}, and the longest prompt {longest} tokens"
-        name = model if isinstance(model, str) else model.config._name_or_path
-        raise ConfigError("model", name, reason, "leave out long problems")
-
-
-def opened(
-    model: Any, adapter: str | None, tokenizer: Any, backend: str, server: str | None, sampling: Sampling
-) -> Generate:
-    """The function that generates a batch, with a model that is loaded or a name.
-
-    `ConfigError` for a model or an adapter that cannot be loaded.
-    """
-    if backend == "hf" or not isinstance(model, str):
-        weights = _once((model, adapter), lambda: load_weights(model, adapter)) if isinstance(model, str) else model
-        limits: Any = {"temperature": sampling.temperature, "max_new_tokens": sampling.max_new_tokens}
-        return with_model(weights, tokenizer, **limits)
-    stops = stop_ids(tokenizer, loaded(model, _generation_config))
-    if backend == "vllm":
-        return with_vllm(model_path(model), adapter, tokenizer, stops, sampling)
-    client = Server(str(server))
-    served = client.models()[0]
-    if served not in (model, model_path(model)):
-        raise ConfigError("model", model, f"is not what the server has, {served!r}", f"give --model {served}")
-    name = served if adapter is None else adapter
-    if adapter is not None and Path(adapter).is_dir():
-        name = f"evaluated-{weights_hash(adapter)}"  # for these weights alone: vLLM's prefix cache goes by the name
-        client.unload_adapter(name)
-        client.load_adapter(name, str(real(adapter)))
-    return with_server(client, name, tokenizer, stops, sampling)
-
-
-def with_server(server: Server, name: str, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
-    """Batches by a server, under the ``name`` of its model or of an adapter that it has loaded.
-
-    vLLM gives every prompt of a request the request's seed, so that a request holds one prompt, and all its samples.
+    vLLM gives every prompt of a request the request's seed, so each completion is a request of its own.
     """
 
-    def ask(job: tuple[list[int], int, int]) -> list[Completion]:
-        prompt, samples, seed = job
-        sampled = server.generate(
+    def ask(prompt: list[int], seed: int) -> Completion:
+        sampled = client.generate(
             [prompt],
             model=name,
-            n=samples,
             temperature=sampling.temperature,
             max_tokens=sampling.max_new_tokens,
             seed=seed,
             logprobs=False,
             extra={"stop_token_ids": stops},
         )
-        return [read_off(tokenizer, ids, stops) for ids in sampled.token_ids]
+        return read_off(tokenizer, sampled.token_ids[0], stops)
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
+        seeds = [batch_seed(seed, i) for i in range(len(prompts))]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return [completion for part in pool.map(ask, jobs(prompts, seed)) for completion in part]
+            return list(pool.map(ask, prompts, seeds))
 
     return generate
-
-
-def with_vllm(path: str, adapter: str | None, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
-    """Batches by vLLM's ``LLM`` in this process, with an adapter's folder beside the weights, not merged."""
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for the answer
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    from vllm import LLM, SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    lora: dict[str, Any] = {}
-    if adapter is not None:
-        config = read_object(Path(adapter) / "adapter_config.json") or {}
-        lora = {"enable_lora": True, "max_lora_rank": served_rank(config["r"])}
-    llm = _once((path, adapter), lambda: LLM(model=path, **lora))
-    request = None if adapter is None else LoRARequest("adapter", 1, adapter)
-
-    def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
-        batch = jobs(prompts, seed)
-        limits: Any = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens}
-        drawn = [SamplingParams(n=n, seed=own, stop_token_ids=stops, **limits) for _, n, own in batch]
-        inputs: Any = [{"prompt_token_ids": prompt} for prompt, _, _ in batch]
-        outputs = llm.generate(inputs, drawn, use_tqdm=False, lora_request=request)
-        return [read_off(tokenizer, list(one.token_ids), stops) for output in outputs for one in output.outputs]
-
-    return generate
-
-
-def jobs(prompts: list[list[int]], seed: int) -> list[tuple[list[int], int, int]]:
-    """The prompts of a batch, equal neighbours as one: (token ids, how many, a seed of its own).
-
-    >>> [(prompt, samples) for prompt, samples, _ in jobs([[5], [5], [6]], seed=0)]
-    [([5], 2), ([6], 1)]
-    """
-    runs = [(prompt, len(list(same))) for prompt, same in groupby(prompts)]
-    return [(prompt, samples, batch_seed(seed, i)) for i, (prompt, samples) in enumerate(runs)]
 
 
 def load_weights(model: str, adapter: str | None) -> Any:
@@ -203,7 +221,7 @@ def load_weights(model: str, adapter: str | None) -> Any:
 
         try:
             weights = PeftModel.from_pretrained(weights, adapter)
-        except Exception as error:  # peft has no error of its own for a folder that it cannot use
+        except Exception as error:  # peft raises many kinds for a folder that it cannot use
             said = f"{type(error).__name__}: {first_line(error)}"
             raise ConfigError("adapter", adapter, f"does not fit {model}", said) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
@@ -225,7 +243,7 @@ def _generation_config(path: str) -> Any:
 
 
 def loaded(model: str, load: Callable[[str], Any]) -> Any:
-    """What ``load`` gives for the folder of a model; `ConfigError` where it raises."""
+    """Return ``load(folder of the model)``. Any exception becomes a `ConfigError` that names the model."""
     try:
         return load(model_path(model))
     except ConfigError as error:  # generation/models.py names the recipe's field

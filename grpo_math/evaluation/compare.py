@@ -7,48 +7,30 @@ sampling settings (`SAME`) are refused, since their difference would say nothing
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
 """
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from grpo_math.errors import UserError
-from grpo_math.evaluation.figures import as_now
+from grpo_math.errors import UserError, first_line
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
-from grpo_math.grading import version
 from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
 Row = dict[str, Any]
 
-# What two results must have in common beside the problems, and what to do where they do not.
+FORMAT = 1  # of a results file
+
+# What two results must have in common besides the problems, and what to do if they do not.
 SAME = {
     "template": "evaluate both with the same template to compare them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
-    version.KEY: "the verdicts of two graders may differ, grade the kept answers anew and compare what that writes: {}",
+    "grader": "the verdicts of two graders may differ, evaluate both with one version of grpo_math",
     "samples": "evaluate both with as many samples to compare them",
     "temperature": "evaluate both at the same temperature to compare them",
     "max_new_tokens": "evaluate both with the same limit to compare them",
     "tools": "evaluate both with the same tools and limits to compare them",
-}
-
-OPTIONAL: dict[str, tuple[type, ...]] = {
-    "sample": (int, type(None)),
-    "tokens": (int, type(None)),
-    "problem": (str, list, type(None)),
-    **dict.fromkeys(("gold", "answer"), (str, int, float, type(None))),
-    "verdict": (str, type(None)),
-}
-
-OF_FILE: dict[str, tuple[type, ...]] = {
-    "template": (str,),
-    "samples": (int,),
-    "temperature": (int, float),
-    "max_new_tokens": (int,),
-    "versions": (dict,),
-    **dict.fromkeys(("model", "adapter"), (str,)),
 }
 
 
@@ -67,37 +49,24 @@ class Change(NamedTuple):
 
 
 def read_results(path: str | Path) -> Results:
-    """A results file of `evaluate`, checked as far as the report relies on it; `ResultsError` in one line.
-
-    As in what `evaluate` returns, ``results`` is the file's own path. The figures are those of `figures.as_now`.
-    """
-    path = Path(path)
+    """Return the results in a file that `evaluate` wrote; ``results`` is the file's path. Raises `ResultsError`."""
     try:
         results = read_json(path)
+        if not isinstance(results, dict) or results.get("format") != FORMAT:
+            raise ResultsError(f"is not a results file of format {FORMAT}")
+        if not results["rows"]:
+            raise ResultsError("contains no rows")
+        rows = {(str(row["id"]), row.get("sample", 0)): (row["completion"], row["category"]) for row in results["rows"]}
+        if len(rows) < len(results["rows"]):
+            raise ResultsError("contains an id twice")
     except Unreadable as error:
-        damaged, other = "it is half written or damaged, evaluate again", "give a results file of `evaluate`"
-        raise ResultsError(f"{path}: {error}: {damaged if path.is_file() else other}") from None
-    if not isinstance(results, dict) or results.get("schema") != 1:
-        raise ResultsError(f"{path}: is not a results file of schema 1: evaluate again with this version")
-    rows = results.get("rows")
-    if not isinstance(rows, list) or not rows:
-        raise ResultsError(f"{path}: rows is empty: there is nothing to report, evaluate again")
-    for name, kinds in OF_FILE.items():
-        if not isinstance(results.get(name), (*kinds, type(None))):
-            raise ResultsError(f"{path}: {name} is no such thing: it is damaged, evaluate again")
-    seen = set()
-    for number, row in enumerate(rows, start=1):
-        for name, kind in (("id", (str, int)), ("completion", str), ("category", str)):
-            if not isinstance(row, dict) or not isinstance(row.get(name), kind):
-                raise ResultsError(f"{path}: row {number} has no {name}: it is damaged, evaluate again")
-        for name, kinds in OPTIONAL.items():
-            if not isinstance(row.get(name), kinds):
-                raise ResultsError(f"{path}: row {number} has a {name} that is none: it is damaged, evaluate again")
-        key = (str(row["id"]), row.get("sample", 0))
-        if key in seen:
-            raise ResultsError(f"{path}: row {number} repeats the id {key[0]!r}: ids must be unique to be paired")
-        seen.add(key)
-    return {**as_now(results), "results": str(path)}
+        raise ResultsError(str(error)) from None
+    except ResultsError as error:
+        raise ResultsError(f"{path}: {error}: run the evaluation again") from None
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise ResultsError(f"{path}: is damaged ({said}): run the evaluation again") from None
+    return {**results, "results": str(path)}
 
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
@@ -162,11 +131,10 @@ def _side(results: Results, which: int, before: Results, after: Results) -> dict
 
 def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
     """The rows of the same problem and sample; `ResultsError` names what the two results do not have in common."""
-    was, now = version.as_now(before), version.as_now(after)
     for name, remedy in SAME.items():
-        if was.get(name) != now.get(name):
-            remedy = remedy.format(" && ".join(_regrading(results) for results in (before, after) if _is_old(results)))
-            raise ResultsError(f"{name} differs (before {was.get(name)!r}, after {now.get(name)!r}): {remedy}")
+        was, now = before.get(name), after.get(name)
+        if was != now:
+            raise ResultsError(f"{name} differs (before {was!r}, after {now!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
     if alone := sorted(old.keys() ^ new.keys(), key=str):
         counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
@@ -178,15 +146,6 @@ def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
             if row.get(name) != new[key].get(name):
                 raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
     return [(row, new[key]) for key, row in old.items()]
-
-
-def _is_old(results: Results) -> bool:
-    return version.as_now(results).get(version.KEY) != version.version()
-
-
-def _regrading(results: Results) -> str:
-    """The line that grades them anew."""
-    return f"grpo-math evaluate --regrade {shlex.quote(str(results.get('results', 'RESULTS')))}"
 
 
 def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:

@@ -3,7 +3,7 @@
 ``accuracy`` is the share of right answers in whatever form, as in the log of a training run; pass@k, maj@k and the
 parts count the same. ``accuracy_in_format`` is the share of those that are also in the format that was asked for.
 
-Does not grade and does not ask a model: results.py does, and regrade.py grades anew.
+Does not grade and does not ask a model: results.py does.
 """
 
 from collections import Counter
@@ -85,20 +85,6 @@ def _calling(records: Sequence[Record]) -> dict[str, Any]:
             for name, part in parts.items()
         },
     }
-
-
-def as_now(results: Mapping[str, Any]) -> Results:
-    """Results with the figures of now, also of an earlier version, whose ``accuracy`` was the share in the format.
-
-    >>> rows = [{"id": "a", "category": "correct_answer_bad_format"}]
-    >>> as_now({"accuracy": 0.0, "answer_accuracy": 1.0, "rows": rows})["accuracy"]
-    1.0
-    """
-    samples, rows = results.get("samples", 1), results.get("rows") or []
-    whole = rows and isinstance(samples, int) and samples > 0 and len(rows) % samples == 0
-    if ACCURACY_IN_FORMAT in results or not whole:
-        return dict(results)
-    return {**{name: value for name, value in results.items() if name != "answer_accuracy"}, **summary(rows, samples)}
 
 
 def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bool]]) -> dict[str, Any]:

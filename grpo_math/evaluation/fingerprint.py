@@ -1,13 +1,13 @@
 """Short hashes of what must be the same for two evaluations to be one, or to be compared.
 
-Does not compare anything: journal.py and compare.py do. The grader has a version instead (grading/version.py).
+Does not compare anything: journal.py and compare.py do. The grader has a number instead (`GRADER`).
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_math.problems.prompts import TEMPLATES, build_prompt
+from grpo_math.problems.prompts import PROBLEM, TEMPLATES, build_prompt
 from grpo_math.run.resume import short_hash
 
 Row = Mapping[str, Any]
@@ -15,7 +15,7 @@ WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 
 def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
-    """Of the prompt around a problem: the template's text, and the chat template's that turns messages into one.
+    """Return a hash of the prompt without its problem: the template, and the chat template that renders messages.
 
     >>> one, other, boxed = (
     ...     {"problem": problem, "answer_format": template}
@@ -24,21 +24,22 @@ def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     >>> prompt_hash([one]) == prompt_hash([other]), prompt_hash([one]) == prompt_hash([boxed])
     (True, False)
     """
-    template = rows[0].get("answer_format")
-    prompt = build_prompt("{problem}", template) if template in TEMPLATES else rows[0]["prompt"]
+    template, problem, prompt = (rows[0].get(name) for name in ("answer_format", "problem", "prompt"))
+    if template in TEMPLATES and prompt in (None, build_prompt(str(problem), template)):  # not the user's own prompt
+        prompt = build_prompt(PROBLEM, template)
     chat = None if isinstance(prompt, str) else getattr(tokenizer, "chat_template", None)
     return short_hash([prompt, chat])
 
 
 def problems_hash(rows: Sequence[Row]) -> str:
-    """Of the problems and golds, in their order."""
+    """Return a hash of the problems and gold answers, in their order."""
     return short_hash([[row["id"], row["problem"], row["answer"]] for row in rows])
 
 
 def weights_hash(*folders: str | None) -> str:
-    """Of names, sizes and times of change of the weights in each folder; a name that is no folder stands for itself.
+    """Return a hash of the names, sizes and modification times of the weights in each folder.
 
-    So an adapter that was trained again is another one. What a Hub id resolves to is not looked up.
+    An adapter that was trained again has another hash. A Hub id stands for itself: it is not looked up.
     """
     files = []
     for folder in folders:

@@ -1,4 +1,4 @@
-"""What `grpo-math evaluate --run` takes from a finished run: base and trained model, template and lengths.
+"""Read a finished run for `grpo-math evaluate --run`: base and trained model, template and lengths.
 
 Does not evaluate them.
 """
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, first_line
+from grpo_math.problems.prompts import Template, template_of
 from grpo_math.run.resume import config_of
 from grpo_math.run.weights import weights_in
 
@@ -19,7 +20,7 @@ class OfRun(NamedTuple):
 
     base: str
     trained: tuple[str, str | None]
-    template: str
+    template: Template
     max_new_tokens: int
     folder: Path
     tools: dict[str, Any]  # of the recipe: tools, python, max_tool_calling_iterations
@@ -47,9 +48,8 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     tools = {name: config[name] for name in TOOLS if config.get(name)}
     folder = run / "evaluation" if output is None else Path(output)
-    longest = config.get("max_completion_length")
-    longest = longest if isinstance(longest, int) and longest > 0 else 512
-    return OfRun(base, trained, str(config.get("template") or "gsm8k"), longest, folder, tools)
+    longest = config.get("max_completion_length") or 512
+    return OfRun(base, trained, template_of(config), longest, folder, tools)
 
 
 def _of_revision(name: str, revision: str) -> str:

@@ -1,12 +1,10 @@
-"""`evaluate` as scripts call it: a trainer, or a model, on rows of any kind that hold a prompt and a gold answer.
-
-Of a trainer the model under training answers, over all ranks, and the results are kept in its ``output_dir``:
-before.json until it has trained, after.json then.
+"""`evaluate` as scripts call it: a trainer, or a model, on rows of any kind with a prompt and a gold answer.
 
 Does not generate or grade (results.py does), and imports no trainer: TRL's own will do.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,11 @@ from accelerate.utils import gather_object
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
+from grpo_math.evaluation.backends import Backend, Model, Sampling
 from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import problems_hash
-from grpo_math.evaluation.toolbox import toolbox_of
+from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.toolbox import Toolbox, toolbox, toolbox_of
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
 from grpo_math.run.weights import split_by
@@ -24,29 +24,57 @@ from grpo_math.run.weights import split_by
 Row = dict[str, Any]
 
 
-def evaluate(model: Any, problems: Iterable[Mapping[str, Any]], **settings: Any) -> Results:
+def evaluate(
+    model: Any,
+    problems: Iterable[Mapping[str, Any]],
+    *,
+    tokenizer: Any = None,
+    adapter: str | None = None,
+    backend: str = "hf",
+    server: str | None = None,
+    output: str | Path | None = None,
+    about: Mapping[str, Any] | None = None,
+    progress: bool = True,
+    tools: Toolbox | Sequence[str] = (),
+    grade_timeout: float | None = None,
+    **sampling: Any,
+) -> Results:
     """Results of a trainer or of a model on ``problems``: a list of rows, or a `datasets.Dataset`.
 
-    A row has a ``prompt``, and its gold as ``answer`` or ``solution``; `load_problems` makes such rows. ``settings``
-    are those of `results.evaluate` (samples, temperature, max_new_tokens, ...). Of a trainer the lengths
-    are those that it trains with and the answers are greedy, and each call writes OUTPUT_DIR/before.json, or, once it
-    has trained, after.json, which `grpo-math report` compares. On several processes all of them call it.
+    A row has a ``prompt``, and its gold answer as ``answer`` or ``solution``; `load_problems` makes such rows.
+    ``sampling`` are the fields of `Sampling` (samples, temperature, max_new_tokens, batch_size, seed), by default
+    greedy.
 
-    Raises `ConfigError` for rows without a prompt or a gold, and for weights that are split over processes.
+    A model is a name with an ``adapter`` (`Backend` describes ``backend`` and ``server``), or a loaded model with its
+    ``tokenizer``. ``output`` and ``about`` are those of `Output`, and ``tools`` are the names of a recipe's ``tools``.
+
+    A trainer is evaluated with its own model, tools and ``max_completion_length``. Each call writes
+    OUTPUT_DIR/before.json, or, after training, after.json, which `grpo-math report` compares. If training has several
+    processes, each of them calls it.
+
+    Raises `ConfigError` for rows without a prompt or a gold answer, and for weights that are split over processes.
     """
     rows = rows_of(problems)
+    box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
-        return results.evaluate(model, rows, **settings)
+        options: dict[str, Any] = {"tools": box, "grade_timeout": grade_timeout or 5.0}
+        said = Output(output, about or {}, progress=progress)
+        with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
+            return results.evaluate(opened, rows, Sampling(**sampling), said, **options)
     trainer = model
     _refuse_split_weights(trainer)
     longest = getattr(trainer, "max_completion_length", None) or 512
-    timeout = getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0)
-    found = over_ranks(trainer, rows, **{"max_new_tokens": longest, "grade_timeout": timeout, **settings})
+    timeout = (
+        getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
+    )
+    drawn = Sampling(**{"max_new_tokens": longest, **sampling})
+    said = Output(about=about or {}, progress=progress)
+    found = over_ranks(trainer, rows, drawn, said, tools=box or toolbox_of(trainer), grade_timeout=timeout)
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))
-    adapter = run_dir / "adapter"
+    adapter_dir = run_dir / "adapter"
     if name == "after.json":
-        found["adapter"] = str(adapter) if (adapter / "adapter_config.json").exists() else None
+        found["adapter"] = str(adapter_dir) if (adapter_dir / "adapter_config.json").exists() else None
     if trainer.accelerator.is_main_process:
         write_json(run_dir / name, found)
         for kept in (callback for callback in trainer.callback_handler.callbacks if hasattr(callback, "evaluated")):
@@ -54,18 +82,25 @@ def evaluate(model: Any, problems: Iterable[Mapping[str, Any]], **settings: Any)
     return found
 
 
-def over_ranks(trainer: Any, rows: list[Row], *, progress: bool = True, **settings: Any) -> Results:
-    """Results over all ranks, on each of them: each takes every n-th row."""
+def over_ranks(
+    trainer: Any,
+    rows: list[Row],
+    sampling: Sampling,
+    output: Output,
+    *,
+    tools: Toolbox | None = None,
+    grade_timeout: float = 5.0,
+) -> Results:
+    """Results over all ranks, on each of them: rank r evaluates every n-th row from row r on."""
     accelerator = trainer.accelerator
-    own = rows[accelerator.process_index :: accelerator.num_processes] or rows[:1]
-    settings = {"tools": toolbox_of(trainer) or (), **settings}
-    settings = {"tokenizer": trainer.processing_class, "progress": progress and accelerator.is_main_process, **settings}
-    found = results.evaluate(accelerator.unwrap_model(trainer.model), own, **settings)
+    local_rows = rows[accelerator.process_index :: accelerator.num_processes] or rows[:1]
+    output = replace(output, progress=output.progress and accelerator.is_main_process)
+    model = Model(accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
+    found = results.evaluate(model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout)
     if accelerator.num_processes > 1:
-        samples = settings.get("samples", 1)
-        of_all = {(record["id"], record["sample"]): record for record in gather_object(found["rows"])}
-        found["rows"] = [of_all[str(row["id"]), sample] for row in rows for sample in range(samples)]
-        found.update(summary(found["rows"], samples), problems_hash=problems_hash(rows))
+        all_ranks = {(record["id"], record["sample"]): record for record in gather_object(found["rows"])}
+        found["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
+        found.update(summary(found["rows"], sampling.samples), problems_hash=problems_hash(rows))
     return found
 
 

@@ -2,9 +2,10 @@ r"""The pass rate of each problem, measured once with the model that is to be tr
 
 .. math:: \text{pass rate} = \frac{\text{completions graded correct}}{\text{completions that could be graded}}
 
-The file is JSONL: one line says what was measured (model, template, temperature, longest completion, completions a
-problem), and then there is one line for each problem. It is written as the measuring goes, so that what was interrupted
-goes on; it serves every data set whose problems are in it. problems/difficulty.py chooses and orders by the rates.
+The file is JSONL: one line states what was measured (model, template, temperature, longest completion, completions per
+problem), then there is one line for each problem. It is written while problems are measured, so that an interrupted
+measurement continues. It serves every data set whose problems are in it. problems/difficulty.py selects and orders by
+the rates.
 
 Does not use vLLM, and does not look again: the rates are those of the model before training.
 """
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.evaluation import journal
-from grpo_math.evaluation.backends import Sampling
-from grpo_math.evaluation.results import answered
+from grpo_math.evaluation.backends import Model, Sampling
+from grpo_math.evaluation.results import answer
 from grpo_math.evaluation.toolbox import Toolbox
 from grpo_math.grading import Verdict
 from grpo_math.problems.difficulty import Rates, Row, key
@@ -38,11 +39,11 @@ def default_file(output_dir: str | Path, about: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path, about: Mapping[str, Any]) -> Rates:
-    """The rates of a file that `measure` wrote; none where there is no file.
+    """Return the rates in a file that `measure` wrote; none if there is no file.
 
     A file that was measured in another way than ``about`` is a `ConfigError`. A last line that was cut off is left out.
     """
-    return _rates(path, journal.read(path, about, FIELD))
+    return _rates(journal.read(path, about, FIELD))
 
 
 def measure(
@@ -65,38 +66,37 @@ def measure(
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object
-    from tqdm import tqdm
 
+    from grpo_math.run.bar import Bar
     from grpo_math.run.main_process import on_main
 
     state = PartialState()
-    rates: Rates = on_main(lambda: _rates(path, journal.go_on(path, about, FIELD)))
+    rates: Rates = on_main(lambda: _rates(journal.go_on(path, about, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = about["samples"]
+    measured = Model(model, tokenizer=tokenizer)
     sampling = Sampling(samples, about["temperature"], about["max_tokens"], batch_size, seed)
     share = max(1, batch_size // samples)  # problems of one process at a time
-    with tqdm(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
+    with Bar(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
         for start in range(0, len(todo), share * state.num_processes):
             every = todo[start : start + share * state.num_processes]
             part = every[state.process_index :: state.num_processes]
             drawn = replace(sampling, seed=seed + len(rates) * state.num_processes + state.process_index)
-            _, grades = answered(model, tokenizer, part, drawn, grade_timeout, tools)
+            named = [{**row, "id": i} for i, row in enumerate(part)]  # ids of a training set may repeat
+            records = answer(measured, named, drawn, tools=tools, grade_timeout=grade_timeout)
             lines = []
             for i, row in enumerate(part):
-                verdicts = [grade.verdict for grade in grades[i * samples : (i + 1) * samples]]
+                verdicts = [Verdict(record["verdict"]) for record in records[i * samples : (i + 1) * samples]]
                 graded = sum(not verdict.ungradable for verdict in verdicts)
                 counts = {"correct": verdicts.count(Verdict.CORRECT), "graded": graded}
                 lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
             lines = gather_object(lines)
             if state.is_main_process:
                 journal.append(path, lines)
-            rates.update(_rates(path, lines))
+            rates.update(_rates(lines))
             bar.update(len(every))
     return rates
 
 
-def _rates(path: Path, lines: Sequence[Row]) -> Rates:
-    try:
-        return {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines}
-    except (KeyError, TypeError):
-        raise journal.not_one(path, FIELD) from None
+def _rates(lines: Sequence[Row]) -> Rates:
+    return {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.grading import Grade, Verdict
-from grpo_math.grading.compare import value
+from grpo_math.grading.equal.compare import value
 
 TOLERANCE = "tolerance"
 

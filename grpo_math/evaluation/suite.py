@@ -12,17 +12,18 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.problems.prompts import Template
 from grpo_math.problems.sources import SOURCES, SUITES, listed, source_of
 
 
 class Asked(NamedTuple):
-    template: str
+    template: str | Template
     samples: int
     temperature: float
 
 
 def sets(data: str | None, suite: str | None) -> list[str]:
-    """The data sets that ``--data`` and ``--suite`` name. Raises `UserError` where it is none, and for one twice.
+    """Return the data sets that ``--data`` and ``--suite`` name. Raises `UserError` for none, and for one twice.
 
     >>> sets("gsm8k,math500", None), sets(None, "math")[:2]
     (['gsm8k', 'math500'], ['gsm8k', 'math500'])
@@ -40,8 +41,8 @@ def sets(data: str | None, suite: str | None) -> list[str]:
     return names
 
 
-def asked(name: str, template: str | None, samples: int | None, temperature: float | None) -> Asked:
-    """How a set is evaluated: as is said, or else as its authors do; one sample where it is greedy."""
+def asked(name: str, template: str | Template | None, samples: int | None, temperature: float | None) -> Asked:
+    """Return how a set is evaluated: as given, else as its authors do; one sample if it is greedy."""
     source = SOURCES.get(source_of(name) or "")
     usual = Asked(source.template, source.samples, source.temperature) if source else Asked("gsm8k", 1, 0.0)
     heat = usual.temperature if temperature is None else temperature

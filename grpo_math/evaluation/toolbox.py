@@ -6,7 +6,7 @@ Does not confine a call: tools/ does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from typing import Any
 
@@ -14,7 +14,7 @@ from grpo_math.generation.chat import Message, Tool
 from grpo_math.generation.completions import Completion, Generate, batch_seed
 from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play, tools_of
 from grpo_math.rewards.columns import text_of
-from grpo_math.tools import PythonLimits, as_mapping, environment, limits_of, read_limits, read_tools
+from grpo_math.tools import PythonLimits, environment, limits_of, read_limits, read_tools
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _toolbox(own: Sequence[Tool], session: Callable[[], Any] | None, rounds: int
     stated: dict[str, Any] = {"names": [tool.__name__ for tool in tools], "max_tool_calling_iterations": rounds}
     limits = next(filter(None, map(limits_of, tools)), None)
     if limits:
-        stated["python"] = as_mapping(limits)
+        stated["python"] = asdict(limits)
     return Toolbox(own, session, rounds, stated, limits)
 
 

@@ -35,31 +35,6 @@ class Completion:
 Generate = Callable[[list[list[int]], int], list[Completion]]  # the token ids of a batch's prompts, and its seed
 
 
-def complete(
-    model: Any,
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    *,
-    temperature: float = 0.0,
-    max_new_tokens: int = 512,
-    batch_size: int = 32,
-    seed: int = 0,
-    talk: Talk | None = None,
-    through: Callable[[Generate], Generate] = lambda generate: generate,
-) -> list[Completion]:
-    """One completion of each prompt, in order; 0 as temperature is greedy. The caller's generators stay as they are.
-
-    ``talk`` renders prompts with tools, and ``through`` makes turns of what generates.
-    """
-    ids = token_ids(tokenizer, prompts, talk)
-    generate = through(with_model(model, tokenizer, temperature=temperature, max_new_tokens=max_new_tokens, talk=talk))
-    completions: dict[int, Completion] = {}
-    for number, batch in enumerate(batches(ids, batch_size)):
-        answers = generate([ids[i] for i in batch], batch_seed(seed, number))
-        completions.update(zip(batch, answers, strict=True))
-    return [completions[i] for i in range(len(prompts))]
-
-
 def token_ids(tokenizer: Any, prompts: Sequence[Prompt], talk: Talk | None = None) -> list[list[int]]:
     """Exactly the ids that TRL trains on: the chat template for messages, the plain text otherwise."""
     if talk is not None:

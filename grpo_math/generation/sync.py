@@ -13,9 +13,9 @@ A canary (canary.py) proves that vLLM samples what is trained.
 With ``staleness: 1`` the next batch is sampled while one is trained on (ahead.py): two adapters are then alive.
 
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
-/dev/shm where the server is on this machine, else in the run directory, which the server has to see under the same
-path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last one, which the
-next run that puts its own there removes.
+/dev/shm if the server is on this machine and there is room, else in the run directory, which the server has to see
+under the same path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last
+one, which the next run that puts its own there removes.
 
 `adapter_sync` puts the class in the place of TRL's name for the time of its constructor, and TRL's own client, which
 knows no key, under one that sends VLLM_API_KEY. Does not send full weights (TRL's own path does), and takes no images.
@@ -45,12 +45,14 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unserved, save_adapter
+from grpo_math.generation.adapters import ADAPTER, adapter_bytes, adapter_tensors, refuse_unserved, save_adapter
 from grpo_math.generation.ahead import Asked
 from grpo_math.generation.canary import TOKENS, Answer, Canary
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.server import LOCAL, Sampled, Server, ServerError, key, served_rank
+from grpo_math.generation.server import Sampled, Server, key, served_rank
 from grpo_math.run import lock
+from grpo_math.run.disk import adapter_folder
+from grpo_math.run.http import LOCAL, ServerError
 from grpo_math.run.main_process import on_main
 
 logger = logging.getLogger(__name__)
@@ -152,10 +154,7 @@ class AdapterGeneration(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def sync_weights(self) -> None:
-        if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
-            vllm_generation.empty_cache()
-            self.llm.wake_up(tags=["weights"])
-            self._llm_weights_sleeping = False
+        self._wake()
         self._send()
         self.syncs += 1
         self.canary.due = self.canary.agreed < 2
@@ -164,8 +163,7 @@ class AdapterGeneration(VLLMGeneration):
         if any(image is not None for image in images or ()):
             raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
         if self.mode == "colocate":
-            if self.enable_sleep_mode and self._llm_weights_sleeping:
-                self.sync_weights()
+            self._wake()  # of a sleep that keeps base and adapter: nothing is sent again
             if self.canary.due:
                 self.canary.check(prompts, self.syncs)
             return super().generate(prompts, images, num_generations, profiler)
@@ -179,6 +177,12 @@ class AdapterGeneration(VLLMGeneration):
         token_ids, logprobs = sampled.token_ids[own], sampled.logprobs[own]
         nested = ([[[value] for value in row] for row in rows] for rows in (logprobs, token_ids))
         return list(prompts), token_ids, *nested
+
+    def _wake(self) -> None:
+        if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
+            vllm_generation.empty_cache()
+            self.llm.wake_up(tags=["weights"])
+            self._llm_weights_sleeping = False
 
     # Servers
 
@@ -258,16 +262,25 @@ class AdapterGeneration(VLLMGeneration):
         requests = [(prompt, batch_seed(own, number)) for number, prompt in enumerate(prompts)]
 
         def share(i: int) -> list[Sampled]:
-            server = self.servers[i]
+            server, answers = self.servers[i], dict.fromkeys(range(i, len(requests), k))
 
-            def ask(request: tuple[list[int], int]) -> Sampled:
-                prompt, seed = request
+            def ask(number: int) -> ServerError | None:
+                prompt, seed = requests[number]
                 room = max(1, min(self.max_completion_length, self.context - len(prompt)))  # a later turn's is longer
-                return server.generate([prompt], model=_name(folder), seed=seed, max_tokens=room, **settings)
+                sampling = {"seed": seed, "max_tokens": room, **settings}
+                try:
+                    answers[number] = server.generate([prompt], model=_name(folder), **sampling)
+                except ServerError as error:
+                    return error
+                return None
 
-            def asked() -> list[Sampled]:
+            def asked() -> list[Any]:
+                # After a restart only the requests without an answer are sent again.
                 with ThreadPoolExecutor(AT_ONCE) as requesting:
-                    return list(requesting.map(ask, requests[i::k]))
+                    errors = list(requesting.map(ask, [number for number, answer in answers.items() if answer is None]))
+                if error := next(filter(None, errors), None):
+                    raise error
+                return list(answers.values())
 
             return self._outliving_restarts(server, asked, folder)
 
@@ -337,9 +350,9 @@ class AdapterGeneration(VLLMGeneration):
         return self.mode == "colocate" or self.accelerator.is_main_process
 
     def _folder_for_adapters(self) -> Path:
-        own, shared = os.environ.get("GRPO_MATH_ADAPTER_DIR"), Path("/dev/shm")
         near = all(urlsplit(server.url).hostname in LOCAL for server in self.servers)
-        base = Path(own) if own else shared if near and os.access(shared, os.W_OK) else self.output_dir
+        writers = self.accelerator.num_processes if self.mode == "colocate" else 1
+        base = adapter_folder(self.output_dir, near, writers * adapter_bytes(self.model))
         base.mkdir(parents=True, exist_ok=True)
         for left in base.glob(f"{PREFIX}*"):  # by runs that were killed
             if left.lstat().st_uid == os.geteuid() and lock.abandoned(left):
@@ -380,6 +393,8 @@ class AdapterGeneration(VLLMGeneration):
         if self.enable_sleep_mode:
             self.llm.wake_up(tags=["kv_cache"])
         settings = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
+        if self.tensor_parallel_size > 1:  # as TRL before each `generate`: it can hang without (huggingface/trl#3671)
+            torch.distributed.barrier(device_ids=[self.accelerator.local_process_index])
         output = self.llm.generate([{"prompt_token_ids": prompt}], sampling_params=settings, use_tqdm=False)[0]
         ids = list(output.outputs[0].token_ids)
         logprobs = [at[token].logprob for at, token in zip(output.outputs[0].logprobs, ids, strict=True)]

@@ -1,39 +1,53 @@
 """Many completions -> their grades, in order, with each distinct one graded once.
 
-Does not compare: compare.py does in this process, and the pool's workers do where it cannot tell.
+Does not compare: compare.py does in this process, and the workers do where it cannot tell.
 """
 
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from grpo_math.errors import one_of
-from grpo_math.grading.compare import compare, holds_several
-from grpo_math.grading.extract import Extraction, extract, extract_gold
+from grpo_math.grading.equal.compare import compare
 from grpo_math.grading.formats import FORMATS, in_format
-from grpo_math.grading.house import HOUSE, House
-from grpo_math.grading.pool import Job, Progress, shared_pool
-from grpo_math.grading.verdict import Grade, Verdict
-from grpo_math.grading.work import bounded
+from grpo_math.grading.verdict import POLICY, Grade, GradingPolicy, Verdict
+from grpo_math.grading.where import find, gold_answer
+from grpo_math.grading.workers import Job, Progress, shared_pool
 
 ANSWER_CHARACTERS = 500  # of the answer that a Grade keeps
+ONE = "1"  # an answer that costs nothing: a gold answer that cannot be compared with it is at fault itself
 
 Row = tuple[str, str, str | None]  # gold, completion, answer format
 
 
 def grade(
-    gold: str, completion: str, *, answer_format: str | None = None, timeout: float = 5.0, house: House = HOUSE
+    gold: str,
+    completion: str,
+    *,
+    answer_format: str | None = None,
+    timeout: float = 5.0,
+    policy: GradingPolicy = POLICY,
 ) -> Verdict:
     r"""Is the completion's answer the gold answer?
 
-    ``gold`` is a bare answer or a whole solution that marks one (``#### 72``, ``\boxed{72}``); ``house`` what a grader
-    may decide either way (`House`).
+    ``gold`` is a bare answer or a whole solution that marks one (``#### 72``, ``\boxed{72}``); ``policy`` what a grader
+    may decide either way (`GradingPolicy`).
 
-    >>> str(grade("x=5", r"\boxed{5}")), str(grade("5", "I do not know."))
+    >>> str(grade("x=5", r"\boxed{5}")), str(grade("5", "I do not know what to say."))
     ('correct', 'no_answer')
     """
-    return grade_batch([gold], [completion], answer_format=answer_format, timeout=timeout, house=house)[0].verdict
+    return grade_batch([gold], [completion], answer_format=answer_format, timeout=timeout, policy=policy)[0].verdict
+
+
+def score(completion: str, gold: str) -> float:
+    """Return 1.0 if the completion's answer is the gold answer, and 0.0 otherwise.
+
+    >>> score("It is 7. #### 7", "7"), score("I cannot tell.", "7")
+    (1.0, 0.0)
+    """
+    return float(grade(gold, completion) is Verdict.CORRECT)
 
 
 def grade_batch(
@@ -42,9 +56,8 @@ def grade_batch(
     *,
     answer_format: str | Sequence[str | None] | None = None,
     timeout: float = 5.0,
-    workers: int | None = None,
     progress: Progress | None = None,
-    house: House = HOUSE,
+    policy: GradingPolicy = POLICY,
 ) -> list[Grade]:
     """The grades of many completions, in order; a (gold, completion, format) that occurs twice is graded once.
 
@@ -57,16 +70,32 @@ def grade_batch(
     rows = _rows(golds, completions, answer_format)
     count = Counter(rows)
     tell = progress or (lambda rows: None)
-    done, undecided = _quickly(count, tell, house.checked())
+    done, undecided = _quickly(count, tell, policy.checked())
     jobs = list(undecided)
 
     def ended(job: int) -> None:
         tell(sum(count[row] for row in undecided[jobs[job]]))
 
-    for job, o in zip(jobs, shared_pool().run(jobs, timeout, workers, ended) if jobs else [], strict=True):
+    for job, graded in zip(jobs, shared_pool().run(jobs, timeout, ended) if jobs else [], strict=True):
+        blamed = _blamed(job, graded, timeout)
         for row in undecided[job]:
-            done[row] = Grade(o.verdict, job[1][:ANSWER_CHARACTERS], _kept(row[1], row[2]), o.seconds, o.reason)
+            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=_kept(row[1], row[2]))
     return [done[row] for row in rows]
+
+
+def _blamed(job: Job, graded: Grade, timeout: float) -> Grade:
+    """Return a grade that blames the gold answer if the gold answer alone cannot be checked."""
+    gold, _, *policy = job
+    if graded.verdict is Verdict.UNCHECKABLE and _is_uncheckable((gold, ONE, *policy), timeout):
+        return graded._replace(verdict=Verdict.BAD_GOLD, reason=f"the gold: {graded.reason}")
+    return graded
+
+
+@lru_cache(maxsize=4096)
+def _is_uncheckable(job: Job, timeout: float) -> bool:
+    if compare(*job[:2])[0] is not None:
+        return False
+    return shared_pool().run([job], timeout)[0].verdict is Verdict.UNCHECKABLE
 
 
 def _rows(
@@ -76,25 +105,25 @@ def _rows(
         raise ValueError(f"{len(golds)} golds and {len(completions)} completions: give one gold for each completion")
     one = answer_format is None or isinstance(answer_format, str)
     formats: list[Any] = [answer_format] * len(golds) if one else list(answer_format)  # type: ignore
-    if len(formats) != len(golds):
-        raise ValueError(f"{len(formats)} answer formats and {len(golds)} golds: give one format for each row")
     for name in set(formats) - {None}:
         one_of("answer_format", name, tuple(FORMATS))
     texts = ["" if gold is None else str(gold) for gold in golds]  # a data set's golds may be numbers
     return list(zip(texts, completions, formats, strict=True))
 
 
-def _quickly(count: Counter[Row], tell: Progress, house: House) -> tuple[dict[Row, Grade], dict[Job, list[Row]]]:
+def _quickly(
+    count: Counter[Row], tell: Progress, policy: GradingPolicy
+) -> tuple[dict[Row, Grade], dict[Job, list[Row]]]:
     """The rows that this process decides, and the (gold, answer) that it cannot, each with its rows."""
     done: dict[Row, Grade] = {}
     undecided: dict[Job, list[Row]] = {}
     for row in count:
         started = time.perf_counter()
         try:
-            quick = _quick(*row, house)
+            quick = _quick(*row, policy)
         except Exception as error:  # no known text does this; the batch must survive the unknown one
             reason = f"{type(error).__name__} while reading the answer"
-            quick = Grade(Verdict.CRASH, None, _kept(row[1], row[2]), reason=reason)
+            quick = Grade(Verdict.UNCHECKABLE, None, _kept(row[1], row[2]), reason=reason)
         if isinstance(quick, Grade):
             done[row] = quick._replace(seconds=time.perf_counter() - started)
             tell(count[row])
@@ -106,8 +135,8 @@ def _quickly(count: Counter[Row], tell: Progress, house: House) -> tuple[dict[Ro
 def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequence[str]) -> list[dict[str, str | None]]:
     """The rows that could not be graded, for the run directory.
 
-    >>> offending([Grade(Verdict.TIMEOUT, "9^9^9", reason="stopped after 5 s")], ["1"], ["so 9^9^9"])
-    [{'verdict': 'timeout', 'reason': 'stopped after 5 s', 'gold': '1', 'answer': '9^9^9', 'completion': 'so 9^9^9'}]
+    >>> offending([Grade(Verdict.BAD_GOLD, None, reason="the gold is empty")], [""], ["so 5"])
+    [{'verdict': 'bad_gold', 'reason': 'the gold is empty', 'gold': '', 'answer': None, 'completion': 'so 5'}]
     """
     return [
         {"verdict": str(g.verdict), "reason": g.reason, "gold": gold, "answer": g.answer, "completion": completion}
@@ -116,40 +145,19 @@ def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequen
     ]
 
 
-def _quick(gold: str, completion: str, answer_format: str | None, house: House = HOUSE) -> Grade | Job:
-    """A grade, or the (gold, answer) that only a worker can compare."""
+def _quick(gold: str, completion: str, answer_format: str | None, policy: GradingPolicy = POLICY) -> Grade | Job:
+    """Return a grade, or the (gold, answer) that only a worker can compare."""
     kept = _kept(completion, answer_format)
-    wanted = extract_gold(gold)
-    if not wanted.text:
+    expected = gold_answer(gold)
+    if not expected:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
-    found = extract(completion, answer_format, last_box=house.last_box)
+    found = find(completion, answer_format)
     if not found.text:
         return Grade(Verdict.NO_ANSWER, None, kept, reason=found.how)
-    graded: list[Grade] = []
-    undecided: list[Job] = []
-    pairs = _pairs(wanted, found)
-    with bounded():
-        if len(found.boxes) > 1 and all(
-            compare(wanted.text, part, house=house)[0] is Verdict.CORRECT for part in found.boxes
-        ):
-            return Grade(Verdict.CORRECT, found.text[:ANSWER_CHARACTERS], kept, reason="the same in all")
-        for gold_text, answer in pairs:
-            verdict, reason = compare(gold_text, answer, house=house)
-            if verdict is None:
-                undecided.append((gold_text, answer, *(house if house != HOUSE else ())))
-                continue
-            graded.append(Grade(verdict, answer[:ANSWER_CHARACTERS], kept, reason=reason))
-            if verdict is Verdict.CORRECT:
-                return graded[-1]
-    return undecided[0] if undecided else graded[0]
-
-
-def _pairs(wanted: Extraction, found: Extraction) -> list[Job]:
-    """What may be compared: the answers, and where one side gives its parts in several boxes, all of them at once."""
-    golds = [wanted.text or ""] + ([", ".join(wanted.boxes)] if len(wanted.boxes) > 1 else [])
-    if len(found.boxes) < 2:
-        return [(gold, found.text or "") for gold in golds]
-    return [(gold, (", " if holds_several(gold) else " or ").join(found.boxes)) for gold in golds]
+    verdict, reason = compare(expected, found.text, policy=policy)
+    if verdict is None:
+        return (expected, found.text, *(policy if policy != POLICY else ()))
+    return Grade(verdict, found.text[:ANSWER_CHARACTERS], kept, reason=reason)
 
 
 def _kept(completion: str, answer_format: str | None) -> bool:

@@ -1,6 +1,6 @@
 """What an answer looks like: the formats that a prompt can ask for, and whether a completion keeps to one.
 
-Does not find the answer in a completion (extract.py) nor build prompts (problems/prompts.py).
+Does not find the answer in a completion (where.py) nor build prompts (problems/prompts.py).
 """
 
 import re
@@ -22,6 +22,21 @@ class AnswerFormat:
     strict: re.Pattern[str]
     tags: tuple[str, ...]
     example: str
+
+
+def _in_tags(name: str, thought: str) -> AnswerFormat:
+    """Return the format of a thought and an answer, each in tags."""
+    return AnswerFormat(
+        name,
+        marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
+        strict=re.compile(
+            rf"\s*<{thought}>(?:(?!</?{thought}>|</?answer>).)*</{thought}>\s*"
+            r"<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
+            re.DOTALL,
+        ),
+        tags=(f"<{thought}>", f"</{thought}>", "<answer>", "</answer>"),
+        example=f"<{thought}>\nIt follows.\n</{thought}>\n<answer>\nANSWER\n</answer>\n",
+    )
 
 
 # Every `strict` takes exactly one answer, and not an empty one: two are two tries. Every pattern is linear: no nested
@@ -68,17 +83,8 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("</think>", "<answer>", "</answer>"),
         example="It follows. </think> <answer>ANSWER</answer>",
     ),
-    "xml": AnswerFormat(
-        "xml",
-        marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
-        strict=re.compile(
-            r"\s*<reasoning>(?:(?!</?reasoning>|</?answer>).)*</reasoning>\s*"
-            r"<answer>(?!\s*</answer>)(?:(?!</?answer>).)+</answer>\s*",
-            re.DOTALL,
-        ),
-        tags=("<reasoning>", "</reasoning>", "<answer>", "</answer>"),
-        example="<reasoning>\nIt follows.\n</reasoning>\n<answer>\nANSWER\n</answer>\n",
-    ),
+    "xml": _in_tags("xml", "reasoning"),
+    "think": _in_tags("think", "think"),
     # After the results of its calls, and a number: the task itself, "#### 12 * 34", is none.
     "python": AnswerFormat(
         "python",

@@ -1,6 +1,6 @@
 """What grading one answer came to: a `Verdict`, and the `Grade` that carries it with its evidence.
 
->>> str(Verdict.CORRECT), Verdict.TIMEOUT.ungradable, Verdict.WRONG.ungradable
+>>> str(Verdict.CORRECT), Verdict.CRASH.ungradable, Verdict.UNCHECKABLE.ungradable
 ('correct', True, False)
 
 Does not grade, and gives no verdict a number: rewards/ does.
@@ -9,22 +9,28 @@ Does not grade, and gives no verdict a number: rewards/ does.
 from enum import StrEnum
 from typing import NamedTuple
 
+from grpo_math.errors import ConfigError
+
+# The version of the grader. Results of two graders are not compared. A verdict changes only with a labelled case from
+# outside, and then this number does.
+GRADER = 12
+
 
 class Verdict(StrEnum):
-    """The seven outcomes. The last three are `ungradable`: they say nothing about the answer."""
+    """The seven outcomes. The last two are `ungradable`: the gold answer or the machine is at fault, not the answer."""
 
     CORRECT = "correct"
     WRONG = "wrong"
     NO_ANSWER = "no_answer"  # nothing in the completion can be taken for its answer
     UNPARSEABLE = "unparseable"  # there is an answer, and it cannot be read
-    BAD_GOLD = "bad_gold"  # the gold is empty or cannot be read
-    TIMEOUT = "timeout"  # the time limit, or a guard that saw it coming
-    CRASH = "crash"  # the worker died or ran out of memory
+    UNCHECKABLE = "uncheckable"  # the answer is too large, or exceeded the limit of CPU time or memory twice
+    BAD_GOLD = "bad_gold"  # the gold answer is empty, too large, or exceeds these limits by itself
+    CRASH = "crash"  # two workers were killed from outside
 
     @property
     def ungradable(self) -> bool:
         """True where a reward function must return None instead of a number."""
-        return self in (Verdict.BAD_GOLD, Verdict.TIMEOUT, Verdict.CRASH)
+        return self in (Verdict.BAD_GOLD, Verdict.CRASH)
 
 
 class Grade(NamedTuple):
@@ -42,3 +48,23 @@ class Grade(NamedTuple):
     in_format: bool = True
     seconds: float = 0.0
     reason: str = ""
+
+
+class GradingPolicy(NamedTuple):
+    """Choices of the grader that mathematics leaves open. Training and evaluation use the defaults to stay comparable.
+
+    ``percent_as_number``: 25% answers 25, and not only 0.25. ``digits``: a decimal of that many significant digits or
+    more answers the number that it is rounded or cut from, as 1.41421356237 answers sqrt(2); 0 for never.
+    """
+
+    percent_as_number: bool = True
+    digits: int = 12
+
+    def checked(self) -> "GradingPolicy":
+        """Return the policy; a `ConfigError` if ``digits`` is below 6, which would pay answers that are only near."""
+        if self.digits and self.digits < 6:
+            raise ConfigError("digits", self.digits, "would pay answers that are only near", "give 0, or 6 or more")
+        return self
+
+
+POLICY = GradingPolicy()

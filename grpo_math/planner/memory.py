@@ -1,27 +1,30 @@
-"""Shapes and settings -> bytes of each term on one GPU, while the policy is trained and while it generates. Pure.
+"""A measured model and settings -> bytes of each term on one GPU, while the policy is trained and while it generates.
 
-A term is either counted (weights, adapter, gradients, optimizer state, KV cache; activations.py, to 5%) or an
-allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, temporaries of the backward pass and of sampling). Terms are
-added up although not all of them peak at the same moment: an upper bound. tests/planner holds both to what torch
-allocates on a CPU; on a GPU nothing here has been measured.
+A term is counted (weights, adapter, gradients, optimizer state, KV cache, the LM head), measured (activations and the
+temporaries of a layer, by measure.py) or an allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, `FRAGMENTATION`).
+Terms are added up although not all of them peak at the same moment: an upper bound. On a GPU nothing here has been
+measured.
 
-Does not know fragmentation: plan.py keeps a margin for it.
+Does not decide whether a recipe fits: plan.py does.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from grpo_math.planner import activations, slack
-from grpo_math.planner.activations import Precision, Work, packs, targets
-from grpo_math.planner.model import Shape
+from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Settings, Zero
+from grpo_math.planner.work import ROOM, Run, Work, packs, tiles, work_of
 from grpo_math.run.machine import GB
-from grpo_math.trainer.arrange import fill
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
 VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
-ROOM = 64  # tokens that decoding.py's cache has room for beyond those it holds
+# What the caching allocator reserves beyond what is live, of all that torch allocates: with the default segments the
+# simulated recipes reserve 1 to 11% more (docs/planning.md). Expandable segments leave less.
+FRAGMENTATION = 0.078
+# A tile of TRL's fused LM head (its TOKEN_CHUNK_SIZE and chunk size), and the layer inputs that its offloading keeps.
+HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
+RANK = 16  # the least that is measured: temporaries of an adapter are those of the next power of two
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
 TERMS = {
@@ -34,33 +37,42 @@ TERMS = {
     "communication": "gradient buckets, NCCL",
     "gathered_weights": "weights gathered by ZeRO-3",
     "activations": "activations",
-    "recomputed": "a layer, recomputed",
     "layer_workspace": "temporaries of a layer",
     "lm_head_workspace": "fused LM head",
     "reference": "reference",
     "kv_cache": "KV cache",
     "sampling": "prefill and sampling",
-    "allocator": "allocator's slack",
+    "allocator": "fragmentation",
     "vllm_weights": "vLLM weights",
     "vllm_kv_cache": "vLLM KV cache",
     "vllm_overhead": "vLLM overhead",
     "cuda_context": "CUDA context",
 }
 
-# What comes and goes within an update, or a prefill.
-TEMPORARY = ("gradients_in_transit", "recomputed", "layer_workspace", "lm_head_workspace", "sampling")
+# What torch's allocator has no part in.
+OUTSIDE = ("cuda_context", "communication", "vllm_weights", "vllm_kv_cache", "vllm_overhead")
 
 
-class Run(NamedTuple):
-    """What memory needs to know of a run besides its settings: the GPUs of the policy and the batch."""
+class Precision(NamedTuple):
+    """Bytes of an element: weights and residual stream, matrix products, adapter weights.
 
-    processes: int
-    rows: int  # per_device_train_batch_size, solved
-    steps: int  # micro-batches of an optimizer step
-    rollout: int  # completions generated at a time, by all processes
-    prompt: int
-    gpu_bytes: int
-    generation: str  # transformers, colocate or server
+    ``compute`` differs from ``stream`` under autocast alone: float32 weights, 16-bit products. bitsandbytes multiplies
+    in the dtype of the stream.
+    """
+
+    stream: int
+    compute: int
+    adapter: int
+    autocast: bool
+
+    @property
+    def half(self) -> int:
+        """Of what autocast casts. bitsandbytes matmuls ignore autocast."""
+        return 2 if self.autocast else self.compute
+
+
+def at(line: list[float], sizes: tuple[int, ...]) -> int:
+    return int(sum(a * b for a, b in zip(line, sizes, strict=True)))
 
 
 def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Precision:
@@ -68,11 +80,12 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
 
     peft holds a LoRA's weights in float32 over a 16-bit base (autocast_adapter_dtype). TRL turns them to bfloat16 over
     a quantised base (arXiv 2305.14314, section 3) and leaves them as the base under ZeRO-3. DeepSpeed's 16-bit
-    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU; on a CPU
-    it is counted as float32, which it may be.
+    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU, except
+    for trained weights without a float32 copy (build.py); on a CPU it is counted as float32, which it may be.
     """
     cpu, quantised = settings["use_cpu"], settings["load_in_4bit"] or settings["load_in_8bit"]
-    half = settings["dtype"] in ("bfloat16", "float16") or (settings["dtype"] == "auto" and not cpu)
+    auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
+    half = settings["dtype"] in ("bfloat16", "float16") or auto
     stream = 2 if half else 4
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
     said = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
@@ -92,21 +105,20 @@ def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
     4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight in blocks of 64; a block's constant takes 4 bytes, or 1
     with double quantisation, whose own constants are 4 bytes for 256 blocks, an offset of 4 and a table of 256 floats;
     and the table of 16 floats of each matrix. 8 bit (arXiv 2208.07339): 1 byte a weight, 4 a row. Embeddings, LM head,
-    norms and biases stay as they are.
+    norms, biases and stacked experts stay as they are.
     """
-    parts, linears = shape.parameters(), shape.linears()
-    other = sum(parts[name] for name in ("embedding", "norms", "head")) * stream
+    matrices = sum(linear.weights * linear.layers for linear in shape.linears)
+    other = (shape.total - matrices) * stream
     if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
-        other += (4 - stream) * parts["embedding" if shape.tied else "head"]
-    biases = shape.layers * sum(linear.n_out for linear in linears if linear.bias) * stream
+        other += (4 - stream) * shape.vocab * shape.hidden
+    nested = settings["use_bnb_nested_quant"] or shape.prequantized
     if settings["load_in_4bit"] or shape.prequantized:
-        nested = settings["use_bnb_nested_quant"] or shape.prequantized
-        matrices = shape.layers * sum(four_bit(linear.weights, nested) for linear in linears)
+        quantised = sum(linear.layers * four_bit(linear.weights, nested) for linear in shape.linears)
     elif settings["load_in_8bit"]:
-        matrices = shape.layers * sum(linear.weights + 4 * linear.n_out for linear in linears)
+        quantised = sum(linear.layers * (linear.weights + 4 * linear.n_out) for linear in shape.linears)
     else:
-        return {"base_weights": shape.layers * sum(linear.weights for linear in linears) * stream + biases + other}
-    return {"base_weights": matrices, "unquantised_weights": biases + other}
+        return {"base_weights": matrices * stream + other}
+    return {"base_weights": quantised, "unquantised_weights": other}
 
 
 def four_bit(n: int, nested: bool) -> int:
@@ -120,21 +132,47 @@ def four_bit(n: int, nested: bool) -> int:
     return -(-n // 2) + constants + 16 * 4
 
 
-def trainable(shape: Shape, settings: Settings) -> list[tuple[int, int]]:
-    """(parameters of a tensor, how many such tensors) of all that is trained.
+def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> list[tuple[int, int]]:
+    """(parameters of a tensor, how many such tensors) of all that is trained."""
+    if not settings["use_peft"]:
+        return list(shape.tensors)
+    how = how_of(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
+    how["row"] = None if how["packed"] else [1, 64]
+    rank, r = how["lora"]["r"], settings["lora_r"]
+    trained = shape.measured(how)["trained"]
+    return [(size * r // rank if adapts else size, count) for size, adapts, count in trained]
 
-    A LoRA of rank r (arXiv 2106.09685) has r x n_in and n_out x r; DoRA (arXiv 2402.09353) n_out more.
-    """
+
+def how_of(
+    shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None
+) -> dict[str, Any]:
+    """What measure.py has to know of a recipe. A micro-batch whose memory is not linear in its tokens is measured as it
+    is: padded rows, layers with a state, scores that are spelled out."""
+    lora: dict[str, Any] | None = None
+    row: list[Any] | None = None
+    if work and not work.packed:
+        row = [work.rows, work.prompt + work.completion]
+    elif work and (shape.stateful or shape.spelled):
+        row = work.groups
     if settings["use_peft"]:
-        r, adapted = settings["lora_r"], targets(shape, settings)
-        sizes = [size for linear in adapted for size in (r * linear.n_in, r * linear.n_out)]
-        sizes += [linear.n_out for linear in adapted if settings["use_dora"]]
-        return [(size, shape.layers) for size in sizes]
-    sizes = [linear.weights for linear in shape.linears()]
-    sizes += [linear.n_out for linear in shape.linears() if linear.bias]
-    tensors = [(shape.vocab * shape.hidden, 1 if shape.tied else 2), *((size, shape.layers) for size in sizes)]
-    tensors.append((shape.hidden, shape.layers * shape.norms_per_layer + 1))
-    return tensors + ([(shape.head_dim, 2 * shape.layers)] if shape.qk_norm else [])
+        rank, drops = max(RANK, 1 << (settings["lora_r"] - 1).bit_length()), settings["lora_dropout"] > 0
+        lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
+        given = {"use_dora": "use_dora", "lora_target_parameters": "target_parameters"}
+        given["lora_modules_to_save"] = "modules_to_save"
+        lora |= {own: settings[name] for name, own in given.items() if settings[name]}
+    return {
+        "stream": precise.stream,
+        "adapter": precise.adapter,
+        "autocast": precise.autocast,
+        "four_bit": settings["load_in_4bit"] or shape.prequantized,
+        "lora": lora,
+        "cpu": settings["use_cpu"],
+        "checkpointing": settings["gradient_checkpointing"],
+        "packed": packs(shape, settings),
+        "tiles": tiles,
+        "eager": settings["attn_implementation"] == "eager",
+        "row": row,
+    }
 
 
 def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> int:
@@ -171,29 +209,6 @@ def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
 # The phases
 
 
-def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> Work:
-    """The largest micro-batch that trainer/trainer.py can make: completions of full length, filled to the token budget.
-
-    The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
-    that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
-    """
-    work = _micro_batch(shape, settings, run)
-    tiled = settings["gradient_checkpointing"] and zero_stage < 3
-    return work._replace(tiles=activations.tiles(shape, settings, work.tokens)) if tiled else work
-
-
-def _micro_batch(shape: Shape, settings: Settings, run: Run) -> Work:
-    t = settings["max_completion_length"]
-    if settings["max_seq_length_train"]:
-        t = max(1, min(t, settings["max_seq_length_train"] - run.prompt))
-    if not packs(shape, settings):
-        return Work(run.rows, run.rows, run.prompt, t, packed=False)
-    budget = settings["update_token_budget"] or run.rows * (run.prompt + t)
-    group = settings["num_generations"]
-    rows, last = fill(budget, run.prompt, t, group, run.rows * run.steps)
-    return Work(-(-(rows + bool(last)) // group), rows, run.prompt, t, packed=True, last=last)
-
-
 class Stored(NamedTuple):
     """Terms that lie on a GPU all the time, those that come with a backward pass, and those of main memory."""
 
@@ -209,7 +224,7 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
     bytes, partitioned over processes from stage 1; gradients from stage 2; weights from stage 3; offloaded, all of it
     lies in main memory (arXiv 2101.06840). A bucket of gradients is allocated whole. DDP holds its gradients twice.
     """
-    n, full, tensors = processes, not settings["use_peft"], trainable(shape, settings)
+    n, full, tensors = processes, not settings["use_peft"], trainable(shape, settings, precise)
     trained = sum(size * count for size, count in tensors)
     share, element = -(-trained // n), precise.stream if full else precise.adapter
     base = weights(shape, settings, precise.stream)
@@ -261,8 +276,8 @@ def phases(
             training |= engine
     if not settings["use_cpu"]:
         for terms in (training, generation):
-            lost = _slack(shape, settings, precise, run, zero, terms, work if terms is training else None)
-            terms["allocator"] = terms.get("allocator", 0) + lost
+            allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
+            terms["allocator"] = int(FRAGMENTATION * allocated)
     found = {"training": training, "generation": generation}
     return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
 
@@ -270,106 +285,67 @@ def phases(
 def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
     """What an update holds at its fullest moment besides what is stored.
 
-    The moments: the LM head's backward pass; that of the last layer, while the gradient of a tied head waits for the
-    embedding's; that of the embedding; and the end of the forward pass where autocast has copies of trained weights,
-    kept until then. Those lie in segments of their own size, of no use to the wider tensors of the backward pass: the
-    allocator's slack there.
+    The moments: the LM head's forward pass, while autocast has copies of trained weights, and its backward pass; those
+    of the layers, while the gradient of a tied head waits for the embedding's; and the sum of these two.
     """
-    cpu, full = settings["use_cpu"], not settings["use_peft"]
-    kept = activations.kept(shape, settings, precise, work, cpu=cpu)
-    ends = activations.ends_kept(shape, full, precise, work)
-    workspace = activations.lm_head_workspace(shape, full, work.scored, precise)
-    workspace += activations.without_triton(shape, work.scored) if cpu else 0
-    head = {"activations": kept + ends, "lm_head_workspace": workspace}
-    layer = {"activations": kept, "layer_workspace": activations.layer_workspace(shape, settings, precise, work)}
-    if settings["gradient_checkpointing"]:
-        again = 4 * shape.hidden * work.tokens if precise.stream == 4 else 0  # a float32 norm keeps the layer's input
-        layer["recomputed"] = activations.layer_saved(shape, settings, precise, work, cpu=cpu) - again
-    moments = [head, layer]
-    if full:  # a tied head's gradient and the embedding's become a third that is their sum
-        one = shape.vocab * shape.hidden * precise.stream
-        layer["gradients_in_transit"] = one if shape.tied else 0
-        moments.append({"gradients_in_transit": 3 * one if shape.tied else one})
-    if full and precise.stream != precise.compute and settings["gradient_checkpointing"]:
-        copies = shape.layers * sum(linear.weights for linear in shape.linears()) * precise.compute
-        for terms in moments:
-            terms["allocator"] = 0 if cpu else copies
-        last = activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
-        moments.append({"activations": kept + copies, "layer_workspace": last})
-    return max(moments, key=lambda terms: sum(terms.values()))
+    full, sizes = not settings["use_peft"], work.sizes
+    measurement = shape.measured(how_of(shape, settings, precise, work.tiles, work))
+    away = 0
+    if settings["activation_offloading"]:
+        away = max(0, shape.layers - OFFLOAD_STASH) * work.tokens * shape.hidden * precise.stream
+    end, kept = (at(measurement[name], sizes) - away for name in ("forward", "backward"))
+    fullest = max(at(line, sizes) for line in measurement["moments"]) - away
+    scored = work.scored * (shape.hidden * precise.stream + 16)
+    tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
+    if precise.stream != precise.half:  # a slice of the weights, cast
+        tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.half
+    one = shape.vocab * shape.hidden * precise.stream if full else 0
+    transit = one if shape.tied else 0
+    return max(
+        {"activations": end + scored, "lm_head_workspace": tile},
+        {"activations": kept + scored, "lm_head_workspace": tile + head_gradients(shape, settings, precise, work)},
+        {"activations": kept, "layer_workspace": fullest - kept, "gradients_in_transit": transit},
+        {"gradients_in_transit": one + 2 * transit},
+        key=lambda terms: sum(terms.values()),
+    )
 
 
-def _slack(
-    shape: Shape, settings: Settings, precise: Precision, run: Run, zero: Zero, terms: dict[str, int], work: Work | None
-) -> int:
-    """What the allocator reserves beyond these terms, of an update with its ``work`` or of generation: what is left
-    over where weights, gradients and moments lie, and holes in what passes. DeepSpeed lays gradients and moments into a
-    few large tensors of its own, before all else."""
-    own = not settings["use_peft"] and not zero.active  # torch's gradients and moments, a tensor for each weight
-    adapter = tuple(size * precise.adapter for size, _ in trainable(shape, settings)) if settings["use_peft"] else ()
-    four_bit = settings["load_in_4bit"] or shape.prequantized
-    left = slack.of_weights(shape, precise.stream, four_bit, adapter)
-    moments = own and "adamw_torch" in settings["optim"]
-    if own:
-        left *= 1 + (work is not None) + 2 * moments
-    share = slack.HOLES_FOUR_BIT if four_bit else slack.HOLES
-    fresh = work is not None and run.generation == "transformers"
-    if work is None:
-        share = slack.HOLES_PREFILL
-    elif "allocator" not in terms:
-        head = own and "lm_head_workspace" in terms
-        share = slack.HOLES_FRESH if fresh else slack.HOLES_HEAD if head else share
-        share = slack.HOLES_PINNED if moments else share
-    holes = share * sum(terms.get(term, 0) for term in TEMPORARY)
-    if fresh or not settings["gradient_checkpointing"]:
-        holes += slack.HOLES_KEPT * terms.get("activations", 0)
-    if work is not None and settings["load_in_4bit"]:
-        passing = sum(terms.get(term, 0) for term in (*TEMPORARY, "activations"))
-        holes = max(holes, _second_tile(shape, settings, precise, work) - passing)
-        if precise.stream == 4 and work.tiles > 1:
-            holes = max(holes, slack.HOLES_TILES * terms.get("activations", 0))
-    return left + int(holes)
-
-
-def _second_tile(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
-    """What an update reserves, besides what is stored, where the LM head's tile of logits needs a second segment.
-
-    The head's backward pass first makes a float32 gradient of the hidden states. A 4-bit base leaves no free block of
-    that width but the tile's own of the forward pass: no LoRA there reads a float32 copy. It is cut, and what layers
-    leave is too narrow for a tile.
-    """
-    kept = activations.kept(shape, settings, precise, work) + activations.ends_kept(shape, False, precise, work)
-    head = activations.lm_head_workspace(shape, False, work.scored, precise)
-    tile = min(work.scored, activations.HEAD_TOKENS) * activations.HEAD_VOCAB * precise.half
-    return kept + head + tile + activations.prefill_workspace(shape, settings, precise, work.tokens, work.tiles)
+def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
+    """TRL's fused LM head (trl/kernels/chunked_logprob.py): a float32 gradient of the hidden states and, if the head is
+    trained, of its weights, and both once more in their own dtype if that is another. Without Triton, as on a CPU,
+    seven float32 tensors of a tile's size."""
+    gradients = 4 + (precise.stream if precise.stream != 4 else 0)
+    trained = shape.vocab * shape.hidden if not settings["use_peft"] else 0
+    plain = 7 * 4 * min(work.scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB) if settings["use_cpu"] else 0
+    return (work.scored * shape.hidden + trained) * gradients + plain
 
 
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
     """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
 
-    The prefill takes each prompt once, but each row where decoding.py leaves generation to transformers: unpacked, or
-    with a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
+    The prefill takes each prompt once, but each row if decoding.py leaves generation to transformers: unpacked, or with
+    a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
     grows, and five float32 copies of the logits. With tools the prefill of a later turn takes what it adds of every
     row, a result of at most a completion's length.
-
-    The segments of buffers that have since grown are not counted: the allocator gives whole ones back before it fails.
     """
     rows = -(-run.rollout // run.processes)
     lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
     prompts = -(-rows // settings["num_generations"]) if lean else rows
-    token, length = shape.kv_bytes_per_token(precise.stream), settings["max_completion_length"]
+    constant, token = (elements * precise.stream for elements in shape.cache)
+    length = settings["max_completion_length"]
     if lean:  # every so many tokens decoding.py makes a layer's buffers so much longer
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
-    cache = rows * (run.prompt + length) * token
-    tokens = prompts * run.prompt
-    prefill = {"kv_cache": tokens * token}
+    cache = rows * (constant + (run.prompt + length) * token)
+    prefill, width = {"kv_cache": prompts * (constant + run.prompt * token)}, run.prompt
     if settings["tools"]:
-        tokens, prefill = max(tokens, rows * settings["max_completion_length"]), {"kv_cache": cache}
-    tiled = activations.tiles(shape, settings, tokens)
-    prefill["sampling"] = activations.prefill_workspace(shape, settings, precise, tokens, tiled)
-    grown = 0 if settings["use_cpu"] else min(cache // 8, 2 * shape.layers * slack.ROUNDED)
-    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20, "allocator": grown}
-    return max(prefill, end, key=lambda terms: sum(terms.values()) + slack.HOLES_PREFILL * terms["sampling"])
+        prompts, width = rows, max(run.prompt, settings["max_completion_length"])
+        prefill = {"kv_cache": cache}
+    tokens = prompts * width
+    how = how_of(shape, settings, precise, tiles(shape, settings, tokens))
+    lines = shape.measured(how)["prefill"]
+    prefill["sampling"] = max(at(line, (1, tokens, tokens * width)) for line in lines)
+    end = {"kv_cache": cache + cache // shape.layers, "sampling": rows * shape.vocab * 20}
+    return max(prefill, end, key=lambda terms: sum(terms.values()))
 
 
 def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:
@@ -388,4 +364,4 @@ def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
 
 
 def sequence_bytes(shape: Shape, settings: Settings, prompt: int) -> int:
-    return context_length(shape, settings, prompt) * shape.kv_bytes_per_token(2)
+    return 2 * shape.cache[0] + context_length(shape, settings, prompt) * shape.kv_bytes_per_token(2)

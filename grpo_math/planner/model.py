@@ -1,46 +1,43 @@
-"""config.json -> the shapes of a decoder: every linear map of a layer, and the exact number of parameters.
+"""A model's shapes and its measured memory, by its config.json.
 
-Knows the families whose layers it has formulas for (`FAMILIES`), and refuses any other by name. The shapes of common
-base models are shipped (shapes.json), so that they need no network.
+The figures of common models are shipped (measured.json). Another model is measured once, by measure.py in a process of
+its own, and the answer is kept in the cache folder.
 
 Does not read weights, and imports neither torch nor transformers.
 """
 
+import hashlib
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, first_line
-from grpo_math.generation.models import EMBEDDED, EMBEDDED_ON_HUB
+from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.reading import Unreadable, home, read_json
+from grpo_math.reading import home, read_json
 
-# What a config.json may leave out, as transformers fills it in. None: the key is needed, or is derived below.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
-    "mistral": {"tie_word_embeddings": False},
-    "qwen2": {"tie_word_embeddings": False},
-    "qwen3": {"tie_word_embeddings": False, "attention_bias": False, "head_dim": 128},
-    "gemma": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256},
-    "gemma2": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256, "sliding_window": 4096},
-    "gemma3_text": {"tie_word_embeddings": True, "attention_bias": False, "head_dim": 256, "sliding_window": 4096},
-    "granite": {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False},
-    "smollm3": {"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False},
-}
-OWN_WINDOW = ("qwen2", "qwen3", "smollm3")  # has one only where `use_sliding_window` says so
-ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+FORMAT = 1  # of what measure.py answers
+HERE = Path(__file__).parent
+# Of a config.json, what does not change a shape.
+ASIDE = ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache")
+ASIDE_ENDING = "_token_id"
 
 
 class Linear(NamedTuple):
-    """A linear map of one layer; ``path`` is its name within the layer."""
+    """A linear map of as many layers as ``layers`` says; ``path`` is its name within the layer."""
 
     path: str
     n_in: int
     n_out: int
     bias: bool
+    layers: int
 
     @property
     def name(self) -> str:
@@ -53,142 +50,172 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's shape, in the words of config.json.
+    """What `measure.shape` says of a model; ``source`` is its name.
 
-    >>> shape = shape_of("qwen2", shipped()["Qwen/Qwen2.5-1.5B"])
-    >>> shape.parameters()
-    {'embedding': 233373696, 'attention': 154198016, 'mlp': 1156055040, 'norms': 87552, 'head': 0}
-    >>> shape.total
-    1543714304
+    >>> shape = shape_of("qwen2", read_config("Qwen/Qwen2.5-1.5B"))
+    >>> shape.total, shape.tied, shape.kv_bytes_per_token(2), [linear.name for linear in shape.linears][:2]
+    (1543714304, True, 28672, ['q_proj', 'k_proj'])
     """
 
+    source: str
+    config: dict[str, Any]
     family: str
     layers: int
     hidden: int
-    intermediate: int
     heads: int
-    kv_heads: int
-    head_dim: int
     vocab: int
     tied: bool
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
     max_tokens: int | None
-    sliding_window: int | None
+    total: int
+    active: int  # parameters that one token goes through
+    tensors: tuple[tuple[int, int], ...]  # (elements, how many of that size)
+    linears: tuple[Linear, ...]
+    cache: tuple[int, int]  # elements that the layers cache of a sequence: constant, and per token
+    stateful: bool  # has layers with a state, which are measured without their fast kernel
+    spelled: bool  # has attention that no kernel of torch computes
+    tiled: bool  # trainer/tiles.py serves its layers
+    packs: bool
     prequantized: bool  # the checkpoint itself is bitsandbytes' 4 bit
+    measures: bool  # what is neither shipped nor cached is measured now
 
-    @property
-    def qk_norm(self) -> bool:
-        return self.family in ("qwen3", "gemma3_text")
-
-    @property
-    def norms_per_layer(self) -> int:
-        return 4 if self.family in ("gemma2", "gemma3_text") else 2
-
-    def linears(self) -> tuple[Linear, ...]:
-        """The linear maps of one layer, in the order of the forward pass."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        h, i = self.hidden, self.intermediate
-        return (
-            Linear("self_attn.q_proj", h, q, self.qkv_bias),
-            Linear("self_attn.k_proj", h, kv, self.qkv_bias),
-            Linear("self_attn.v_proj", h, kv, self.qkv_bias),
-            Linear("self_attn.o_proj", q, h, self.o_bias),
-            Linear("mlp.gate_proj", h, i, self.mlp_bias),
-            Linear("mlp.up_proj", h, i, self.mlp_bias),
-            Linear("mlp.down_proj", i, h, self.mlp_bias),
-        )
-
-    def parameters(self) -> dict[str, int]:
-        """Parameters by group; a tied head has none of its own."""
-        sizes = {linear.name: linear.weights + linear.bias * linear.n_out for linear in self.linears()}
-        norms = self.norms_per_layer * self.hidden + 2 * self.head_dim * self.qk_norm
-        return {
-            "embedding": self.vocab * self.hidden,
-            "attention": self.layers * sum(sizes[name] for name in ATTENTION),
-            "mlp": self.layers * sum(sizes[name] for name in MLP),
-            "norms": self.layers * norms + self.hidden,
-            "head": 0 if self.tied else self.vocab * self.hidden,
-        }
-
-    @property
-    def total(self) -> int:
-        return sum(self.parameters().values())
+    def measured(self, how: dict[str, Any]) -> dict[str, Any]:
+        return measured(self.source, self.config, how, self.measures)
 
     def kv_bytes_per_token(self, element: int = 2) -> int:
-        """Keys and values of one token in all layers: 2 x layers x kv_heads x head_dim x ``element`` bytes.
-
-        A sliding window caps what a layer keeps; the plan counts whole sequences, an upper bound.
-        """
-        return 2 * self.layers * self.kv_heads * self.head_dim * element
+        """Whole sequences, also where a window would cap what a layer keeps: an upper bound."""
+        return self.cache[1] * element
 
 
-def shape_of(source: str, config: Mapping[str, Any]) -> Shape:
-    """A config.json, read -> `Shape`. Raises `ConfigError` that says what the plan does not know, or what is missing.
-
-    >>> shape_of("mine", {"model_type": "mamba"})
-    Traceback (most recent call last):
-    ...
-    grpo_math.planner.settings.NotPlanned: model_name_or_path='mine' has model_type='mamba', whose layers the plan has \
-no formula for: it knows llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text, granite, smollm3
-    """
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        reason = f"has model_type={family!r}, whose layers the plan has no formula for"
-        raise NotPlanned("model_name_or_path", source, reason, f"it knows {', '.join(FAMILIES)}")
-    config = {**FAMILIES[family], **{name: value for name, value in config.items() if value is not None}}
-
-    def whole(name: str, default: int | None = None) -> int:
-        value = config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _refusal(source, f"has {name}={value!r} in its config.json, which is not a positive whole number")
-        return value
-
-    hidden, heads = whole("hidden_size"), whole("num_attention_heads")
-    if "head_dim" not in config and hidden % heads:
-        what = f"hidden_size={hidden}, which is not a multiple of num_attention_heads={heads}, and no head_dim"
-        raise _refusal(source, f"has {what}")
-    bias = bool(config.get("attention_bias")) if family != "qwen2" else False
-    window = config.get("sliding_window")
-    if family in OWN_WINDOW and not config.get("use_sliding_window", False):
-        window = None
+def shape_of(source: str, config: Mapping[str, Any], measures: bool = True) -> Shape:
+    """Raises `ConfigError` for a config.json that transformers makes no model of, and without ``measures`` for a model
+    that has not been measured."""
+    how, own = config.get("quantization_config") or {}, plain(config)
+    four_bit = how.get("quant_method") == "bitsandbytes" and bool(how.get("load_in_4bit"))
+    if how and not four_bit and how.get("quant_method") != "mxfp4":  # which is trained in 16 bit
+        reason = f"is stored quantised by {how.get('quant_method')!r}, whose sizes the plan does not know"
+        raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
+    if not isinstance(config.get("model_type"), str):
+        raise _refusal(source, "has no model_type in its config.json")
+    said = {**measured(source, own, None, measures)}
+    linears = tuple(Linear(*linear) for linear in said.pop("linears"))
+    tensors = tuple((size, count) for size, count in said.pop("tensors"))
     return Shape(
-        family=family,
-        layers=whole("num_hidden_layers"),
-        hidden=hidden,
-        intermediate=whole("intermediate_size"),
-        heads=heads,
-        kv_heads=whole("num_key_value_heads", heads if family in ("llama", "granite") else None),
-        head_dim=whole("head_dim", hidden // heads),
-        vocab=whole("vocab_size"),
-        tied=bool(config["tie_word_embeddings"]),
-        qkv_bias=bias or family == "qwen2",
-        o_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        max_tokens=config.get("max_position_embeddings"),
-        sliding_window=window,
-        prequantized=_prequantized(source, config),
+        source=source, config=own, linears=linears, tensors=tensors, prequantized=four_bit, measures=measures, **said
     )
 
 
-def _prequantized(source: str, config: Mapping[str, Any]) -> bool:
-    how = config.get("quantization_config")
-    if not how or (how.get("quant_method") == "bitsandbytes" and how.get("load_in_4bit")):
-        return bool(how)
-    reason = f"is stored quantised by {how.get('quant_method')!r}, whose sizes the plan does not know"
-    raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides about shapes; of a shipped model, what is shipped."""
+    if not (config.get("attention_bias") or config.get("mlp_bias")):
+        for own in shapes().values():
+            if all(config.get(name) == value for name, value in own.items()):
+                return own
+    aside = {*ASIDE, "quantization_config"}
+    return {k: v for k, v in config.items() if k not in aside and not k.endswith(ASIDE_ENDING) and v is not None}
 
 
+def wanted_modules(settings: Mapping[str, Any]) -> Any:
+    """``lora_target_modules`` as peft gets it. TRL makes the one name of a list a string, which peft takes as an
+    expression for the whole name of a module."""
+    wanted = settings["lora_target_modules"]
+    return wanted[0] if isinstance(wanted, list) and len(wanted) == 1 else wanted
+
+
+def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
+    """The linear maps of a layer that get a LoRA. Raises `ConfigError` for a name that none of them has."""
+    wanted = wanted_modules(settings)
+    if not settings["use_peft"]:
+        return ()
+    if wanted is None or wanted == "all-linear":
+        return shape.linears
+    names = [wanted] if isinstance(wanted, str) else wanted
+    found = {name: [x for x in shape.linears if _matches(x, name, isinstance(wanted, str))] for name in names}
+    for name in names:
+        if not found[name]:
+            remedy = f"use all-linear, or {', '.join(dict.fromkeys(linear.name for linear in shape.linears))}"
+            raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
+    return tuple(x for x in shape.linears if any(x in found[name] for name in names))
+
+
+def _matches(linear: Linear, name: str, pattern: bool) -> bool:
+    path = f"model.layers.0.{linear.path}"
+    return bool(re.fullmatch(name, path)) if pattern else f".{path}".endswith(f".{name}")
+
+
+# Measurements: shipped, cached, or made now
+
+
+def measured(source: str, config: dict[str, Any], how: dict[str, Any] | None, measures: bool = True) -> dict[str, Any]:
+    """The answer of measure.py for a config, as it is set up for training (``how``), or of its shapes (None)."""
+    key = key_of(config, how)
+    if key in shipped():
+        return dict(shipped()[key])
+    path = cache_dir() / "measured" / f"{FORMAT}-{key}.json"
+    try:
+        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        if not measures:
+            reason = "has not been measured"
+            raise NotPlanned("model_name_or_path", source, reason, "grpo-math plan measures it once") from None
+        answer = _ask(source, config, how)
+        if "error" in answer:
+            reason = f"cannot be measured ({answer['error']})"
+            raise NotPlanned("model_name_or_path", source, reason, "train it without a plan") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(answer), encoding="utf-8")
+    return answer
+
+
+def key_of(config: dict[str, Any], how: dict[str, Any] | None) -> str:
+    return hashlib.sha256(json.dumps([config, how], sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
 def shipped() -> dict[str, dict[str, Any]]:
+    answers: dict[str, dict[str, Any]] = json.loads((HERE / "measured.json").read_text(encoding="utf-8"))
+    return answers
+
+
+_worker: list[subprocess.Popen[str]] = []
+_said: set[str] = set()  # models that the progress line has named
+
+
+def _ask(source: str, config: dict[str, Any], how: dict[str, Any] | None) -> dict[str, Any]:
+    """One process measures for all questions of this one: importing torch takes longest."""
+    if source not in _said:
+        _said.add(source)
+        print(f"plan     measuring {source} once: 10 to 30 s", file=sys.stderr, flush=True)
+    if not _worker or _worker[0].poll() is not None:
+        command = [sys.executable, "-m", "grpo_math.planner.measure"]
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        _worker[:] = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, text=True, env=environment)]
+    worker = _worker[0]
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps({"config": config, "how": how}) + "\n")
+        worker.stdin.flush()
+        answer: dict[str, Any] = json.loads(worker.stdout.readline())
+    except (OSError, ValueError):
+        raise UserError(f"{source} could not be measured: python -m grpo_math.planner.measure says why") from None
+    return answer
+
+
+# config.json
+
+
+@cache
+def shapes() -> dict[str, dict[str, Any]]:
     """Hub id -> the config.json figures of common base models."""
-    return json.loads(Path(__file__).with_name("shapes.json").read_text(encoding="utf-8"))
+    models: dict[str, dict[str, Any]] = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
+    return models
 
 
 def read_config(name: str | None, revision: str = "main", offline: bool = False) -> dict[str, Any]:
     """The config.json of a local folder, of a shipped model, or of the Hub, in this order; a `UserError` otherwise."""
     if not name:
-        raise ConfigError("model_name_or_path", name, "is missing", f"give a folder, a Hub id, or {EMBEDDED!r}")
+        raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
     path = Path(name)
     if path.is_dir():
         path = path / "config.json"
@@ -197,16 +224,12 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
     elif os.path.lexists(path):
         raise _refusal(name, "is not a folder", "give the folder of a model")
     else:
-        shapes, known = shipped(), EMBEDDED_ON_HUB if name == EMBEDDED else name
         # A model and its post-trained form have one shape.
-        for same in (known, *(known.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
-            if same in shapes:
-                return shapes[same]
+        for same in (name, *(name.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
+            if same in shapes():
+                return shapes()[same]
         path = _download(name, revision, offline)
-    try:
-        config = read_json(path)
-    except Unreadable as error:
-        raise _refusal(name, f"has a config.json that {error}") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise _refusal(name, "has a config.json that is not an object")
     return config

@@ -40,11 +40,21 @@ def picture(answer: Mapping[str, Any]) -> str:
     lines += [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
     assumed = answer["assumed"]
     tiles = f"; MLPs in {assumed['mlp_tiles']} tiles of tokens" if assumed["mlp_tiles"] > 1 else ""
-    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {assumed['prompt_tokens']} tokens{tiles})")
+    slow = "; layers with a state as without their fast kernel" if assumed.get("slow_layers") else ""
+    lines.append(f"({answer['why']}; {answer['batch']}; prompts of {assumed['prompt_tokens']} tokens{tiles}{slow})")
+    if name := answer.get("accelerate_config"):
+        lines.append(f"accelerate config: {name} ({'the first that fits' if answer['fits'] else 'as asked'})")
+    if timed := answer.get("seconds"):
+        spans = (f"{name} {low:g} to {high:g} s" for name, (low, high) in timed["ranges"].items())
+        lines.append(f"time of a step: {', '.join(spans)} ({timed['assumed']})")
     lines += [f"problem: {problem}" for problem in answer["problems"]]
     for number, change in enumerate(answer["suggestions"], 1):
+        saves = f"  saves {change['saves_gb']:.1f} GB" if change["saves_gb"] >= 0.05 else ""
         end = "; then it fits" if change["fits"] else ""
-        lines.append(f"{number}. {'; '.join(change['set'])}  saves {change['saves_gb']:.1f} GB{end}")
+        lines.append(f"{number}. {'; '.join(change['set'])}{saves}{end}")
+    if len(answer["suggestions"]) > 1:
+        saved = sum(change["saves_gb"] for change in answer["suggestions"])
+        lines.append(f"together: {saved:.1f} GB less, {answer['peak_gb'] - saved:.1f} GB at the peak")
     if not answer["fits"] and not any(change["fits"] for change in answer["suggestions"]):
         lines.append("no change of settings makes it fit: take a smaller model, or more memory")
     if better := answer["recommended"]:

@@ -11,24 +11,24 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import activations, devices, memory
+from grpo_math.planner import devices, memory, seconds
 from grpo_math.planner.memory import Run
 from grpo_math.planner.model import Shape, read_config, shape_of
+from grpo_math.planner.seconds import Card
 from grpo_math.planner.settings import NotPlanned, Settings, Zero, resolve
 from grpo_math.run.machine import GB, main_memory
 from grpo_math.settings import batch
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.arguments import needing_whole
+from grpo_math.settings.recipe import read_recipe
+from grpo_math.settings.shipped import accelerate_file
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
 # Fields whose terms of the loss look at whole micro-batches: with them trainer/config.py refuses a token budget.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
-ZERO_2 = {
-    "bf16": {"enabled": "auto"},
-    "gradient_accumulation_steps": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "offload_optimizer": {"device": "cpu"}},
-}
+# Accelerate configs in the order in which they are tried where plain data parallelism does not fit.
+ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 SLEEPING = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 
 
@@ -40,27 +40,54 @@ def plan(
     cpu_gb: float | None = None,
     prompt_tokens: int | None = None,
     accelerate: Settings | None = None,
+    configs: Mapping[str, Settings | None] | None = None,
+    card: Card | None = None,
     offline: bool = False,
 ) -> dict[str, Any]:
     """What `grpo-math plan --json` prints. GB are 2^30 bytes.
 
     ``gpus``, ``gpu_gb``: how many GPUs, and the memory of one; by default this machine's; not read with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt; by default what
-    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read. ``offline``: the Hub is
-    not asked for shapes. Raises a `UserError` for what cannot be planned.
+    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read; or ``configs`` to choose
+    from, by name. ``card``: how fast a GPU is. ``offline``: the Hub is not asked, and nothing measured. Raises a
+    `UserError` for what cannot be planned.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    counted = Counted(*_read(recipe, gpus, gpu_gb, cpu_gb, accelerate, prompt_tokens, offline), set(recipe))
+    there: dict[str, Any] = {"gpus": gpus, "gpu_gb": gpu_gb, "cpu_gb": cpu_gb, "prompt": prompt_tokens}
+    name, counted = choose(recipe, configs or {"": accelerate}, **there, offline=offline)
     suggestions = [] if counted.fits else suggest(counted)
-    return {**counted.answer(), "suggestions": suggestions, "recommended": recommended(counted)}
+    answer = {**counted.answer(), "suggestions": suggestions, "recommended": recommended(counted)}
+    answer["accelerate_config"] = name or None
+    answer["seconds"] = seconds.per_step(counted, card) if card and not counted.settings["use_cpu"] else None
+    return answer
+
+
+def shipped_configs(recipe: Settings) -> dict[str, Settings | None]:
+    """The accelerate configs that `grpo-math train` tries, in its order: none first.
+
+    >>> list(shipped_configs({}))
+    ['', 'zero2', 'zero2_offload', 'zero3', 'zero3_offload']
+    """
+    if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
+        return {"": None}
+    whole = needing_whole(recipe)  # settings/conflicts.py refuses them under ZeRO-3
+    names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
+    return {"": None, **{name: read_recipe(accelerate_file(name)) for name in names}}
 
 
 def choose(
-    recipe: Settings, configs: Mapping[str, Settings | None], *, gpus: int, gpu_gb: float, cpu_gb: float | None = None
+    recipe: Settings,
+    configs: Mapping[str, Settings | None],
+    *,
+    gpus: int | None,
+    gpu_gb: float | None,
+    cpu_gb: float | None = None,
+    prompt: int | None = None,
+    offline: bool = False,
 ) -> tuple[str, Counted]:
     """(name, plan) of the first of the accelerate ``configs`` with which the recipe fits; of the first of all if none.
 
@@ -75,7 +102,8 @@ def choose(
     first: tuple[str, Counted] | None = None
     for name, accelerate in configs.items():
         try:
-            counted = Counted(*_read(recipe, gpus, gpu_gb, cpu_gb, accelerate), set(recipe))
+            machine, settings = _read(recipe, gpus, gpu_gb, cpu_gb, accelerate, prompt, offline)
+            counted = Counted(machine, settings, set(recipe))
         except ConfigError:
             if first is None:
                 raise
@@ -128,7 +156,7 @@ def _read(
         if stated is not None and stated <= 0:
             raise ConfigError(option, stated, "is not above 0", "leave it out for the default")
     name = settings["model_name_or_path"]
-    shape = shape_of(str(name), read_config(name, settings["model_revision"], offline))
+    shape = shape_of(str(name), read_config(name, settings["model_revision"], offline), measures=not offline)
     left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
     prompt = prompt or (left if left > 0 else PROMPT_TOKENS)
     cpu_bytes = int((cpu_gb or main_memory()) * GB)
@@ -172,6 +200,7 @@ class Counted:
         rows, steps, rollout = self.batch.rows, self.batch.steps, self.batch.rollout
         self.run = Run(n, rows, steps, rollout, machine.prompt, machine.gpu_bytes, generation)
         precise = memory.precision(settings, self.zero, config)
+        self.work = memory.work_of(shape, settings, self.run, self.zero.stage)
         self.phases, self.main = memory.phases(shape, settings, self.zero, precise, self.run)
         if self.layout.server:
             length = settings["vllm_max_model_length"] or self.sequence  # its own command says it
@@ -256,7 +285,7 @@ class Counted:
         terms, layout = self.phases[phase], self.layout.roles()
         if cpu:
             layout = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}]
-        work = memory.work_of(shape, self.settings, self.run, self.zero.stage)
+        work = self.work
         return {
             "fits": self.fits,
             "problems": self.problems,
@@ -276,6 +305,7 @@ class Counted:
                 "tokens_of_a_micro_batch": work.tokens,
                 "packed": work.packed,
                 "mlp_tiles": work.tiles,
+                "slow_layers": shape.stateful,
             },
         }
 
@@ -302,7 +332,7 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
     longer = colocated and (not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted)
     length = {"vllm_max_model_length": wanted} if longer else {}
     smaller: list[dict[str, Any]] = []
-    if activations.packs(counted.machine.shape, s) and not counted.given & WHOLE:
+    if memory.packs(counted.machine.shape, s) and not counted.given & WHOLE:
         budgets = [(s["update_token_budget"] or rows * wanted) // 2**k for k in range(1, 8)]
         smaller = [{"update_token_budget": budget} for budget in budgets if budget >= wanted]
     elif rows > 1 and rows % 2 == 0:
@@ -319,16 +349,14 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
         *((True, change) for change in smaller),
         (gpu and s["gradient_checkpointing"] and not s["activation_offloading"], {"activation_offloading": True}),
         (gpu and adamw, {"optim": "adamw_8bit"}),
-        (gpu and not counted.zero.active and not quantised, {"deepspeed": ZERO_2}),
         (lora and s["lora_dropout"] > 0, {"lora_dropout": 0.0}),
         (gpu and lora and not quantised, {"load_in_4bit": True, "use_bnb_nested_quant": True}),
-        (half and not lora, {"dtype": "bfloat16"}),
         (not lora, {"use_peft": True, "lora_target_modules": "all-linear"}),
         (colocated, {"use_vllm": False}),
-        (gpu and generation == "transformers", SLEEPING),
+        (gpu and generation == "transformers", {**SLEEPING, "vllm_max_model_length": wanted}),
         (s["max_completion_length"] > 256, {"max_completion_length": s["max_completion_length"] // 2}),
     ]
-    return [change for saves, change in changes if saves]
+    return [change for saves, change in changes if saves and any(s.get(k) != v for k, v in change.items())]
 
 
 def suggest(counted: Counted) -> list[dict[str, Any]]:

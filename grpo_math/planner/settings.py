@@ -37,7 +37,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def resolve(recipe: Settings) -> dict[str, Any]:
-    """The recipe's fields over the defaults, checked as far as the plan reads them.
+    """The recipe's fields over the defaults. settings/recipe.py has checked each; here is what the plan does not know.
 
     >>> resolve({"model_name_or_path": "embedded"})["per_device_train_batch_size"]
     8
@@ -61,24 +61,9 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
         one_of("optim", settings["optim"], OPTIMIZERS)
     except ConfigError as error:
         raise NotPlanned(error.field, error.value, error.reason, error.remedy) from None
-    one_of("vllm_mode", settings["vllm_mode"], ("colocate", "server"))
-    for name, default in DEFAULTS.items():
-        value = settings[name]
-        if isinstance(default, bool) and not isinstance(value, bool):
-            raise ConfigError(name, value, "is neither true nor false", "use one of the two")
-        if type(default) is int and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise ConfigError(name, value, "is not a whole number of 0 or more", f"the default is {default}")
-    for name in ("lora_r", "max_completion_length", "vllm_tensor_parallel_size"):
-        if settings[name] < 1:
-            raise ConfigError(name, settings[name], "is not a whole number of 1 or more", "use 1 or more")
-    share = settings["vllm_gpu_memory_utilization"]
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise ConfigError("vllm_gpu_memory_utilization", share, "is not a share", "use a number from 0 to 1")
-    for name in ("lora_target_parameters", "lora_modules_to_save", "fsdp", "bnb_4bit_quant_storage"):
+    for name in ("fsdp", "bnb_4bit_quant_storage"):
         if settings[name]:
             raise NotPlanned(name, settings[name], "is not known to the plan", "leave it out to plan the rest")
-    if settings["load_in_4bit"] and settings["load_in_8bit"]:
-        raise ConfigError("load_in_4bit", True, "and load_in_8bit=True exclude each other", "leave one of them out")
     quantised = next((name for name in ("load_in_4bit", "load_in_8bit") if settings[name]), None)
     if quantised and not settings["use_peft"]:
         raise ConfigError(quantised, True, "cannot be trained without an adapter", "set use_peft to true")

@@ -9,7 +9,7 @@ A column is named as it is, ``outer.inner`` names a field inside of it, and ``on
 Does not check what a column holds: datasets.py does.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +28,12 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 NEEDED = ("problem", "answer")
+# Arguments of a reward function that are not columns of the data, and what else training or loading adds to a row.
+ARGUMENTS = ("prompts", "completions", "grade", "trainer_state", "log_extra", "log_metric", "environments")
+MADE = (
+    *(*ARGUMENTS, "prompt", "completion", "completion_ids", "max_completion_length", "grade_timeout"),
+    *("answer_format", "tolerance", "image", "images"),
+)
 Columns = Mapping[str, tuple[str, ...]]  # the columns of each field that are looked at, the first one first
 
 
@@ -75,6 +81,19 @@ def refuse_missing(found: Iterable[str], columns: Columns, dataset: str) -> None
         if field in NEEDED:
             remedy = f"it has {had}; accepted are {', '.join(names)}: say which, as in --columns {field}=NAME"
             raise ConfigError("dataset", dataset, f"has no column for the {field}", remedy)
+
+
+def refuse_made(found: Iterable[str], dataset: str, made: Collection[str] = MADE) -> None:
+    """`ConfigError` for a column with a name of ``made``.
+
+    >>> refuse_made(["source", "grade"], "mine.jsonl")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: dataset='mine.jsonl' has a column 'grade', a name that training uses itself: ...
+    """
+    if taken := [name for name in found if name in made]:
+        reason = f"has a column {taken[0]!r}, a name that training uses itself"
+        raise ConfigError("dataset", dataset, reason, f"rename it, to my_{taken[0]} for example")
 
 
 def used(found: Sequence[str], columns: Columns) -> list[str]:

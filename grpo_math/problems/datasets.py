@@ -8,7 +8,7 @@ that the prompt asks for. Every row of a load has the same keys.
 | gsm8k, math, aime2024, ... | a set of sources.py: in the data folder, or on the Hub |
 | owner/name[:config][@revision] | any other set on the Hub |
 | path/to/folder[:config] | the same in a local folder, as `hf download` leaves it |
-| path/to/file.jsonl | one JSON object a line |
+| path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz |
 | generated, generated:word,sums | generated.py makes them |
 
 The gold is taken out of the answer column: what its last ``\boxed{}`` holds, or what follows its last ``####``
@@ -29,27 +29,25 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_math.errors import ConfigError, DataError, one_of
+from grpo_math.errors import ConfigError, DataError, first_line, one_of
 from grpo_math.problems import columns as which
 from grpo_math.problems import generated, hub
 from grpo_math.problems.columns import Columns
-from grpo_math.problems.prompts import TEMPLATES, build_prompt
+from grpo_math.problems.prompts import Template, as_template
 from grpo_math.problems.rows import EMPTY_IN_SOURCE, REMEDY, BadRow, Row, checked
-from grpo_math.problems.sources import HUB_ID, SOURCES, Place, place_of, source_of
-from grpo_math.reading import Unreadable, home, read_bytes
+from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, place_of, source_of
+from grpo_math.reading import home, is_table, read_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
-CUT = re.compile(r"(-?\d{1,15}%?)?:(-?\d{1,15}%?)?\]")
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 NAMES = (*SOURCES, "generated")
 ACCEPTED = (*NAMES, "owner/name", "path/to/file.jsonl")
@@ -59,15 +57,16 @@ def load_problems(
     dataset: str,
     split: str = "train",
     *,
-    template: str = "gsm8k",
+    template: str | Template = "gsm8k",
     limit: int | None = None,
     seed: int = 0,
     skip_bad_rows: bool = False,
     data_dir: str | None = None,
     columns: str | None = None,
 ) -> list[Row]:
-    """The rows of a data set (see the table above); of a .jsonl file, whatever the split, all rows.
+    """The rows of a data set (see the table above); of a file, whatever the split, all rows.
 
+    ``template`` is a name, a text with ``{problem}``, or ``module:function`` (docs/data.md).
     ``columns`` says which column is which where its name does not: ``problem=query,answer=meta.gold``.
 
     ``test`` and ``heldout`` mean the same. ``limit`` rows are drawn by ``seed`` and stay in the order of the file; for
@@ -84,7 +83,7 @@ def load_problems(
     if name == "generated":
         if columns:
             raise ConfigError("columns", columns, "would be ignored: generated problems have none", "leave it out")
-        return _generated(levels, _split(generated.SPLITS, split, name), template, limit, seed)
+        return _generated(levels, hub.split_of(split, generated.SPLITS), template, limit, seed)
     rows, errors = read_rows(dataset, split, template=template, data_dir=data_dir, columns=columns)
     for error in errors:
         if not skip_bad_rows and error.reason != EMPTY_IN_SOURCE:
@@ -105,21 +104,26 @@ def read_rows(
     dataset: str,
     split: str = "train",
     *,
-    template: str = "gsm8k",
+    template: str | Template = "gsm8k",
     data_dir: str | None = None,
     columns: str | None = None,
 ) -> tuple[list[Row], list[DataError]]:
     """All good rows of a data set or a file in their order, and one error for each bad row (see `load_problems`)."""
-    one_of("template", template, tuple(TEMPLATES))
+    template = as_template(template)
     name = source_of(dataset)
-    wanted = which.chosen(which.read(columns), SOURCES[name].columns if name else {})
+    source = SOURCES[name] if name else OWN
+    wanted = which.chosen(which.read(columns), source.columns)
     label, file, raw_rows, exact = _open(dataset, name, split, wanted, data_dir)
     rows: list[Row] = []
     errors: list[DataError] = []
     line_of: dict[str, int] = {}
     for line, raw in raw_rows:
         try:
-            row = checked(raw, f"{label}/{line}", wanted, name, exact)
+            row = checked(raw, f"{label}/{line}", wanted, source, exact)
+            if not name and exact:
+                which.refuse_made(row, dataset)
+            elif not name:  # a column on the Hub cannot be renamed
+                row = {key: value for key, value in row.items() if key not in which.MADE}
             first = line_of.setdefault(row["id"], line)
             if first != line and exact:
                 raise BadRow("id", f"{row['id'][:40]!r} is the id of line {first} too", REMEDY)
@@ -127,11 +131,12 @@ def read_rows(
             errors.append(DataError(file, line, *bad.args))
         else:
             rows.append(row if first == line else {**row, "id": f"{label}/{line}"})
-    if name and SOURCES[name].repeats:
+    if source.repeats:
         rows = _once(rows, file)
     for row in rows:
-        row["prompt"], row["answer_format"] = build_prompt(row["problem"], template), template
-    return _same_keys(rows), errors
+        row["prompt"] = template.prompt(row["problem"], row.pop("own_prompt"))
+        row["answer_format"] = template.answer_format
+    return _same_keys(rows, dataset), errors
 
 
 def to_dataset(rows: list[Row]) -> Dataset:
@@ -144,92 +149,73 @@ def to_dataset(rows: list[Row]) -> Dataset:
 # Finding the rows
 
 
-def _open(
-    dataset: str, name: str | None, split: str, wanted: Columns, data_dir: str | None
-) -> tuple[str, str, Iterator[tuple[int, Any]], bool]:
-    """What ids begin with, the name for messages, (line number, raw row) pairs, and whether this is the user's own file
-    or a copy of it: bytes from a file, a mapping from the Hub or a folder."""
-    if name is None:
-        place = place_of(dataset)
-        path = home(place.path)
-        if place.path.endswith((".jsonl", ".json")) or (path.exists() and not path.is_dir()):
-            remedy = "give a .jsonl file that can be read, or a set by its name, such as gsm8k"
-            return path.stem, dataset, _lines(home(dataset), "dataset", remedy), True
-        if not path.is_dir() and not HUB_ID.fullmatch(place.path):
-            if "/" in dataset or "\\" in dataset:
-                raise ConfigError("dataset", dataset, "is no file, no folder and no id on the Hub", "check the path")
-            one_of("dataset", dataset, ACCEPTED)
-        remedy = "check the name and the connection, or give a local copy's folder"
-        found = hub.rows(place, split, wanted, dataset, remedy)
-        return place.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", found, False
-    base, bracket, cut = split.partition("[")
-    base = _split(tuple(SOURCES[name].splits), base, name)
-    label, own = f"{name}/{base}", SOURCES[name].files.get(base)
-    folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
-    if folder and own and not place_of(dataset).config:
-        path = home(folder) / own
-        if path.is_file() or data_dir:
-            rows = list(_lines(path, "data_dir", f"give the folder that holds {own}"))
-            return label, str(path), iter(rows[_part(split, len(rows))]), True
-    return label, *_published(dataset, name, base, bracket + cut, wanted, folder), False
+class _Opened(NamedTuple):
+    """``label``: what ids begin with; ``file``: the name for messages; ``rows``: a line of JSON as bytes, or a mapping,
+    with its number; ``exact``: these rows are the user's own file, or a copy of it."""
+
+    label: str
+    file: str
+    rows: Iterable[tuple[int, Any]]
+    exact: bool
 
 
-def _published(
-    dataset: str, name: str, split: str, cut: str, wanted: Columns, folder: str | None
-) -> tuple[str, Iterator[tuple[int, Any]]]:
-    """A known set by the data folder's copy of its repository, or from the Hub."""
+def _open(dataset: str, name: str | None, split: str, wanted: Columns, data_dir: str | None) -> _Opened:
+    if name is not None:
+        return _known(dataset, name, split, wanted, data_dir)
+    place = place_of(dataset)
+    path = home(place.path)
+    if is_table(place.path) or (path.exists() and not path.is_dir()):
+        return _Opened(Path(path.name.removesuffix(".gz")).stem, dataset, read_table(home(dataset)), True)
+    if not path.is_dir() and not HUB_ID.fullmatch(place.path):
+        if "/" in dataset or "\\" in dataset:
+            raise ConfigError("dataset", dataset, "is no file, no folder and no id on the Hub", "check the path")
+        one_of("dataset", dataset, ACCEPTED)
+    remedy = "check the name and the connection, or give a local copy's folder"
+    found = hub.rows(place, split, wanted, dataset, remedy)
+    return _Opened(place.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", found, False)
+
+
+def _known(dataset: str, name: str, split: str, wanted: Columns, data_dir: str | None) -> _Opened:
+    """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, said = SOURCES[name], place_of(dataset)
-    config = said.config or source.config
-    at = f"a folder that holds {source.files.get(split, name + '/')}"
-    remedy = f"set {DATA_DIR_VARIABLE} to {at}, or pass --dataset generated"
-    theirs = source.splits[split] + cut
-    copy = home(folder) / name if folder else None
-    if copy and copy.is_dir() and not said.revision and not source.files:
-        return str(copy), hub.rows(Place(str(copy), config, None), theirs, wanted, name, remedy, known=True)
-    found = hub.rows(Place(source.hub, config, said.revision), theirs, wanted, dataset, remedy, known=True)
-    if name == "math" and split == "test":
-        math500 = Place(SOURCES["math500"].hub, None, None)
-        benchmark = {row["problem"] for _, row in hub.rows(math500, "test", wanted, name, remedy, known=True)}
-        found = ((number, row) for number, row in found if row["problem"] not in benchmark)
-    return f"{source.hub} ({theirs})", found
-
-
-def _split(available: tuple[str, ...], split: str, name: str) -> str:
-    alias = {"heldout": "test", "test": "heldout"}.get(split, split)
-    if split not in available and alias in available:
-        return alias
-    if split == "train" and available == ("test",):
+    base, bracket, cut = split.partition("[")
+    if base == "train" and set(source.splits) == {"test"}:
         logger.warning("%s has a test split only, which is used: report no figures on it after training", name)
-        return "test"
-    one_of("split", split, available)
-    return split
+        base = "test"
+    base = hub.split_of(base, tuple(source.splits))
+    label, own = f"{name}/{base}", source.files.get(base)
+    folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+    path = home(folder or ".") / (own or name)
+    if folder and own and not said.config and (path.is_file() or data_dir):
+        rows = list(read_table(path))
+        return _Opened(label, str(path), rows[_part(split, len(rows))], True)
+    copied = folder and path.is_dir() and not said.revision
+    config, theirs = said.config or source.config, source.splits[base] + bracket + cut
+    place = Place(str(path), config, None) if copied else Place(source.hub, config, said.revision)
+    remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {own or name}, or pass --dataset generated"
+    found = hub.rows(place, theirs, wanted, name if copied else dataset, remedy, known=True)
+    if other := source.without.get(base):
+        left_out = {row["problem"] for _, row in hub.rows(Place(SOURCES[other].hub), base, wanted, name, remedy, True)}
+        found = ((number, row) for number, row in found if row["problem"] not in left_out)
+    return _Opened(label, str(path) if copied else f"{source.hub} ({theirs})", found, False)
 
 
 def _part(split: str, rows: int) -> slice:
-    """What ``[200:]`` or ``[:10%]`` after the name of a split leaves of so many rows.
+    """Return what ``[200:]`` or ``[:10%]`` after the name of a split leaves of so many rows.
 
     >>> _part("train[:25%]", 8), _part("train[-3:]", 8), _part("train", 8)
-    (slice(None, 2, None), slice(-3, None, None), slice(None, None, None))
+    (slice(0, 2, None), slice(5, 8, None), slice(None, None, None))
     """
     if "[" not in split:
         return slice(None)
-    found = CUT.fullmatch(split.partition("[")[2])
-    if found is None:
-        remedy = "write train[200:], train[:200] or train[:10%]"
-        raise ConfigError("split", split, "is not cut as a split can be", remedy)
+    from datasets import ReadInstruction
 
-    def row(end: str | None) -> int | None:
-        return None if end is None else round(rows * int(end[:-1]) / 100) if end.endswith("%") else int(end)
-
-    return slice(row(found[1]), row(found[2]))
-
-
-def _lines(path: Path, field: str, remedy: str) -> Iterator[tuple[int, bytes]]:
     try:
-        lines = read_bytes(path).split(b"\n")
-    except Unreadable as error:
-        raise ConfigError(field, str(path), str(error), remedy) from None
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+        (part,) = ReadInstruction.from_spec(split).to_absolute({split.partition("[")[0]: rows})
+    except (ValueError, AssertionError) as error:
+        remedy = "write train[200:], train[:200] or train[:10%]"
+        raise ConfigError("split", split, f"is not cut as a split can be ({error})", remedy) from None
+    return slice(part.from_, part.to)
 
 
 def _once(rows: list[Row], file: str) -> list[Row]:
@@ -240,25 +226,28 @@ def _once(rows: list[Row], file: str) -> list[Row]:
     return kept
 
 
-def _generated(levels: str, split: str, template: str, limit: int | None, seed: int) -> list[Row]:
-    one_of("template", template, tuple(TEMPLATES))
+def _generated(levels: str, split: str, template: str | Template, limit: int | None, seed: int) -> list[Row]:
+    template = as_template(template)
     names = [name.strip() for name in levels.split(",")] if levels else ["sums", "differences"]
     for name in names:
         one_of("level", name, tuple(generated.LEVELS))
     numbers = [generated.LEVELS[name] for name in names]
     n = limit or len(numbers) * min(generated.count(number, split) for number in numbers)
     made = generated.generate(split, n, seed, numbers)
-    given = [{"prompt": build_prompt(problem.problem, template), "answer_format": template} for problem in made]
+    given = [{"prompt": template.prompt(row.problem), "answer_format": template.answer_format} for row in made]
     return _same_keys([{**problem._asdict(), **row} for problem, row in zip(made, given, strict=True)])
 
 
 # What comes out
 
 
-def _same_keys(rows: list[Row]) -> list[Row]:
+def _same_keys(rows: list[Row], dataset: str = "generated") -> list[Row]:
     """Every row with the same keys in the same order; levels that are partly text become text."""
     keys = ["id", "prompt", "problem", "answer", "answer_format"]
-    keys += [key for key in ("level", "subject", "tolerance") if any(row.get(key) is not None for row in rows)]
+    parts = ("level", "subject", "tolerance")
+    own = dict.fromkeys(key for row in rows for key in row if key not in (*keys, *parts))
+    keys += [key for key in parts if any(row.get(key) is not None for row in rows)]
+    keys += [key for key in own if _fits_a_table(key, [row.get(key) for row in rows], dataset)]
     rows = [{key: row.get(key) for key in keys} for row in rows]
     if any(isinstance(row.get("level"), str) for row in rows):
         for row in rows:
@@ -266,17 +255,27 @@ def _same_keys(rows: list[Row]) -> list[Row]:
     return rows
 
 
+def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
+    """Return whether the values are of one type, as the table that TRL trains on has them; a warning if not."""
+    import pyarrow
+
+    try:
+        pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        logger.warning(f"the column {column!r} of {dataset} is left out, no reward gets it: {first_line(error)}")
+        return False
+    return True
+
+
 def _skipped(errors: list[DataError], total: int) -> str:
-    """One line: how many rows were left out, and why."""
-    lines: dict[str, list[int]] = {}
+    """Return one line: how many rows were left out, and why."""
+    lines: dict[str, list[str]] = {}
     for error in errors:
-        lines.setdefault(f"{error.field} {error.reason}", []).append(error.line)
-    reasons = [f"{reason} ({_listed(numbers)})" for reason, numbers in lines.items()]
-    if len(reasons) > 5:
-        reasons[5:] = [f"and {len(reasons) - 5} more reasons"]
+        lines.setdefault(f"{error.field} {error.reason}", []).append(str(error.line))
+    reasons = [f"{reason} ({_listed(at)})" for reason, at in [*lines.items()][:5]]
     return f"skipped {len(errors):,} of {total:,} rows of {errors[0].file}: {'; '.join(reasons)}"
 
 
-def _listed(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
-    return f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}{more}"
+def _listed(lines: list[str]) -> str:
+    more = f" and {len(lines) - 8:,} more" if len(lines) > 8 else ""
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(lines[:8])}{more}"

@@ -1,7 +1,7 @@
 """The embedded problems: sums, differences, products, two-step arithmetic and stories, generated from a seed.
 
-A problem is a `Form` (a text with holes) filled with numbers. Which split it belongs to is decided by its arithmetic
-alone, as written by its `Shape` with the numbers that commute in order:
+A problem is a `Form` (a text of stories.json with holes) filled with numbers. Which split it belongs to is decided by
+its arithmetic alone, as written by its `Shape` with the numbers that commute in order:
 
     held out  <=>  sha256(key: arithmetic) mod 3 = 0,    arithmetic of 4 + 3  =  arithmetic of 3 + 4  =  "a+b 3 4"
 
@@ -18,9 +18,11 @@ Does not make negative numbers, fractions or decimals: every answer is an intege
 """
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
 from grpo_math.errors import ConfigError, one_of
@@ -89,106 +91,7 @@ class Form(NamedTuple):
 Filled = tuple[str, Form, tuple[int, ...]]  # level, form, numbers
 
 
-# A level's forms by their shape.
-TEXTS: dict[str, dict[str, dict[str, str]]] = {
-    "sums": {"a+b": {"plus": "What is {a} + {b}?"}},
-    "differences": {"a-b": {"minus": "What is {a} - {b}?"}},
-    "products": {"a*b": {"times": "What is {a} * {b}?"}},
-    "two_step": {
-        "a+b+c": {"plus_plus": "What is {a} + {b} + {c}?"},
-        "a+b-c": {"plus_minus": "What is {a} + {b} - {c}?", "minus_plus": "What is {a} - {c} + {b}?"},
-        "c-a-b": {"minus_minus": "What is {c} - {a} - {b}?"},
-        "a*b+c": {"times_plus": "What is {a} * {b} + {c}?", "plus_times": "What is {c} + {a} * {b}?"},
-        "a*b-c": {"times_minus": "What is {a} * {b} - {c}?"},
-        "(a+b)*c": {"sum_times": "What is ({a} + {b}) * {c}?", "times_sum": "What is {c} * ({a} + {b})?"},
-        "(a-b)*c": {"difference_times": "What is ({a} - {b}) * {c}?"},
-    },
-    "long_products": {"a*b": {"times": "What is {a} * {b}?"}},
-    "word": {
-        "a+b": {
-            "finds": "{A} has {a thing}. {He} finds {b} more. How many {things} does {A} have now?",
-            "together": "{A} has {a thing} and {B} has {b}. How many {things} do they have together?",
-            "birds": "There {is a} {a bird} in a tree and {b} on the roof next to it. How many birds is that?",
-            "reads": "{A} read {a page} on Monday and {b page} on Tuesday. How many pages did {he} read?",
-            "at_first": "{A} gave away {a thing} and still has {b}. How many {things} did {he} have at first?",
-            "older": "{A} is {a year} old. How old will {he} be in {b year}?",
-            "stop": "A bus carries {a passenger}. At the next stop it picks up {b} more. "
-            "How many passengers are on it now?",
-            "longer": "{A}'s rope is {a meter} long. {B}'s rope is {b meter} longer than that. "
-            "How many meters long is {B}'s rope?",
-        },
-        "a-b": {
-            "eats": "There {was a} {a cookie} on the plate until {A} ate {b} of them. How many are left?",
-            "gives": "{A} had {a thing} and gave {b} of them to {B}. How many {things} does {A} have left?",
-            "more_than": "{A} has {a thing} and {B} has {b}. How many more {things} does {A} have than {B}?",
-            "collects": "{A} wants to have {a thing}. So far {he} has {b}. How many more does {he} need?",
-            "cuts": "A ribbon is {a meter} long. {A} cuts off {b meter}. How many meters of ribbon are left?",
-            "descends": "{A} is on floor {a} and walks down {b floor}. On which floor is {he} now?",
-            "absent": "A class has {a pupil}. Today {b} of them {is b} ill. How many pupils came to class?",
-            "younger": "{A} is {a year} old. {B} is {b year} younger. How old is {B}?",
-        },
-        "a*b": {
-            "boxes": "{A} has {a box} with {b thing} in each. How many {things} does {he} have in all?",
-            "buys": "One {thing} costs {a dollar}. How many dollars does {A} pay for {b thing}?",
-            "rows": "An orchard has {a row} with {b tree} in every row. How many trees does it have?",
-            "walks": "{A} walks {a mile} every day. How many miles does {he} walk in {b day}?",
-            "gives_each": "{A} gives each of {b friend} {a thing}. How many {things} does {he} give away?",
-            "earns": "{A} earns {a dollar} an hour. How many dollars does {he} earn in {b hour}?",
-            "times_as_many": "{A} has {a thing}. {B} has {b} times as many. How many {things} does {B} have?",
-        },
-        "ab/b": {
-            "shares": "{A} shares {ab thing} equally among {b friend}. How many {things} does each friend get?",
-            "packs": "{A} packs {ab thing} into {boxes}, {b} to a {box}. How many {boxes} does {he} fill?",
-            "chairs": "{A} sets up {ab chair} in {b equal row}. How many chairs are in each row?",
-            "price": "{A} pays {ab dollar} for {b thing}. How many dollars does one {thing} cost?",
-            "finishes": "A book has {ab page}. {A} reads {b page} a day. How many days does {he} need for it?",
-        },
-        "a+2a": {"twice": "{A} has {a thing} and {B} has twice as many. How many {things} do they have together?"},
-        "a+b+c": {
-            "three_days": "{A} picked {a flower} on Monday, {b} on Tuesday and {c} on Wednesday. "
-            "How many flowers did {he} pick?",
-            "colors": "{A} has {a red bead}, {b blue bead} and {c green bead}. How many beads is that?",
-        },
-        "a+b-c": {
-            "on_and_off": "A bus starts with {a passenger}, picks up {b} more and then lets {c} off. "
-            "How many passengers are on it now?",
-            "bakes": "{A} bakes {a muffin} in the morning and {b} in the afternoon. {He} sells {c} of them. "
-            "How many muffins are left?",
-            "shelf": "A shelf holds {a book}. {A} adds {b} more, and {B} takes {c} away. "
-            "How many books are on the shelf now?",
-        },
-        "c-a-b": {
-            "spends": "{A} has {c dollar}. {He} spends {a dollar} on lunch and {b dollar} on a drink. "
-            "How many dollars does {he} have left?",
-            "loses": "{A} had {c thing}, gave {a} to {B} and lost {b}. How many {things} does {A} still have?",
-        },
-        "a*b+c": {
-            "loose": "{A} has {a box} with {b thing} in each, and {c loose thing}. "
-            "How many {things} does {he} have in all?",
-            "saves": "{A} has {c dollar} and saves {a dollar} every week. "
-            "How many dollars will {he} have after {b week}?",
-            "tickets": "{A} buys {a ticket} at {b dollar} each and a drink for {c dollar}. "
-            "How many dollars does {he} spend?",
-        },
-        "a*b-c": {
-            "broken": "{A} buys {a carton} with {b egg} in each. At home {c} of them {is c} broken. "
-            "How many eggs are whole?",
-            "works": "{A} works {a hour} for {b dollar} an hour and then spends {c dollar} of the pay. "
-            "How many dollars of it are left?",
-        },
-        "(a+b)*c": {
-            "fruit": "Each basket holds {a apple} and {b pear}. How many pieces of fruit are in {c basket}?",
-            "runs": "Every day {A} runs {a mile} in the morning and {b} in the evening. "
-            "How many miles does {he} run in {c day}?",
-        },
-        "(a-b)*c": {
-            "cheaper": "One {thing} used to cost {a dollar} and is now {b dollar} cheaper. "
-            "How many dollars does {A} pay for {c thing}?",
-            "takes_out": "{A} has {c box} with {a thing} in each and takes {b} out of each {box}. "
-            "How many {things} are still inside?",
-        },
-    },
-}
+STORIES = json.loads(Path(__file__).with_name("stories.json").read_bytes())
 # Numbers that a form does not take: no result below 0 on the way, and no "1 each".
 WHERE: dict[str, Callable[..., bool]] = {
     "minus_plus": lambda a, b, c: a >= c,
@@ -201,19 +104,12 @@ FORMS = {
         for shape, texts in shapes.items()
         for name, text in texts.items()
     )
-    for level, shapes in TEXTS.items()
+    for level, shapes in STORIES["texts"].items()
 }
 
 SHE, HE = ("she", "her"), ("he", "his")
-NAMES = (
-    *((name, SHE) for name in ("Mia", "Aisha", "Lena", "Sofia", "Yuki", "Priya", "Nora", "Zoe", "Carmen", "Ingrid")),
-    *((name, HE) for name in ("Ben", "Omar", "Tomas", "Raj", "Leo", "Kofi", "Hugo", "Ivan", "Diego", "Chen")),
-)
-THINGS = (
-    *("apple", "pencil", "marble", "sticker", "coin", "shell", "button", "stamp", "card", "orange", "balloon"),
-    *("peach", "candle", "paintbrush", "photo", "toy car", "lemon", "badge", "notebook", "berry", "feather", "stone"),
-)
-BOXES = ("box", "bag", "basket", "jar", "crate", "tin")
+NAMES = (*((name, SHE) for name in STORIES["women"]), *((name, HE) for name in STORIES["men"]))
+THINGS, BOXES = STORIES["things"], STORIES["boxes"]
 
 
 def generate(

@@ -1,14 +1,15 @@
-"""Rows of a data set on the Hub, or of a local folder of the same layout, with only the columns that are looked at.
+"""Rows of a data set on the Hub, with only the columns that are looked at, or of a local folder of the same layout.
 
 Does not know what a row means (datasets.py), and runs no code of a repository.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.problems import columns
 from grpo_math.problems.columns import Columns
 from grpo_math.problems.sources import Place
@@ -31,33 +32,35 @@ def rows(place: Place, split: str, wanted: Columns, name: str, remedy: str, know
     path = str(folder) if local else place.path
     if local and place.revision:
         raise ConfigError("dataset", name, "is a folder, which has no revisions", f"leave out @{place.revision}")
+    log = logging.getLogger("datasets")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # `datasets` logs an error that it then raises, and the message below names it
     try:
         if not local:
             _ask(path)
         if not known:
-            split = _split(split, datasets.get_dataset_split_names(path, place.config, revision=place.revision))
-        own = {"cache_dir": _cache_of(folder)} if local else {}
-        found = datasets.load_dataset(path, place.config, split=split, revision=place.revision, **own)
+            split = split_of(split, datasets.get_dataset_split_names(path, place.config, revision=place.revision))
+        cache = {"cache_dir": _cache_of(folder)} if local else {}
+        found = datasets.load_dataset(path, place.config, split=split, revision=place.revision, **cache)
         if getattr(found, "column_names", None) is None:
             raise ValueError("it is no table of rows")
     except UserError:
         raise
     except Exception as error:  # whatever stands between here and the Hub, the remedy is the same
         raise _cannot(path, local, name, error, remedy) from None
+    finally:
+        log.setLevel(level)
     columns.refuse_missing(found.column_names, wanted, name)
-    return enumerate(found.select_columns(columns.used(found.column_names, wanted)), 1)
+    own = local and not known  # all columns of the user's own folder; those of a set on the Hub may hold gigabytes
+    return enumerate(found if own else found.select_columns(columns.used(found.column_names, wanted)), 1)
 
 
 def _cache_of(folder: Path) -> str:
-    """A cache for the files as they are now: `datasets` goes by the folder's name, and would give a changed one's old
-    rows again."""
+    """Return a cache for the files as they are now: `datasets` may return the old rows of a file that has changed."""
     import datasets
 
-    files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
-    stats = [(str(path), path.stat()) for path in files]
-    said = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
-    digest = sha256(said.encode()).hexdigest()[:12]
-    return str(Path(datasets.config.HF_DATASETS_CACHE) / f"grpo_math-{digest}")
+    stats = sorted((str(path), path.stat().st_mtime_ns) for path in folder.resolve().rglob("*") if path.is_file())
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / f"grpo_math-{sha256(repr(stats).encode()).hexdigest()[:12]}")
 
 
 def _ask(path: str) -> None:
@@ -70,20 +73,25 @@ def _ask(path: str) -> None:
         huggingface_hub.HfApi().dataset_info(path, timeout=10)
 
 
-def _split(split: str, names: list[str]) -> str:
-    """The split by the name that the data set gives it. Raises `ConfigError` with its names."""
+def split_of(split: str, names: Collection[str]) -> str:
+    """Return the split by the name that the data set gives it. Raises `ConfigError` with its names.
+
+    >>> split_of("test[:5]", ["train", "heldout"])
+    'heldout[:5]'
+    """
     base, bracket, cut = split.partition("[")
-    if base not in names:
-        base = SAME.get(base, base)
-    if base not in names:
-        remedy = f"use one of {', '.join(names)}"
-        if names == ["train"]:
-            remedy += ", or hold rows out of it: train[:200] to evaluate on, train[200:] to train on"
-        raise ConfigError("split", split, "is no split of it", remedy)
+    if base not in names and SAME.get(base) in names:
+        base = SAME[base]
+    if base == "test" and [*names] == ["train"]:
+        remedy = "hold rows out of train: train[:200] to evaluate on, train[200:] to train on"
+        raise ConfigError("split", split, "is not known", remedy)
+    one_of("split", base, tuple(names))
     return base + bracket + cut
 
 
 def _cannot(path: str, local: bool, name: str, error: Exception, remedy: str) -> ConfigError:
+    while isinstance(error.__cause__, Exception):  # `datasets` wraps the reason in "An error occurred"
+        error = error.__cause__
     words = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else first_line(error)[:120]
     said = f"{type(error).__name__}: {words}"
     if local:

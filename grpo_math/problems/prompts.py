@@ -1,86 +1,173 @@
 r"""A problem -> the prompt that the model sees, which asks for the answer in a format.
 
-Each template is one function: the text of a problem -> a text, or a list of chat messages, that TRL can tokenize.
-Its name is also the name of the answer format, and grading/formats.py holds what that format looks like.
+Each of `TEMPLATES` is a text or a list of chat messages that TRL can tokenize, with a hole for the problem. Its name is
+also the name of the answer format, and grading/formats.py contains what that format looks like. `Template` is
+one of these, or the user's own prompt, with a system prompt and an answer format.
 
->>> r1_zero("What is 3 + 4?")[-20:]
+>>> build_prompt("What is 3 + 4?", "r1_zero")[-20:]
 '?\nAssistant: <think>'
->>> gsm8k("What is 3 + 4?")[-1]
+>>> build_prompt("What is 3 + 4?", "gsm8k")[-1]
 {'role': 'user', 'content': 'What is 3 + 4?'}
 
 Does not tokenize, and does not apply a chat template: TRL does both.
 """
 
-from collections.abc import Callable, Collection
-from typing import Any
+import copy
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, one_of
+from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.grading.formats import FORMATS
+from grpo_math.run.user_functions import is_user_function, load_function, said_by
 
 Prompt = str | list[dict[str, Any]]
+PROBLEM = "{problem}"  # what a user's text has in the problem's place; alone, it is the problem as the user's message
+AS_IS = "as_is"  # the row's own prompt, as TRL takes it
 
 
-def gsm8k(problem: str) -> Prompt:
-    """A chat with one worked example whose last line is ``#### N`` (the format of GSM8K's own solutions)."""
-    return _chat("Work it out, then give the number after ####.", problem, "3 + 4 = 7\n#### 7")
+def _chat(system: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a system message, an example, and the problem as the user's message."""
+    return [{"role": "system", "content": system}, *messages, {"role": "user", "content": PROBLEM}]
 
 
-def direct(problem: str) -> Prompt:
-    """A chat whose worked example is the line ``#### N`` alone, so that completions are short."""
-    return _chat("Give the number after ####.", problem, "#### 7")
+def _worked(answer: str, *messages: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Return an example: the assistant's answer to 3 + 4, after these messages."""
+    return {"role": "user", "content": "What is 3 + 4?"}, *messages, {"role": "assistant", "content": answer}
 
 
-def boxed(problem: str) -> Prompt:
-    r"""A chat that asks for the final answer in ``\boxed{}``, the form of MATH's solutions."""
-    return _chat(r"Please reason step by step, and put your final answer within \boxed{}.", problem)
-
-
-def r1_zero(problem: str) -> Prompt:
-    """Plain text for a base model, after DeepSeek-R1-Zero (arXiv 2501.12948, table 1): think, then answer, in tags."""
-    return (
+CALL = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
+TEMPLATES: dict[str, Prompt] = {
+    # A worked example whose last line is #### N, the format of GSM8K's own solutions
+    "gsm8k": _chat("Work it out, then give the number after ####.", *_worked("3 + 4 = 7\n#### 7")),
+    # A worked example of this line alone, so that completions are short
+    "direct": _chat("Give the number after ####.", *_worked("#### 7")),
+    # The form of MATH's solutions
+    "boxed": _chat(r"Please reason step by step, and put your final answer within \boxed{}."),
+    # Plain text for a base model, after DeepSeek-R1-Zero (arXiv 2501.12948, table 1): think, then answer, in tags
+    "r1_zero": (
         "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The "
         "Assistant first thinks about the reasoning process in the mind and then provides the User with the answer. "
         "The reasoning process is enclosed within <think> </think> and answer is enclosed within <answer> </answer> "
         "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>.\n"
-        f"User: {problem}\nAssistant: <think>"
-    )
+        f"User: {PROBLEM}\nAssistant: <think>"
+    ),
+    # A reasoning or thinking part and an answer part, each in tags
+    "xml": _chat("Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>"),
+    "think": _chat("Think first, then answer, in this form:\n<think>\n...\n</think>\n<answer>\n...\n</answer>"),
+    # A worked example that calls the tool python, and then gives #### N
+    "python": _chat(
+        "Calculate with Python, then give the number after ####.",
+        *_worked(
+            "#### 7",
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "name": "python", "content": "7"},
+        ),
+    ),
+}
 
 
-def xml(problem: str) -> Prompt:
-    """A chat that asks for a reasoning part and an answer part, each in tags."""
-    return _chat("Respond in this form:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", problem)
+class Template(NamedTuple):
+    """A prompt around a problem. ``name`` is one of `TEMPLATES`, `AS_IS`, a text with {problem}, or module:function."""
+
+    name: str
+    system: str | None
+    answer_format: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def prompt(self, problem: str, own: Prompt | None = None) -> Prompt:
+        """Return the prompt of a problem; ``own`` is the prompt that the row holds."""
+        return _prompt(self.name, self.system, problem, own)
 
 
-def python(problem: str) -> Prompt:
-    """A chat whose worked example calls the tool python for 3 + 4, and then gives ``#### N``."""
-    call = {"type": "function", "function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
-    called: list[dict[str, Any]] = [
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "name": "python", "content": "7"},
-    ]
-    system, question, answer, asked = _chat(
-        "Calculate with Python, then give the number after ####.", problem, "#### 7"
-    )
-    return [system, question, *called, answer, asked]
+def template_of(settings: Mapping[str, Any]) -> Template:
+    """Return the template that a recipe or a run's config.yaml states. Raises `ConfigError`.
+
+    >>> template_of({"system_prompt": r"Give the answer in \boxed{}."}).prompt("1 + 1?")[1]
+    {'role': 'user', 'content': '1 + 1?'}
+    """
+    system = settings.get("system_prompt")
+    name = settings.get("prompt_template") or (PROBLEM if system else "gsm8k")
+    return as_template(name, system, settings.get("answer_format"), "prompt_template")
 
 
-def _chat(system: str, problem: str, worked: str | None = None) -> list[dict[str, Any]]:
-    """``worked``: the assistant's answer to 3 + 4, as an example before the problem."""
-    said = [("system", system)]
-    if worked is not None:
-        said += [("user", "What is 3 + 4?"), ("assistant", worked)]
-    return [{"role": role, "content": content} for role, content in (*said, ("user", problem))]
+def as_template(
+    name: str | Template, system: str | None = None, answer_format: str | None = None, field: str = "template"
+) -> Template:
+    """Return the template of that name or text; without ``answer_format``, the format that the prompt's text shows.
+
+    >>> as_template("{problem} Give the answer after ####.").answer_format
+    'gsm8k'
+    """
+    if isinstance(name, Template):
+        return name
+    if PROBLEM not in name and not (is_user_function(name) and len(name.split()) == 1):
+        if len(name.split()) > 1:
+            raise ConfigError(field, name, f"does not contain {PROBLEM}", f"write {PROBLEM} in the problem's place")
+        one_of(field, name, (*TEMPLATES, AS_IS))
+    example = _prompt(name, system, "3 + 4?")  # tried here, before any data is read
+    answer_format = answer_format or (name if name in FORMATS else _format_shown(example))
+    one_of("answer_format", answer_format, tuple(FORMATS))
+    return Template(name, system, answer_format)
 
 
-TEMPLATES: dict[str, Callable[[str], Prompt]] = {
-    "gsm8k": gsm8k, "direct": direct, "boxed": boxed, "r1_zero": r1_zero, "xml": xml,
-    "python": python,
-}  # fmt: skip
-
-
-def build_prompt(problem: str, template: str) -> Prompt:
+def build_prompt(problem: str, template: str | Template) -> Prompt:
     """The prompt of ``problem`` by the template's name; an unknown name is a `ConfigError`."""
-    one_of("template", template, tuple(TEMPLATES))
-    return TEMPLATES[template](problem)
+    return as_template(template).prompt(problem)
+
+
+def _prompt(name: str, system: str | None, problem: str, own: Prompt | None = None) -> Prompt:
+    if name == AS_IS or PROBLEM in name:
+        text = problem if name == AS_IS else name.replace(PROBLEM, problem)
+        prompt = own if own and name == AS_IS else [{"role": "user", "content": text}]
+    else:
+        prompt = _filled(name, problem) if name in TEMPLATES else _of_function(name, problem)
+    if system is None:
+        return prompt
+    if isinstance(prompt, str):
+        raise ConfigError(
+            "system_prompt", system, f"would be ignored: {name} makes plain text", "leave one of them out"
+        )
+    return [{"role": "system", "content": system}, *(said for said in prompt if said["role"] != "system")]
+
+
+def _filled(name: str, problem: str) -> Prompt:
+    template = copy.deepcopy(TEMPLATES[name])
+    if isinstance(template, str):
+        return template.replace(PROBLEM, problem)
+    return [*template[:-1], {"role": "user", "content": problem}]
+
+
+def _of_function(name: str, problem: str) -> Prompt:
+    try:
+        prompt = load_function("prompt_template", name)(problem)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "prompt_template", name, f"raised {said_by(error)}", f"it is called with {problem!r}"
+        ) from error
+    chat = isinstance(prompt, list) and all(
+        isinstance(said, dict) and {"role", "content"} <= said.keys() for said in prompt
+    )
+    if not prompt or not (chat or isinstance(prompt, str)):
+        remedy = "return text, or messages with role and content"
+        raise ConfigError("prompt_template", name, f"returned a {type(prompt).__name__}", remedy)
+    return prompt
+
+
+def _format_shown(prompt: Prompt) -> str:
+    r"""Return the answer format whose tags the prompt shows; ``boxed`` if it shows none.
+
+    >>> _format_shown("Answer after ####. 3 + 4?"), _format_shown("3 + 4?"), _format_shown("<answer> </answer> <think>")
+    ('gsm8k', 'boxed', 'r1_zero')
+    """
+    text = prompt if isinstance(prompt, str) else "\n".join(str(said["content"]) for said in prompt)
+    if text.rstrip().endswith("<think>"):  # the prompt has opened the tag, and the completion does not
+        return "r1_zero"
+    shown = {name: len(form.tags) for name, form in FORMATS.items() if all(tag in text for tag in form.tags)}
+    return max(["boxed", *shown], key=lambda name: shown.get(name, 0))
 
 
 def refuse_without_call(template: str, tools: Collection[str]) -> None:
@@ -89,11 +176,12 @@ def refuse_without_call(template: str, tools: Collection[str]) -> None:
     >>> refuse_without_call("python", [])
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: template='python' shows a call of python, which is not among tools: ...
+    grpo_math.errors.ConfigError: prompt_template='python' shows a call of python, which is not among tools: ...
     """
     if template == "python" and "python" not in tools:
         raise ConfigError(
-            "template", template, "shows a call of python, which is not among tools", "set tools: [python]"
+            "prompt_template", template, "shows a call of python, which is not among tools", "set tools: [python]"
         )
     if tools and template == "r1_zero":
-        raise ConfigError("template", template, "is plain text, in which nothing can be called", "use boxed, or python")
+        reason = "is plain text, in which nothing can be called"
+        raise ConfigError("prompt_template", template, reason, "use boxed, or python")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from grpo_math.reading import home
+from grpo_math.reading import home, is_table
 
 NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -42,6 +42,13 @@ class Source(NamedTuple):
     gaps: bool = False  # rows without a gold answer are known: they are left out and counted
     repeats: bool = False  # problems that occur again are left out and counted
     around: tuple[str, str] = ("", "")  # the instruction before and after each problem, which is cut off
+    mark: str = ""  # what stands before the gold answer in every solution
+    empty: tuple[str, ...] = ()  # how problems without a gold answer begin
+    wrong: Mapping[str, str] = NONE  # how a problem begins whose solution boxes something else -> its gold answer
+    without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it
+
+
+OWN = Source("")  # any set that is not known by its name
 
 
 DAPO_BEFORE = (
@@ -52,13 +59,28 @@ DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 SOURCES = {
     "gsm8k": Source(
-        "openai/gsm8k", "main", BOTH, {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}, template="gsm8k"
+        "openai/gsm8k",
+        "main",
+        BOTH,
+        {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"},
+        template="gsm8k",
+        mark="####",
     ),
     "math": Source(
         "DigitalLearningGmbH/MATH-lighteval",
         columns={"subject": "type"},
         splits=BOTH,
         files={"train": "math/train.jsonl", "test": "math/test_outside_math500.jsonl"},
+        # Two boxes are empty; one solution boxes everything but its answer, and one box holds half of a formula.
+        empty=(
+            "For any integer $n>1$, the number of prime numbers greater than $n!+1$",
+            "You are given a sequence of $58$ terms; each term has the form $P+n$",
+        ),
+        wrong={
+            "Let $\\boxed{N}$ mean the number of whole number divisors": "6",
+            "What is the largest value of $x$, if $\\frac{x}{5} + \\frac{1}{5x} = \\frac{1}{2}$?": "2",
+        },
+        without={"test": "math500"},
     ),
     "math500": Source("HuggingFaceH4/MATH-500", splits=TEST, files={"test": "math500/test.jsonl"}),
     "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH, gaps=True, repeats=True),
@@ -96,8 +118,8 @@ class Place(NamedTuple):
     """A data set's name, taken apart: a name of `SOURCES`, an id on the Hub, or a path."""
 
     path: str
-    config: str | None
-    revision: str | None
+    config: str | None = None
+    revision: str | None = None
 
 
 def place_of(dataset: str) -> Place:
@@ -108,7 +130,7 @@ def place_of(dataset: str) -> Place:
     """
     found = NAME.fullmatch(dataset)
     if found is None or home(dataset).exists():
-        return Place(dataset, None, None)
+        return Place(dataset)
     return Place(**found.groupdict())
 
 
@@ -127,7 +149,7 @@ def hub_id(dataset: str) -> str | None:
     path = place_of(dataset).path
     if name := source_of(dataset):
         return SOURCES[name].hub
-    is_file = path.endswith((".jsonl", ".json")) or home(path).exists()
+    is_file = is_table(path) or home(path).exists()
     return path if HUB_ID.fullmatch(path) and not is_file else None
 
 

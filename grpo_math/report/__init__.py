@@ -1,8 +1,7 @@
 """A run directory -> plots and one self-contained HTML page; two results files -> their paired difference.
 
-`terminal` shows two results as a table, `run_dir` reads a run, `plots` draws its history, `memory` its plan, `viewer`
-says what the viewer of completions shows, and `page` puts all of it together, with page.html, page.css, page.js and
-math.js (LaTeX to MathML, in the browser).
+`run_dir` reads a run, `plots` draws its history, `viewer` prepares its completions, and `page` (`several` for more than
+one run) fills in page.html. `card` fills in card.md, which `hub` pushes. `render` has the templates.
 
 Does not train, evaluate or grade, does not import torch, and loads nothing from the network.
 """

@@ -4,20 +4,99 @@ and trained compared.
 Does not generate, grade or compare: evaluation/ does.
 """
 
-from argparse import Namespace
+import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import compare, of_run, suite
 from grpo_math.evaluation.figures import Results, text_of
+from grpo_math.generation.models import base_of_adapter
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
+from grpo_math.reading import is_table
 from grpo_math.report import terminal
+from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
+if TYPE_CHECKING:
+    from grpo_math.evaluation.backends import Sampling
+    from grpo_math.evaluation.results import Output
+    from grpo_math.evaluation.toolbox import Toolbox
+
+SHOWN = (  # of an evaluation's results
+    *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
+    *("calling", "by_subject", "by_level", "contamination", "seconds", "results"),
+)
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.set_defaults(parser=parser)
+    add = parser.add_argument
+    add("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
+    add("--model", help="a folder, a Hub id, or 'embedded'")
+    add("--adapter", help="a folder with a LoRA adapter")
+    data = "sets by name (such as gsm8k), owner/name[:config][@revision], folders or files; several: a,b,c"
+    add("--data", "--dataset", help=data)
+    add("--suite", help="math: the sets that are usual, each as its authors evaluate it")
+    add("--columns", help="which column is which: problem=query,answer=target (default: the common spellings)")
+    add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
+    add("--split", default="test", help="(default: test; it may be cut: train[:500])")
+    add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
+    add("--template", help="the prompt and its answer format (default: the run's, or the data set's own)")
+    add("--tools", help="what it may call: python, or module:function; several: a,b (default: the run's, or nothing)")
+    add("--python", metavar="JSON", help='its limits, as {"wall_seconds": 5} (default: the run\'s)')
+    add("--samples", type=int, help="completions of each problem (default: 1; 32 for AIME and AMC)")
+    add("--temperature", type=float, help="0 is greedy (default: 0; 0.6 for AIME and AMC)")
+    longest: dict[str, Any] = {"dest": "max_new_tokens", "help": "tokens of one (default: the run's, or 512)"}
+    add("--max_completion_length", "--max_new_tokens", type=int, **longest)
+    add("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
+    add("--seed", type=int, default=0)
+    add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
+    add("--server", metavar="URL", help="of the vLLM server")
+    add("--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)")
+    where = "(default: evaluations, or evaluation in the run)"
+    add("--output", help=f"the results file, ending in .json, or a folder for one that the settings name {where}")
+    add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
+
+
+def run(args: Namespace) -> Answer | int:
+    """Answer `grpo-math evaluate`: evaluate a model or a run, or compare two results."""
+    if args.compare:
+        return _compared(args)
+    args.model, args.adapter = with_base(args.model, args.adapter)
+    for name in ("model", "adapter"):
+        if args.run and getattr(args, name) is not None:
+            raise UserError(f"--{name} would be ignored by --run: leave it out")
+    if args.model is None and not args.run:
+        raise UserError("--model is missing: give a model and data, or two results files with --compare")
+    try:
+        every = results(args)
+    except KeyboardInterrupt:
+        print("interrupted: the same command resumes it", file=sys.stderr)
+        return 130
+    return Answer(*answer(every, SHOWN))
+
+
+def _compared(args: Namespace) -> Answer:
+    for name, value in vars(args).items():
+        if name not in ("compare", "json", "parser", "fields") and value != args.parser.get_default(name):
+            raise UserError(f"--{name} would be ignored by --compare: leave it out")
+    before, after = map(compare.read_results, args.compare)
+    comparison = compare.comparison(before, after)
+    return Answer(comparison, terminal.text_of(before, after, comparison))
+
+
+def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
+    """Return model and adapter. An adapter's folder that is given as the model names its base."""
+    base = base_of_adapter(model) if model else None
+    if base and adapter:
+        raise ConfigError("model", model, "is an adapter itself", "leave out --adapter, or name its base")
+    return (base, model) if base else (model, adapter)
 
 
 def results(asked: Namespace) -> dict[str, dict[str, Results]]:
@@ -29,26 +108,35 @@ def results(asked: Namespace) -> dict[str, dict[str, Results]]:
             reason = f"is for one data set, and there are {len(names)}"
             raise ConfigError(name, getattr(asked, name), reason, "ask for that one alone")
     problems = {name: _problems(asked, name, run) for name in names}  # of all, before the first is evaluated
-    from grpo_math.evaluation.backends import keeping
+    from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import evaluate
 
+    backend = Backend(asked.backend, asked.server)
     models = run.models() if run else {"": (asked.model, asked.adapter, asked.output or "evaluations")}
     every: dict[str, dict[str, Results]] = {side: {} for side in models}
-    options = {name: getattr(asked, name) for name in ("batch_size", "seed", "backend", "server")}
-    with keeping():
-        for side, (model, adapter, output) in models.items():
+    for side, (model, adapter, path) in models.items():
+        with Model(model, adapter, backend) as opened:
             for name in names:
-                file = Path(output)
+                file = Path(path)
                 if run and len(names) > 1:
                     file = file.parent / suite.folder_of(name) / file.name
-                own = {**problems[name], "adapter": adapter, "output": str(file)}
-                every[side][name] = evaluate(model, **own, **options)
+                one = problems[name]
+                output = replace(one.output, path=str(file))
+                every[side][name] = evaluate(opened, one.rows, one.sampling, output, tools=one.tools)
     return every
 
 
-def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> dict[str, Any]:
-    """A data set's problems as ``rows``, and how it is evaluated."""
-    if asked.split != asked.parser.get_default("split") and name.endswith((".jsonl", ".json")):
+class Problems(NamedTuple):
+    """The problems of a data set, and how it is evaluated."""
+
+    rows: list[dict[str, Any]]
+    sampling: "Sampling"
+    output: "Output"
+    tools: "Toolbox | None"
+
+
+def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> Problems:
+    if asked.split != asked.parser.get_default("split") and is_table(name):
         raise ConfigError("split", asked.split, "would be ignored: a file is taken whole", "leave it out")
     longest = (run.max_new_tokens if run else 512) if asked.max_new_tokens is None else asked.max_new_tokens
     template = asked.template or (run.template if run else None)
@@ -56,7 +144,6 @@ def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> dict[str
     only = {"limit": asked.n, "seed": asked.seed, "columns": asked.columns, "skip_bad_rows": asked.skip_bad_rows}
     rows = load_problems(name, asked.split, template=how.template, **only)
     found = contamination.against(rows, asked.contamination) if asked.contamination else None
-    about = {"data": name, "split": asked.split}
     tools = dict(run.tools) if run else {}
     if asked.tools is not None:
         tools = {**tools, "tools": [one for one in asked.tools.split(",") if one]}
@@ -64,9 +151,15 @@ def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> dict[str
         tools["python"] = check("python", asked.python)
     if tools.get("python") and "python" not in tools.get("tools", ()):
         raise ConfigError("python", asked.python, "would be ignored without the tool python", "add --tools python")
-    prompts.refuse_without_call(how.template, tools.get("tools", ()))
-    drawn = {"samples": how.samples, "temperature": how.temperature, "max_new_tokens": longest}
-    return {"rows": rows, **drawn, "about": about, "contamination": found, **tools}
+    prompts.refuse_without_call(str(how.template), tools.get("tools", ()))
+    from grpo_math.evaluation.backends import Sampling
+    from grpo_math.evaluation.results import Output
+    from grpo_math.evaluation.toolbox import toolbox
+
+    sampling = Sampling(how.samples, how.temperature, longest, asked.batch_size, asked.seed)
+    output = Output(about={"data": name, "split": asked.split}, contamination=found)
+    box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
+    return Problems(rows, sampling, output, box)
 
 
 def answer(every: Sides, keys: Sequence[str]) -> tuple[dict[str, Any], str]:

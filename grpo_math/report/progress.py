@@ -55,41 +55,24 @@ def progress(run: Run) -> Progress:
 
 
 def spent(run: Run) -> dict[str, float]:
-    """Seconds by what they went to: the phases of the steps, the rest of them, the evaluations before and after.
+    """Return the seconds of each phase of the steps, of the rest of the steps, and of the evaluations.
 
     >>> from pathlib import Path
     >>> line = {"step": 4, "step_time": 10.0, "seconds/generate": 6.0, "seconds/update": 3.0}  # means over four steps
     >>> spent(Run(Path("x"), history=[line], before={"seconds": 5.0, "rows": []}))
     {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 5.0}
     """
-    seconds: dict[str, float] = {}
-    before = 0.0
-    for row in run.history:
-        if metrics.SECONDS_STEP not in row:
-            continue
-        steps, before = row[metrics.STEP] - before, row[metrics.STEP]
-        rest = row[metrics.SECONDS_STEP]
-        for key, name in PHASES.items():
-            seconds[name] = seconds.get(name, 0.0) + steps * row.get(key, 0.0)
-            rest -= row.get(key, 0.0)
-        seconds["other"] = seconds.get("other", 0.0) + steps * max(0.0, rest)
-    known = [results.get("seconds") for results in (run.before, run.after) if results]
-    seconds["evaluation"] = sum(value for value in known if isinstance(value, (int, float)))
+    seconds = {name: _total(run, key) for key, name in PHASES.items()}
+    seconds["other"] = max(0.0, _total(run, metrics.SECONDS_STEP) - sum(seconds.values()))
+    seconds["evaluation"] = sum((results or {}).get("seconds") or 0.0 for results in (run.before, run.after))
     return {name: value for name, value in seconds.items() if value > 0}
 
 
-def overlap(run: Run) -> float:
-    """Seconds of sampling that training did not wait for (``staleness: 1``).
-
-    >>> from pathlib import Path
-    >>> lines = [{"step": 4, "step_time": 9.0, "seconds/overlap": 2.0}, {"step": 5, "step_time": 9.0}]  # means of steps
-    >>> overlap(Run(Path("x"), history=lines))
-    8.0
-    """
+def _total(run: Run, key: str) -> float:
+    """Return the sum of a metric over the steps of a run. A line has the mean of the steps since the one before."""
     rows = [row for row in run.history if metrics.SECONDS_STEP in row]
     steps = [0, *(row[metrics.STEP] for row in rows)]
-    each = zip(rows, steps, strict=False)
-    return sum((row[metrics.STEP] - before) * row.get(metrics.SECONDS_OVERLAP, 0.0) for row, before in each)
+    return sum((row[metrics.STEP] - before) * row.get(key, 0.0) for row, before in zip(rows, steps, strict=False))
 
 
 def spent_words(run: Run) -> str:
@@ -100,7 +83,10 @@ def spent_words(run: Run) -> str:
         return ""
     parts = sorted(seconds.items(), key=lambda item: -item[1])
     named = ", ".join(f"{name} {value / total:.0%}" for name, value in parts if value >= 0.005 * total)
-    words, won = f"{duration(total)} {'so far' if run.going else 'in all'}: {named}", overlap(run)
+    words, won = (
+        f"{duration(total)} {'so far' if run.going else 'in all'}: {named}",
+        _total(run, metrics.SECONDS_OVERLAP),
+    )
     return f"{words}; the server sampled for {duration(won)} of it while this trained" if won else words
 
 

@@ -1,36 +1,36 @@
-"""What a finished run comes to: the table on the terminal, the report, the trackers' last word, the push.
+"""The end of a finished run: the table on the terminal, the report, the push.
 
 Does not evaluate anything.
 """
 
 from pathlib import Path
 
-from grpo_math.evaluation.compare import changed, compare, read_results
+from grpo_math.evaluation.compare import ResultsError, changed, compare, read_results, share
 from grpo_math.report import hub
 from grpo_math.report.page import ReportFiles, report
 from grpo_math.report.terminal import terminal_changes, terminal_table
-from grpo_math.report.trackers import Trackers
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def conclude(config: MathGRPOConfig, target: Path, pushes: bool, told: Trackers | None = None) -> None:
-    """The report of a run that is whole, also for its trackers, and its push to the Hub."""
+def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
+    """Report a run that is whole, and push it to the Hub."""
     run_dir = Path(str(config.output_dir))
-    files = print_verdict(run_dir, target)
-    if told is not None:
-        told.end(files.plots, files.findings)
+    print_verdict(run_dir, target)
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")
 
 
 def print_verdict(run_dir: Path, target: Path) -> ReportFiles:
-    """The report, and on the terminal what it comes to."""
+    """Write the report, and print its result and its warnings."""
     files = report(run_dir)
     if (run_dir / "before.json").exists() and (run_dir / "after.json").exists():
         before, after = read_results(run_dir / "before.json"), read_results(run_dir / "after.json")
-        print(terminal_table(before, after, compare(before, after)))
-        print(terminal_changes(changed(before, after)))
+        try:
+            print(terminal_table(before, after, compare(before, after)))
+            print(terminal_changes(changed(before, after)))
+        except ResultsError as error:  # the run was resumed with another grader
+            print(f"accuracy {share(before):.1%} before, {share(after):.1%} after; not compared: {error}")
     for finding in files.findings:
         if finding.level != "info":
             print(finding.line())

@@ -35,7 +35,7 @@ from grpo_math.rewards.rules import (
     xml_count,
 )
 from grpo_math.rewards.tools import make_tool_use
-from grpo_math.run.own import is_own, load_function
+from grpo_math.run.user_functions import is_user_function, load_function
 
 __all__ = [
     "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
@@ -69,7 +69,7 @@ def load_reward(name: str) -> Reward:
     ...
     grpo_math.errors.ConfigError: reward_funcs='acuracy' is not known: did you mean 'accuracy'? ...
     """
-    if not is_own(name):
+    if not is_user_function(name):
         one_of("reward_funcs", name, tuple(REWARDS))
         return REWARDS[name]
     return load_function("reward_funcs", name)

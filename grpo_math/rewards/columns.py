@@ -4,11 +4,11 @@ Does not turn any of it into a number (rules.py does).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any
 
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, grade_batch
-from grpo_math.grading.extract import extract_gold
 
 Completion = str | list[dict[str, Any]]
 Reward = Callable[..., list[float | None]]
@@ -51,9 +51,7 @@ def gold_of(row: Mapping[str, Any]) -> str | None:
     ('7', '#### 7', None)
     """
     found = (row.get(name) for name in GOLD_COLUMNS)
-    return next(
-        (str(v) for v in found if isinstance(v, str | int | float) and not isinstance(v, bool) and v != ""), None
-    )
+    return next((str(v) for v in found if isinstance(v, str | Number) and not isinstance(v, bool) and v != ""), None)
 
 
 def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
@@ -66,15 +64,6 @@ def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
     if not there:
         raise RewardError(f"reward function {name} needs the column {GOLDS}: every row of the data must hold its gold")
     return [gold_of(dict(zip(there, row, strict=True))) or "" for row in zip(*there.values(), strict=True)]
-
-
-def gold_text(gold: str) -> str:
-    """The answer within a gold, which may be a whole solution.
-
-    >>> gold_text("48 + 24 = 72\\n#### 72")
-    '72'
-    """
-    return extract_gold(gold).text or ""
 
 
 def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[str | None]:

@@ -1,25 +1,32 @@
-"""A reward function under guard: what it raises is said in one line, it gets a second try, its numbers are checked.
+"""Calls of reward functions: errors in one line that names the function, a second try, and checked numbers.
 
 Does not decide how a run ends: the trainer does, on every rank alike.
 """
 
-import functools
+import contextlib
 import inspect
 import numbers
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.columns import Completion, Reward
-from grpo_math.run.own import said_by
+from grpo_math.run.signals import Stopped
+from grpo_math.run.user_functions import said_by
+
+SLOW = 60.0  # seconds after which a reward function that still runs is named
 
 
 def name_of(reward: Any) -> str:
     """The name of a reward function, also of a partial one or of an object that can be called.
 
+    >>> import functools
     >>> name_of(functools.partial(name_of))
     'name_of'
     """
@@ -27,19 +34,30 @@ def name_of(reward: Any) -> str:
     return str(getattr(function, "__name__", type(reward).__name__))
 
 
+def is_async(reward: Any) -> bool:
+    """Return True if calls of the reward are awaited, as TRL decides: an object with ``async __call__`` is one too.
+
+    >>> async def later(completions, **columns): ...
+    >>> is_async(later), is_async(name_of)
+    (True, False)
+    """
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(reward.__call__)
+
+
 @dataclass
 class Mishaps:
-    """What befell this rank's reward functions in a rollout: calls that were made again, and what ends the run."""
+    """Failures of this rank's reward functions in a rollout: how many calls were repeated, and the error that ends the
+    run."""
 
     retries: int = 0
     error: UserError | None = None
 
 
 def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
-    """The same reward, whose failures are one clear `RewardError` that names it: never an invented zero.
+    """Return the same reward with failures that name it: one clear `RewardError`, never an invented zero.
 
-    With ``mishaps``, as in training, a function that raises is called once more with the same arguments, and what would
-    be raised then is noted there.
+    With ``mishaps``, as in training, a function that raises is called once more with the same arguments. The error of
+    the second call is noted there instead of raised, because all ranks have to end together.
 
     >>> def broken(prompts, completions, **columns): return [float("nan")]
     >>> checked(broken)([""], [""])
@@ -47,115 +65,141 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
     ...
     grpo_math.errors.RewardError: reward function broken returned nan for row 0: return a finite number or None
     """
-    guard, call = Guard(reward, mishaps), cast("Callable[..., Any]", reward)
+    function = cast("Callable[..., Any]", reward)
 
     async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        for attempt in guard.attempts({"prompts": prompts, "completions": completions, **columns}):
-            with attempt:
-                attempt.values = await call(**attempt.arguments)
-        return guard.rewards(attempt, len(completions))
+        call = _Call(name_of(reward), mishaps)
+        while call.tries:
+            with call.attempt():
+                call.values = await function(prompts=prompts, completions=completions, **columns)
+        return call.rewards(len(completions))
 
     def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        for attempt in guard.attempts({"prompts": prompts, "completions": completions, **columns}):
-            with attempt:
-                attempt.values = call(**attempt.arguments)
-        return guard.rewards(attempt, len(completions))
+        call = _Call(name_of(reward), mishaps)
+        while call.tries:
+            with call.attempt():
+                call.values = function(prompts=prompts, completions=completions, **columns)
+        return call.rewards(len(completions))
 
-    guarded: Any = later if inspect.iscoroutinefunction(reward) else now
-    guarded.__name__ = guarded.__qualname__ = guard.name
+    guarded: Any = later if is_async(reward) else now
+    guarded.__name__ = guarded.__qualname__ = name_of(reward)
     guarded.__doc__ = reward.__doc__
     return guarded
 
 
-class Attempt:
-    """One call with arguments of its own: one that raises leaves no trace in them, nor in what is logged."""
+class _Call:
+    """One call of a reward function. ``tries``: how often the function may still be called."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self.values: Any = None
-        self.error: Exception | None = None
-        self.logged: list[Callable[[], None]] = []
-        self.arguments = {name: [*value] if isinstance(value, list) else value for name, value in arguments.items()}
-        for name in ("log_extra", "log_metric"):
-            if name in arguments:
-                self.arguments[name] = functools.partial(self._hold, arguments[name])
+    values: Any = None
+    error: BaseException | None = None
 
-    def __enter__(self) -> None:
-        pass
+    def __init__(self, name: str, mishaps: Mishaps | None) -> None:
+        self.name, self.mishaps = name, mishaps
+        self.tries = 1 if mishaps is None else 2
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self.error = error if isinstance(error, Exception) else None
-        return self.error is not None
-
-    def _hold(self, log: Callable[..., None], *said: Any, **named: Any) -> None:
-        self.logged.append(functools.partial(log, *said, **named))
-
-
-class Guard:
-    """What `checked` knows of one reward function: how often it is called, and what its values have to be."""
-
-    def __init__(self, reward: Reward, mishaps: Mishaps | None) -> None:
-        self.name, self.mishaps = name_of(reward), mishaps
-
-    def attempts(self, arguments: dict[str, Any]) -> Iterator[Attempt]:
-        """One attempt, and in training a second where the first one failed."""
-        first = Attempt(arguments)
-        yield first
-        if first.error is not None and self.mishaps is not None and not isinstance(first.error, UserError):
-            from tqdm import tqdm
-
-            self.mishaps.retries += 1
-            said = f"reward function {self.name} raised {said_by(first.error)} at {_place(first.error)}"
-            tqdm.write(f"warning: {said}: it is called once more", file=sys.stderr)
-            yield Attempt(arguments)
-
-    def rewards(self, attempt: Attempt, count: int) -> list[float | None]:
-        """The values of the last attempt; what is wrong with them is raised, or in training noted."""
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Catch what the function raises, `sys.exit` and KeyboardInterrupt included, unless a signal has raised it."""
+        self.error = None
         try:
-            if isinstance(attempt.error, UserError):
-                raise attempt.error
-            if attempt.error is not None:
-                twice = f" twice in a row at {_place(attempt.error)}" if self.mishaps is not None else ""
-                said = f"reward function {self.name} raised {said_by(attempt.error)}{twice}"
-                raise RewardError(f"{said}: training stops, since a zero here would be invented") from attempt.error
-            for log in attempt.logged:
-                log()
-            return self.verify(attempt.values, count)
+            with _watched(self.name):
+                yield
+            self.tries = 0
+        except (_CtrlC, Stopped):
+            raise
+        except UserError as error:  # a second call would not help
+            self.error, self.tries = error, 0
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self.error, self.tries = error, self.tries - 1
+            if self.mishaps is not None and self.tries:
+                self.mishaps.retries += 1
+                said = f"reward function {self.name} raised {said_by(error)} at {_place(error)}"
+                _say(f"{said}: it is called once more")
+
+    def rewards(self, count: int) -> list[float | None]:
+        """Return the values of the last attempt. An error is raised, or noted in training."""
+        try:
+            if isinstance(self.error, UserError):
+                raise self.error
+            if self.error is not None:
+                twice = f" twice in a row at {_place(self.error)}" if self.mishaps is not None else ""
+                said = f"reward function {self.name} raised {said_by(self.error)}{twice}"
+                raise RewardError(f"{said}: training stops, since a zero here would be invented") from self.error
+            return _verified(self.name, self.values, count)
         except UserError as error:
             if self.mishaps is None:
                 raise
             self.mishaps.error = self.mishaps.error or error
-            return [0.0] * count  # that nobody reads: this rank meets the others in the gather before all end
+            return [0.0] * count  # never used: this rank meets the others in the gather before all end
 
-    def verify(self, values: Any, count: int) -> list[float | None]:
-        """The values as one finite number or None for each completion; `RewardError` for anything else."""
+
+class _CtrlC(KeyboardInterrupt):
+    """Ctrl-C, as opposed to a KeyboardInterrupt that a reward raises itself."""
+
+
+@contextmanager
+def _watched(name: str) -> Iterator[None]:
+    """Name a reward function that takes long, mark Ctrl-C, and restore what would change how the model is trained:
+    torch's grad mode and default dtype."""
+    slow = threading.Timer(SLOW, _say, [f"reward function {name} has been running for {SLOW:g} seconds"])
+    slow.daemon = True
+    torch: Any = sys.modules.get("torch")  # not imported for the check of a recipe
+    modes = torch and (torch.is_grad_enabled(), torch.get_default_dtype())
+    handler: Any = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: Any) -> None:
         try:
-            if isinstance(values, dict | set | str):
-                raise TypeError
-            items = list(values)
-        except TypeError:
-            raise self._returned(type(values).__name__, "return a list with one number a completion") from None
-        if len(items) != count:
-            what = f"{len(items)} rewards for {count} completions"
-            raise self._returned(what, "return one number or None for each")
-        return [self._finite(row, item) for row, item in enumerate(items)]
+            handler(number, frame)
+        except KeyboardInterrupt:
+            raise _CtrlC from None
 
-    def _finite(self, row: int, item: Any) -> float | None:
-        if item is None:
-            return None
-        if hasattr(item, "item") and not isinstance(item, numbers.Number):
-            item = item.item()
-        is_real = isinstance(item, numbers.Real)
-        if is_real and abs(float(item)) < 1e30:  # not NaN; squares of larger ones are not finite in float32 sums
-            return float(item)
-        what = item if is_real else f"a {type(item).__name__}"
-        raise self._returned(f"{what} for row {row}", "return a finite number or None")
-
-    def _returned(self, what: str, remedy: str) -> RewardError:
-        return RewardError(f"reward function {self.name} returned {what}: {remedy}")
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupt)
+    slow.start()
+    try:
+        yield
+    finally:
+        slow.cancel()
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, handler)
+        if torch and modes != (torch.is_grad_enabled(), torch.get_default_dtype()):
+            torch.set_grad_enabled(modes[0])
+            torch.set_default_dtype(modes[1])
+            _say(f"reward function {name} changed torch's grad mode or default dtype: they are restored")
 
 
-def _place(error: Exception) -> str:
-    """file:line of what raised, where possible in the file of the reward function itself."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is ours
-    place = next((f for f in reversed(frames) if frames and f.filename == frames[0].filename), None)
+def _verified(name: str, values: Any, count: int) -> list[float | None]:
+    """Return one finite number or None for each completion; raise `RewardError` for anything else."""
+    if isinstance(values, dict | set | str) or not hasattr(values, "__iter__"):
+        raise _returned(name, type(values).__name__, "return a list with one number a completion")
+    items = list(values)
+    if len(items) != count:
+        what = f"{len(items)} rewards for {count} completions"
+        raise _returned(name, what, "return one number or None for each")
+    return [None if item is None else _number(name, row, item) for row, item in enumerate(items)]
+
+
+def _number(name: str, row: int, item: Any) -> float:
+    number = item.item() if hasattr(item, "item") else item  # numpy's and torch's
+    is_real = isinstance(number, numbers.Real)
+    if is_real and abs(number) < 1e30:  # not NaN; the squares of larger ones are not finite in float32 sums
+        return float(number)
+    what = number if is_real else f"a {type(number).__name__}"
+    raise _returned(name, f"{what} for row {row}", "return a finite number or None")
+
+
+def _returned(name: str, what: str, remedy: str) -> RewardError:
+    return RewardError(f"reward function {name} returned {what}: {remedy}")
+
+
+def _say(warning: str) -> None:
+    from tqdm import tqdm
+
+    tqdm.write(f"warning: {warning}", file=sys.stderr)
+
+
+def _place(error: BaseException) -> str:
+    """Return file:line of the last frame in the reward function's own file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, contextlib.__file__)]
+    place = next((f for f in reversed(frames) if f.filename == frames[0].filename), None)
     return f"{place.filename}:{place.lineno}" if place else "its call"

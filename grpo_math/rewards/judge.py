@@ -14,18 +14,18 @@ import hashlib
 import json
 import os
 import re
-import time
 import unicodedata
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.rewards.columns import Completion, Reward, gold_text, golds_of, grades_of, text_of
-from grpo_math.run.redact import NoRedirects, is_address
+from grpo_math.grading.where import gold_answer
+from grpo_math.reading import from_json
+from grpo_math.rewards.columns import Completion, Reward, golds_of, grades_of, text_of
+from grpo_math.run.http import Client, ServerError
+from grpo_math.run.redact import is_address
 
 JUDGE_PROMPT = """\
 You compare two final answers to one mathematics problem. They stand between the lines BEGIN {mark} and END {mark}, in
@@ -79,12 +79,12 @@ def make_llm_judge(
             raise ConfigError("GRPO_MATH_JUDGE_MODEL", name, "is not set", "set it to the name of the judge's model")
         golds, grades = golds_of("llm_judge", columns), grades_of("llm_judge", completions, columns)
         questions = {
-            row: (text_of(prompt, "user"), gold_text(gold), plain(g.answer))
+            row: (text_of(prompt, "user"), gold_answer(gold), plain(g.answer))
             for row, (prompt, gold, g) in enumerate(zip(prompts, golds, grades, strict=True))
             if g.answer and g.verdict is not Verdict.BAD_GOLD
         }
-        key = (api_key or os.environ.get("OPENAI_API_KEY", "")).strip()
-        ask = functools.partial(_believed, functools.partial(_ask, url, name, key, timeout, retries))
+        client = Client(url, timeout=timeout, retries=retries, key_variable="OPENAI_API_KEY", key=api_key)
+        ask = functools.partial(_believed, functools.partial(_ask, client, name))
         distinct = sorted(set(questions.values()))
         with ThreadPoolExecutor(max_workers=concurrency) as threads:
             said = dict(zip(distinct, threads.map(ask, distinct), strict=True))
@@ -128,22 +128,15 @@ def _believed(ask: Callable[[str], float | None], parts: tuple[str, str, str]) -
     return said
 
 
-def _ask(url: str, model: str, key: str | None, timeout: float, retries: int, asked: str) -> float | None:
-    body = {"model": model, "messages": [{"role": "user", "content": asked}], "temperature": 0, "max_tokens": 32}
-    body["response_format"] = REPLY
-    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    request = urllib.request.Request(f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
-    for attempt in range(retries + 1):
-        if attempt:
-            time.sleep(min(2.0, 0.25 * 2**attempt))
-        try:
-            with urllib.request.build_opener(NoRedirects).open(request, timeout=timeout) as response:
-                reply = json.load(response)["choices"][0]["message"]["content"]
-        except (OSError, HTTPException, ValueError, KeyError, IndexError, TypeError, RecursionError):
-            continue
-        if (said := _verdict(reply)) is not None:
-            return float(said)
-    return None
+def _ask(client: Client, model: str, asked: str) -> float | None:
+    messages = [{"role": "user", "content": asked}]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 32, "response_format": REPLY}
+    try:
+        reply = client.ask("/chat/completions", body)["choices"][0]["message"]["content"]
+    except (ServerError, KeyError, IndexError, TypeError):
+        return None
+    said = _verdict(reply)
+    return None if said is None else float(said)
 
 
 def _verdict(reply: Any) -> bool | None:
@@ -154,8 +147,8 @@ def _verdict(reply: Any) -> bool | None:
     """
     text = re.sub(r"^```(json)?\s*|\s*```$", "", str(reply or "").strip())
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = from_json(text)
+    except ValueError:
         return None
     said = found.get("equivalent") if isinstance(found, dict) and len(found) == 1 else None
     return said if isinstance(said, bool) else None

@@ -11,13 +11,13 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Grade, Verdict
-from grpo_math.grading.compare import value
+from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS, in_format
+from grpo_math.grading.where import gold_answer
 from grpo_math.rewards.columns import (
     Completion,
     Reward,
     formats_of,
-    gold_text,
     golds_of,
     grades_of,
     in_formats,
@@ -78,7 +78,7 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
     """
     rewards: list[float | None] = []
     for g, gold in zip(grades_of("proximity", completions, columns), golds_of("proximity", columns), strict=True):
-        reward, p, q = is_right(g), value(g.answer or ""), value(gold_text(gold))
+        reward, p, q = is_right(g), value(g.answer or ""), value(gold_answer(gold))
         if reward == 0.0 and p is not None and q is not None and p != q:
             reward = 0.5 * _nearness(p, q)
         rewards.append(reward)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.grading.compare import value
+from grpo_math.grading.equal.compare import value
 from grpo_math.rewards.columns import Completion, Reward, grades_of
 from grpo_math.rewards.rules import is_right
 

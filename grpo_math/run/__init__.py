@@ -1,1 +1,1 @@
-"""What a run leaves on disk, its logs, its signals: the ground that every room stands on."""
+"""The files, logs and signals of a run. Every other package may use this one."""

@@ -1,13 +1,14 @@
 """Checkpoints that are whole: how they are written, which one is the newest, what is wrong with one.
 
-A checkpoint is written to RUN/.writing, gets a checksum of each of its files, and is renamed to RUN/checkpoint-N: what
-bears such a name was whole on the disk.
+A checkpoint is written under its final name, since transformers remembers that name while it writes. Next to it lies a
+token, .checkpoint-N.unfinished, until all files are on the disk and checksums.json seals them.
 
 Does not save or load weights (transformers does), nor decide whether a run goes on (resume.py does).
 """
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,49 +20,43 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import Unreadable, read_json
 from grpo_math.run.files import flush, replace_text
 
-WRITING = ".writing"
 SUMS = "checksums.json"
 STATE = "state_{}.pt"
 FINISHED = "finished.json"
+UNFINISHED = ".{}.unfinished"
 
 
 # Writing
 
 
 @contextmanager
-def written_aside(target: Path, accelerator: Any) -> Iterator[Path]:
-    """A folder to fill, on every rank, that is renamed to ``target`` once all of it is on the disk.
+def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
+    """Fill a folder, on every rank, and seal it when all of it is on the disk.
 
-    If anything is raised, or the process is killed, there is no ``target``. One that is there already stays.
+    If anything is raised, or the process is killed, the folder is unfinished and nothing reads it.
     """
-    aside = target.parent / WRITING / target.name
+    # Only the main process creates, seals and deletes. On a network file system another machine may see an
+    # old state of the folder, so it would seal or delete files that are gone.
     if accelerator.is_main_process:
-        shutil.rmtree(aside, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(_token(folder), "")
+        flush(folder.parent)
+        if (folder / SUMS).exists():  # of an earlier run
+            shutil.rmtree(folder, ignore_errors=True)
     accelerator.wait_for_everyone()
-    aside.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        yield aside
+        yield
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            _rename(aside, target)
-        accelerator.wait_for_everyone()
-        if accelerator.is_local_main_process and aside.exists():  # of a machine that does not share the disk
-            _rename(aside, target)
-        accelerator.wait_for_everyone()
-        with suppress(OSError):  # a second one is still written there
-            aside.parent.rmdir()
+            seal(folder)
+            _token(folder).unlink()
+            flush(folder.parent)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        if accelerator.is_main_process:
+            _remove(folder)
         raise
-
-
-def _rename(aside: Path, target: Path) -> None:
-    if target.exists():
-        shutil.rmtree(aside)
-        return
-    seal(aside)
-    aside.rename(target)
-    flush(target.parent)
+    accelerator.wait_for_everyone()
 
 
 def seal(folder: Path) -> None:
@@ -71,10 +66,34 @@ def seal(folder: Path) -> None:
         list(pool.map(lambda name: flush(folder / name), names))
         sums = dict(zip(names, pool.map(lambda name: _sum(folder / name), names), strict=True))
     replace_text(folder / SUMS, json.dumps(sums, indent=1) + "\n")
+    flush(folder)
+
+
+def unfinished(folder: Path) -> bool:
+    """Return True if a folder is being written, or its writer was killed."""
+    return _token(folder).exists()
+
+
+def _token(folder: Path) -> Path:
+    return folder.parent / UNFINISHED.format(folder.name)
+
+
+def _remove(folder: Path) -> None:
+    """Delete an unfinished folder, as far as the disk allows. The token goes last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        _token(folder).unlink()
+
+
+def remove_unfinished(run_dir: Path) -> None:
+    """Delete what a killed run wrote in part."""
+    start, end = UNFINISHED.split("{}")
+    for token in run_dir.glob(UNFINISHED.format("*")):
+        _remove(token.with_name(token.name.removeprefix(start).removesuffix(end)))
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint: a file that is missing or has changed. None: it is as it was written.
+    """Return what is wrong with a checkpoint, such as a missing or a changed file; None if it is as it was written.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -87,6 +106,8 @@ def damage(folder: Path) -> str | None:
     >>> damage(folder)
     'state_0.pt is not what was written'
     """
+    if unfinished(folder):
+        return "it was not written to its end"
     try:
         sums = read_json(folder / SUMS)
         names = list(sums)
@@ -110,7 +131,7 @@ def _sum(path: Path) -> str:
 
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
-    """(step, folder), the newest first, by number: clocks jump.
+    """Return (step, folder) of each finished checkpoint, the newest first, by number, because clocks jump.
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
@@ -121,20 +142,21 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     >>> [step for step, _ in checkpoints(run_dir)], goes_on(run_dir)
     ([10, 9], 'the same command goes on from checkpoint-10')
     """
-    found = [(path.name.partition("-")[2], path) for path in run_dir.glob("checkpoint-*") if path.is_dir()]
-    return sorted(((int(step), path) for step, path in found if step.isdigit()), reverse=True)
+    folders = [path for path in run_dir.glob("checkpoint-*") if path.is_dir() and not unfinished(path)]
+    numbered = [(path.name.partition("-")[2], path) for path in folders]
+    return sorted(((int(step), path) for step, path in numbered if step.isdigit()), reverse=True)
 
 
 def goes_on(run_dir: Path) -> str:
-    """How a run that has ended too soon goes on, as part of a line."""
-    there = checkpoints(run_dir)
-    return f"the same command goes on from {there[0][1].name}" if there else "the same command starts it anew"
+    """Return how to resume a run that has ended too soon, as the end of a message."""
+    finished = checkpoints(run_dir)
+    return f"the same command goes on from {finished[0][1].name}" if finished else "the same command starts it anew"
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line about each newer one that is not.
+    """Return the newest checkpoint that is whole, and a line about each newer one that is damaged.
 
-    Raises `UserError` where there are checkpoints and all are damaged.
+    Raises `UserError` if all checkpoints are damaged.
     """
     lines: list[str] = []
     for _, folder in checkpoints(run_dir):
@@ -147,7 +169,7 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
 
 
 def step_of(folder: Path) -> int:
-    """The step after which a checkpoint of whatever name was written. `ConfigError` where it is none."""
+    """Return the step after which a checkpoint was written. Raises `ConfigError` if the folder is not a checkpoint."""
     try:
         return int(read_json(folder / "trainer_state.json")["global_step"])
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -156,9 +178,45 @@ def step_of(folder: Path) -> int:
 
 
 def set_aside_after(run_dir: Path, step: int) -> None:
-    """Checkpoints after this step, which the run will come to again, are renamed to old-checkpoint-N."""
+    """Rename checkpoints after this step to old-checkpoint-N: the run will write these steps again."""
     for number, folder in checkpoints(run_dir):
         if number > step:
             old = folder.with_name(f"old-{folder.name}")
             shutil.rmtree(old, ignore_errors=True)
             folder.rename(old)
+
+
+def rotate(run_dir: Path, step: int, limit: int | None, best: str | None) -> None:
+    """Delete the oldest checkpoints above ``limit``, but neither the one of this step nor the best one.
+
+    Checkpoints of later steps are of an earlier run, so they go first.
+
+    >>> import tempfile
+    >>> run_dir = Path(tempfile.mkdtemp())
+    >>> for step in (2, 4, 6, 100):
+    ...     (run_dir / f"checkpoint-{step}").mkdir()
+    >>> rotate(run_dir, 6, 2, str(run_dir / "checkpoint-2"))
+    >>> [step for step, _ in checkpoints(run_dir)]
+    [6, 2]
+    """
+    oldest_first = sorted(checkpoints(run_dir), key=lambda numbered: (numbered[0] <= step, numbered[0]))
+    spare = [folder for number, folder in oldest_first if number != step and folder != Path(best or "")]
+    kept = limit if limit and limit > 0 else len(oldest_first)
+    for folder in spare[: max(0, len(oldest_first) - kept)]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def to_resume(run_dir: Path, asked: Any) -> Any:
+    """Return what a script's ``resume_from_checkpoint`` becomes: a checkpoint that was written to its end.
+
+    transformers, and scripts with its ``get_last_checkpoint``, take the highest number, finished or not.
+    """
+    half = asked is not True and bool(asked) and unfinished(Path(asked))
+    finished = checkpoints(Path(asked).parent if half else run_dir)
+    remove_unfinished(run_dir)
+    if half:
+        start = finished[0][1] if finished else "the start"
+        print(f"warning: {asked} was not written to its end: going on from {start}", file=sys.stderr)
+    elif asked is not True:
+        return asked
+    return str(finished[0][1]) if finished else asked is True or None

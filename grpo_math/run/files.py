@@ -1,6 +1,6 @@
-"""Files that a kill, a full disk or a read-only folder must not spoil: written beside and renamed, or refused before.
+"""Atomic writes: a file is written next to the old one and renamed. Folders that cannot be written are refused.
 
-Does not name what could not be written once a run is under way (disk.py does).
+Does not report a write that fails during a run (disk.py does).
 """
 
 import json
@@ -12,32 +12,32 @@ from grpo_math.errors import ConfigError
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest of its parents that is there."""
+    """Return the folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def read_only(folder: Path) -> bool:
-    """Nothing new can be made in this folder."""
+    """Return True if no file can be created in this folder."""
     return not os.access(folder, os.W_OK | os.X_OK) or str(folder).startswith(("/proc", "/sys"))
 
 
 def refuse_unwritable(field: str, value: object, folder: Path, remedy: str) -> None:
-    """Raise `ConfigError` unless the folder, or the nearest of its parents that is there, can be written to."""
-    there = existing(folder)
-    if not there.is_dir() or read_only(there):
-        raise ConfigError(field, value, f"cannot be written: {there} is read-only, or not a folder", remedy)
+    """Raise `ConfigError` unless the folder, or its nearest parent that exists, can be written to."""
+    parent = existing(folder)
+    if not parent.is_dir() or read_only(parent):
+        raise ConfigError(field, value, f"cannot be written: {parent} is read-only, or not a folder", remedy)
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """As `replace_text`: a reader never sees half a file. The folder is made."""
+    """Write JSON as `replace_text` does, and create the folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write beside the file and rename: a kill at any moment leaves the old one or the new one."""
+    """Write next to the file and rename: a kill at any moment leaves the old file or the new one."""
     scratch = path.with_name(f".{path.name}.part")
     scratch.write_text(text, encoding="utf-8")
     flush(scratch)

@@ -1,14 +1,15 @@
-"""One run at a time in a run directory: a lock that ends with the process that holds it, and says whose it is.
+"""A lock, so that only one run uses a run directory. It names its process and ends with it.
 
-The lock is the kernel's (flock on RUN/.lock), so a run that was killed leaves none behind. The file itself stays.
+The lock is the kernel's (flock on RUN/.lock), so a run that was killed leaves no lock. The file itself remains.
 
-Does not lock what only reads: an evaluation, a report.
+Does not lock readers: an evaluation or a report may run at the same time.
 """
 
 import fcntl
 import os
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -19,9 +20,9 @@ _held: dict[Path, IO[str]] = {}  # for as long as this process lives
 
 
 def hold(run_dir: Path, make: bool = True) -> None:
-    """Lock the folder for this process. `ConfigError` where another one has it, or where it cannot be written.
+    """Lock the folder for this process. Raises `ConfigError` if another process has it or it cannot be written.
 
-    Without ``make``, a folder that no run has locked before is left as it is. A file system without locks is a warning.
+    Without ``make``, do nothing in a folder that no run has locked before. A file system without locks is a warning.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -39,10 +40,10 @@ def hold(run_dir: Path, make: bool = True) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise in_use(run_dir, _said(file)) from None
+            raise in_use(run_dir, owner(run_dir) or "another process") from None
         except OSError as error:
-            said = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
-            print(f"warning: {said}", file=sys.stderr)
+            warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
+            print(f"warning: {warning}", file=sys.stderr)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
@@ -53,7 +54,7 @@ def hold(run_dir: Path, make: bool = True) -> None:
 
 
 def _let_go() -> None:
-    """In a forked child, which may outlive the run: the lock is the parent's."""
+    """Close the locks in a forked child, which may outlive the run: they belong to the parent."""
     for file in _held.values():
         file.close()
     _held.clear()
@@ -63,18 +64,15 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def owner(run_dir: Path) -> str | None:
-    """Whose run is under way there; None where there is none, or this process's own."""
-    if run_dir.absolute() in _held:
-        return None
-    try:
-        with open(run_dir / NAME, encoding="utf-8") as file:
-            return None if _is_free(file) else _said(file)
-    except OSError:
-        return None
+    """Return whose run is under way there; None if there is none, or this process's own."""
+    with suppress(OSError), open(run_dir / NAME, encoding="utf-8") as file:
+        if run_dir.absolute() not in _held and not _is_free(file):
+            return file.read().strip() or "another process"
+    return None
 
 
 def abandoned(folder: Path) -> bool:
-    """Whether a process has locked the folder and is gone. False where locks cannot tell.
+    """Return True if a process has locked the folder and is gone; False if locks cannot tell.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -82,13 +80,9 @@ def abandoned(folder: Path) -> bool:
     >>> abandoned(folder), hold(folder), abandoned(folder)
     (True, None, False)
     """
-    if folder.absolute() in _held:
-        return False
-    try:
-        with open(folder / NAME, encoding="utf-8") as file:
-            return _is_free(file)
-    except OSError:  # none has locked it
-        return False
+    with suppress(OSError), open(folder / NAME, encoding="utf-8") as file:
+        return folder.absolute() not in _held and _is_free(file)
+    return False
 
 
 def release(folder: Path) -> None:
@@ -103,14 +97,9 @@ def in_use(run_dir: Path, owner: str) -> ConfigError:
 
 
 def _is_free(file: IO[str]) -> bool:
-    """Whether no process holds this lock. `OSError` where locks cannot tell."""
+    """Return True if no process holds this lock. Raises `OSError` if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def _said(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read().strip() or "another process"

@@ -1,7 +1,6 @@
-"""What a run writes while it goes: config.yaml, history.jsonl, a progress bar; the way to stop.
+"""Output of a run under way, as transformers callbacks: config.yaml, history.jsonl, a progress bar, the way to stop.
 
-As transformers callbacks, so that any trainer can carry them. Each line of the history is flushed when it is written:
-a run that dies loses no step that it reported.
+Each line of the history is flushed when it is written: a run that is killed loses no step that it reported.
 
 Does not read a run directory: report/ does.
 """
@@ -10,28 +9,26 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from tqdm import tqdm
 from transformers import Trainer, TrainerCallback
 
 from grpo_math.run import files, metrics
+from grpo_math.run.bar import Bar
 from grpo_math.run.disk import naming
 from grpo_math.run.history import number, numbers
 from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
-from grpo_math.run.watchdog import Watchdog
 
 KEPT = 1000  # lines of a trainer's log_history
 
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
-    """The resolved settings of a run and what it ran on. Tokens and keys are left out."""
+    """Write the resolved settings of a run, its machine and its versions, without tokens and keys."""
     ran = {"distributed_type": distributed_type, "num_processes": processes, "command": command_line(argv)}
     content = {**without_secrets(settings), **ran, "hardware": hardware(), "versions": versions()}
     plain = json.loads(json.dumps(content, default=str))
@@ -39,7 +36,7 @@ def write_config(path: Path, settings: dict[str, Any], argv: list[str], distribu
 
 
 def command_line(argv: list[str]) -> str:
-    """The command as it can be typed again, with the values of tokens and keys hidden.
+    """Return the command as it can be typed again, with the values of tokens and keys hidden.
 
     >>> command_line(["train.py", "--hub_token", "hf_x", "--seed=1", "--api-key=x"])
     'train.py --hub_token *** --seed=1 --api-key=***'
@@ -79,22 +76,15 @@ class History(TrainerCallback):
             file.write(json.dumps(line) + "\n")
 
     def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
-        """Each line that was written to its end; the last may have been cut by a full disk, or by the run's end.
+        """Return each line that is complete: a full disk or a kill may have cut the last one.
 
-        Of more than ``most`` every second, third, ... counted from the newest, and each evaluation.
+        Of more than ``most`` lines, return every second, third, ... from the newest back, and each evaluation.
         """
-        found = []
-        with open(self.path, encoding="utf-8") as file:
-            left = sum(1 for _ in file)
-            apart = -(-left // most)
-            file.seek(0)
-            for line in file:
-                left -= 1
-                cut = () if line.endswith("\n") else (ValueError,)
-                if line.strip() and (left % apart == 0 or metrics.HELDOUT_ACCURACY in line):
-                    with suppress(*cut):
-                        found.append(json.loads(line))
-        return found
+        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        apart = -(-len(lines) // most)
+        newest_first = enumerate(reversed(lines))
+        kept = [line for age, line in newest_first if age % apart == 0 or metrics.HELDOUT_ACCURACY in line]
+        return [json.loads(line) for line in reversed(kept)]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.path.exists():
@@ -125,13 +115,15 @@ class Progress(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, desc="training", unit="step")
+            self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", unit="step")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.bar is None or not logs or metrics.LOSS not in logs:
             return
         shown = {name: number(logs.get(name)) for name in (metrics.REWARD, metrics.ACCURACY)}
-        self.bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items() if value is not None})
+        self.bar.set_postfix(
+            {name: f"{value:.2f}" for name, value in shown.items() if value is not None}, refresh=False
+        )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
@@ -143,23 +135,10 @@ class Progress(TrainerCallback):
 
 
 class Shortened(TrainerCallback):
-    """transformers keeps every logged line until the end, in memory and in each checkpoint. history.jsonl has them all:
-    here the last `KEPT` stay."""
+    """Keeps the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del state.log_history[:-KEPT]
-
-
-class Beat(TrainerCallback):
-    """Tells the watchdog of each step."""
-
-    def __init__(self, watchdog: Watchdog) -> None:
-        self.watchdog = watchdog
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.watchdog.step(state.global_step)
-
-    on_step_end = on_train_begin
 
 
 class StopOnSignal(TrainerCallback):

@@ -1,42 +1,58 @@
-"""The machine of a run: main memory, CPUs, GPUs, and the versions of the packages.
+"""The machine of a run: main memory, CPUs, GPUs, network ports, and the versions of the packages.
 
-Does not import torch until the GPUs are asked for.
+Does not import torch until the GPUs are asked for. Does not reserve a port: another program may take it before use.
 """
 
 import os
+import socket
 import sys
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
+
+from grpo_math import __version__
 
 GB = 2**30
 
 
 def main_memory() -> float:
-    """GB of main memory of this machine."""
+    """Return the GB of main memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
 
 
-PACKAGES = ("grpo_math", "torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
+PACKAGES = ("torch", "trl", "transformers", "accelerate", "peft", "deepspeed", "vllm", "math-verify")
 
 
 def versions() -> dict[str, str]:
-    """The installed version of each of `PACKAGES`, and Python's."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    """Return the installed version of each of `PACKAGES`, of Python, and of this package."""
+    # A checkout may have no metadata, or that of an older version.
+    installed = {"python": ".".join(map(str, sys.version_info[:3])), "grpo_math": __version__}
     for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def hardware() -> dict[str, Any]:
-    """Of the main process's machine: CPUs, GB of main memory, and the GPUs that it sees: name, number, GB of one."""
-    found: dict[str, Any] = {"cpus": os.cpu_count(), "memory_gb": round(main_memory(), 1)}
+    """Return the CPUs and GB of main memory of this machine, and the name, number and GB of its GPUs."""
+    machine: dict[str, Any] = {"cpus": os.cpu_count(), "memory_gb": round(main_memory(), 1)}
     import torch
 
     if torch.cuda.is_available():
         of_gpu = torch.cuda.get_device_properties(0)
         memory = round(of_gpu.total_memory / GB, 1)
-        found |= {"gpu": of_gpu.name, "gpus": torch.cuda.device_count(), "gpu_memory_gb": memory}
-    return found
+        machine |= {"gpu": of_gpu.name, "gpus": torch.cuda.device_count(), "gpu_memory_gb": memory}
+    return machine
+
+
+def port_is_free(port: int) -> bool:
+    """Return True if nobody listens at this port of the machine."""
+    with suppress(OSError), socket.create_server(("", port)):
+        return True
+    return False
+
+
+def free_port() -> int:
+    """Return a port that nobody uses at this moment."""
+    with socket.create_server(("", 0)) as probe:
+        return probe.getsockname()[1]

@@ -1,6 +1,6 @@
-"""What the main process alone does for every process: one asks a server or reads a file, and all learn what came of it.
+"""Calls that the main process makes for all processes, such as to ask a server. All processes get the result.
 
-Does not start processes (train/launcher.py) nor notice one that is gone (peers.py).
+Does not start processes (train/launcher.py) or notice that one has ended (peers.py).
 """
 
 import time
@@ -15,10 +15,11 @@ _calls = count()
 
 
 def on_main(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns on the main process, on every process; a `UserError` of it is raised on all of them.
+    """Call on the main process, and return the result on every process. A `UserError` is raised on all of them.
 
-    Every process has to come here. They wait for as long as ``call`` takes: not in a collective, which would end the
-    run after ``ddp_timeout``. Any other exception is raised on the main process, and a RuntimeError on the others.
+    Every process has to call this function. The others wait for as long as ``call`` takes, but not in a collective,
+    which would end the run after ``ddp_timeout``. Any other exception is raised on the main process, and a RuntimeError
+    on the others.
 
     >>> on_main(lambda: 3)
     3
@@ -49,7 +50,7 @@ def on_main(call: Callable[[], Any]) -> Any:
 
 
 def _wait_for_main(state: Any, done: str) -> None:
-    """Until the main process has said ``done``, in the store through which the processes have found one another."""
+    """Wait until the main process has set ``done`` in the store of the process group."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     store, pause = _get_default_store(), 0.001

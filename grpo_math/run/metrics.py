@@ -1,8 +1,8 @@
 """The table of logged names: what each means and in what unit. No other module spells a metric key.
 
 Where TRL has a name, it is TRL's (``reward``, ``kl``, ``entropy``, ``completions/clipped_ratio``); the rest is ours.
-A line of ``history.jsonl`` holds what `promised` says; a value that is not a finite number is left out. TRL adds keys
-of its own under settings that are not in this table (an entropy bonus, an auxiliary loss).
+A line of ``history.jsonl`` holds the metrics whose ``when`` applies to its step. A value that is not a finite number is
+left out. TRL adds keys of its own under settings that are not in this table (an entropy bonus, an auxiliary loss).
 
 >>> METRICS[REWARD].unit, METRICS[REWARD].when
 ('reward', 'rollout')
@@ -10,7 +10,6 @@ of its own under settings that are not in this table (an entropy bonus, an auxil
 Does not compute anything.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -32,6 +31,7 @@ REWARD_MAX = "reward_max"
 REWARD_RETRIES = "reward_retries"
 ACCURACY = "accuracy"
 ACCURACY_IN_FORMAT = "accuracy_in_format"
+FORMAT_KEPT = "format_kept"
 HELDOUT_ACCURACY = "heldout/accuracy"
 HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
@@ -41,7 +41,6 @@ DEGENERATE = "frac_reward_zero_std"
 ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
 VERDICT_PREFIX = "grading/"
-REWARD_PREFIX = "rewards/"
 FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
@@ -54,12 +53,9 @@ SAMPLER_DIFFERENCE = "sampling/sampling_logp_difference/mean"
 CLIP_LOW = "clip_ratio/low_mean"
 CLIP_HIGH = "clip_ratio/high_mean"
 CLIP_REGION = "clip_ratio/region_mean"
-CLIP_LOW_MIN = "clip_ratio/low_min"
-CLIP_HIGH_MAX = "clip_ratio/high_max"
 GRAD_NORM = "grad_norm"
 LEARNING_RATE = "learning_rate"
 LENGTH_MEAN = "completions/mean_length"
-LENGTH_MIN = "completions/min_length"
 LENGTH_MAX = "completions/max_length"
 ENDED_MEAN = "completions/mean_terminated_length"
 ENDED_MIN = "completions/min_terminated_length"
@@ -105,6 +101,7 @@ METRICS: dict[str, Metric] = {
     REWARD_RETRIES: Metric("calls", "calls of reward functions that raised and were made once more", "rollout"),
     ACCURACY: Metric("share", "completions of the step with the right answer, in whatever form", "graded"),
     ACCURACY_IN_FORMAT: Metric("share", "of the step, right and in the format that the prompt asks for", "graded"),
+    FORMAT_KEPT: Metric("share", "of the step, in the format, with a right answer or a wrong one", "graded"),
     HELDOUT_ACCURACY: Metric("share", "held-out problems answered rightly, in whatever form, greedy", "heldout"),
     HELDOUT_IN_FORMAT: Metric("share", "held-out problems answered rightly and in the format, greedy", "heldout"),
     HELDOUT_N: Metric("problems", "held-out problems that this accuracy is over", "heldout"),
@@ -128,12 +125,12 @@ METRICS: dict[str, Metric] = {
     CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon", "clip"),
     CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high", "clip"),
     CLIP_REGION: Metric("share", "tokens clipped on either side", "clip"),
-    CLIP_LOW_MIN: Metric("share", "smallest share of a completion's tokens that is clipped below", "clip"),
-    CLIP_HIGH_MAX: Metric("share", "largest share of a completion's tokens that is clipped above", "clip"),
+    "clip_ratio/low_min": Metric("share", "smallest share of a completion's tokens that is clipped below", "clip"),
+    "clip_ratio/high_max": Metric("share", "largest share of a completion's tokens that is clipped above", "clip"),
     GRAD_NORM: Metric("norm", "gradient norm before clipping"),
     LEARNING_RATE: Metric("1", "learning rate of the step"),
     LENGTH_MEAN: Metric("tokens", "mean completion length", "rollout"),
-    LENGTH_MIN: Metric("tokens", "shortest completion", "rollout"),
+    "completions/min_length": Metric("tokens", "shortest completion", "rollout"),
     LENGTH_MAX: Metric("tokens", "longest completion", "rollout"),
     ENDED_MEAN: Metric("tokens", "mean length of the completions that ended by themselves; 0: none did", "rollout"),
     ENDED_MIN: Metric("tokens", "shortest of these", "rollout"),
@@ -169,25 +166,6 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def promised(when: Iterable[str], rewards: Iterable[str] = (), verdicts: Iterable[str] = ()) -> set[str]:
-    """The keys of a line: those that are always there, those of ``when``, and two for each reward function's name.
-
-    ``verdicts`` are the names of the verdicts, where completions were graded. The held-out accuracy is a line of its
-    own, with the step alone.
-
-    >>> sorted(promised({"kl"}) - promised(()))
-    ['kl']
-    >>> sorted(promised({"heldout"}))
-    ['heldout/accuracy', 'heldout/accuracy_in_format', 'heldout/n', 'step']
-    """
-    when = set(when)
-    if "heldout" in when:
-        return {STEP, *(name for name, metric in METRICS.items() if metric.when == "heldout")}
-    names = {name for name, metric in METRICS.items() if metric.when in when | {"always"}}
-    names |= {reward_key(reward, figure) for reward in rewards for figure in ("mean", "std")}
-    return names | {verdict_key(verdict) for verdict in verdicts}
-
-
 # What a completion of an evaluation falls in, and how tables call it.
 CATEGORIES = {
     "correct": "correct, in the format",
@@ -204,8 +182,8 @@ IN_FORMAT = ("correct",)  # what counts for `accuracy_in_format`
 def verdict_key(verdict: str) -> str:
     """The key under which the share of a verdict is logged.
 
-    >>> verdict_key("timeout")
-    'grading/timeout'
+    >>> verdict_key("crash")
+    'grading/crash'
     """
     return VERDICT_PREFIX + verdict
 
@@ -216,4 +194,4 @@ def reward_key(name: str, figure: str = "mean") -> str:
     >>> reward_key("accuracy")
     'rewards/accuracy/mean'
     """
-    return f"{REWARD_PREFIX}{name}/{figure}"
+    return f"rewards/{name}/{figure}"

@@ -1,12 +1,15 @@
-"""A rank that is gone is noticed by the others of its machine, whatever they are waiting for.
+"""Each rank watches the other ranks of its machine, and ends if one of them was killed.
 
-A collective that misses a rank raises over gloo. Over NCCL it may wait until ``ddp_timeout``, in C++, where no signal
-handler of Python's runs. So a thread of each rank watches the processes of the others (pidfd_open(2)). Where one was
-killed, the first of those left says so in one line, and all end with exit code 69. One that has ended by itself has
-said why, and has left its exit code in a note (memfd_create(2)), with which the others end too.
+Over gloo a collective raises if a rank is missing. Over NCCL it may wait until ``ddp_timeout``, in C++, where no signal
+handler of Python runs. So a thread of each rank watches the processes of the others (pidfd_open(2)). If one was killed,
+the lowest rank that is left names it in one line, and all end with exit code 69. A rank that ends by itself has printed
+the reason and left its exit code in a note (memfd_create(2)); the others end with the same code.
 
-Does not watch ranks on other machines, nor where Linux is not: a lost rank shows there as what the collective raises
-(`unanswered`), after ``ddp_timeout`` where its machine or the network has gone without a word.
+torch's elastic agent notices a killed rank too, but only where there is an agent. Under plain `accelerate launch` it
+waits 30 seconds before it ends the ranks that wait in C++.
+
+Does not watch ranks on other machines, and works on Linux only. There a lost rank shows as the error of a collective
+(`unanswered`), after ``ddp_timeout`` if the machine or the network is gone.
 """
 
 import contextlib
@@ -42,9 +45,9 @@ class Peer(NamedTuple):
         return bool(select.select([self.process], [], [], seconds)[0])
 
     def code(self) -> int | None:
-        """What it has ended with, None if it was killed."""
-        said = os.pread(self.note, 1, TOKEN)
-        return said[0] if said else None
+        """Return the exit code, or None if the rank was killed."""
+        code = os.pread(self.note, 1, TOKEN)
+        return code[0] if code else None
 
 
 class Peers:
@@ -55,9 +58,9 @@ class Peers:
         self._left = threading.Event()
 
     def watch(self, advice: Callable[[], str], ddp_timeout: float = 1800.0) -> None:
-        """Watch the others; all ranks call it together, and it raises what that collective does.
+        """Watch the others. All ranks have to call this together.
 
-        ``advice``: how the run goes on, for the end of the line about a rank that was killed.
+        ``advice`` returns how to resume the run, for the end of the line about a rank that was killed.
         """
         state = PartialState()
         if state.num_processes > 1 and state.backend == "gloo":  # transformers passes it on for GPUs alone
@@ -68,13 +71,13 @@ class Peers:
         token = secrets.token_bytes(TOKEN)
         self._note = os.memfd_create("grpo_math")
         os.write(self._note, token)
-        every: Any = gather_object([(self.rank, os.getpid(), self._note, token)])
-        self.peers = [peer for about in every if about[3] != token and (peer := _found(*about))]
+        all_ranks: Any = gather_object([(self.rank, os.getpid(), self._note, token)])
+        self.peers = [peer for rank in all_ranks if rank[3] != token and (peer := _found(*rank))]
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def leave(self, code: int) -> None:
-        """This rank ends with ``code``. Where another was killed it does not return: the process ends."""
+        """Report that this rank ends with ``code``. If another rank was killed, end the process here."""
         if self.peers and not self._left.is_set():
             if code and any(peer.gone() and peer.code() is None for peer in self.peers):
                 self._thread.join()
@@ -82,14 +85,11 @@ class Peers:
             self._left.set()
 
     def broken(self, seconds: float = 0.0) -> bool:
-        """Whether a rank has ended, but for one that was done; ``seconds``: to wait for that."""
+        """Return True if a rank has ended before it was done. Wait up to ``seconds`` for that."""
         until = time.monotonic() + seconds
-        while True:
-            if any(peer.gone() and peer.code() != 0 for peer in self.peers):
-                return True
-            if time.monotonic() >= until:
-                return False
+        while not (lost := any(peer.gone() and peer.code() != 0 for peer in self.peers)) and time.monotonic() < until:
             time.sleep(0.02)
+        return lost
 
     def _watch(self) -> None:
         while not self._left.wait(0.2):
@@ -107,7 +107,7 @@ class Peers:
 
 
 def unanswered(error: BaseException | None) -> str | None:
-    """What a collective says that another rank did not answer, in one line; None for any other error."""
+    """Return the message of a collective that another rank did not answer, in one line; None for any other error."""
     while error is not None:
         if isinstance(error, DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
             return one_line(error)
@@ -116,7 +116,7 @@ def unanswered(error: BaseException | None) -> str | None:
 
 
 def _found(rank: int, pid: int, note: int, token: bytes) -> Peer | None:
-    """The rank as a process of this machine, and of this view of its processes; None where it is none."""
+    """Return the rank as a process of this machine; None if it runs elsewhere or in another PID namespace."""
     with contextlib.suppress(OSError):
         copy = os.open(f"/proc/{pid}/fd/{note}", os.O_RDONLY | os.O_CLOEXEC)
         with contextlib.suppress(OSError):

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler
 
 from grpo_math.reading import from_json
 
@@ -73,10 +72,10 @@ def hidden(word: str) -> str:
     ('{"dtype": "auto"}', '0.1')
     """
     try:
-        found = from_json(word)
+        value = from_json(word)
     except ValueError:
         return word
-    if not isinstance(found, dict) or (clean := without_secrets(found)) == found:
+    if not isinstance(value, dict) or (clean := without_secrets(value)) == value:
         return word
     return json.dumps(clean)
 
@@ -98,13 +97,3 @@ def _inside(value: Any) -> Any:
     if isinstance(value, Mapping):
         return without_secrets(value)
     return [_inside(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-class NoRedirects(HTTPRedirectHandler):
-    """For `urllib.request.build_opener`: a request stays with the address that it was made for, and so does its key.
-
-    urllib would follow a redirect to another host, with the Authorization header.
-    """
-
-    def redirect_request(self, *arguments: Any) -> None:
-        return None  # the redirect is raised as an HTTPError

@@ -1,6 +1,6 @@
-"""Whether a run that goes on is the same run: its settings, its problems, its number of processes.
+"""Checks that a resumed run is the same run: its settings, its problems, its number of processes.
 
-Does not know whether the code of a reward function, or what a Hub id resolves to, has changed.
+Does not notice a change in the code of a reward function or in what a Hub id resolves to.
 """
 
 import json
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.reading import Unreadable, read_yaml
+from grpo_math.reading import Unreadable
 from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.files import replace_text
 from grpo_math.run.redact import without_secrets
+from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
 MODES = ("auto", "force")
@@ -30,14 +31,14 @@ APART = {
 # Settings that say which weights are trained and what the optimizer keeps of them: not even force can change these.
 KEPT = (
     *("use_peft", "lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora"),
-    *("optim", "num_processes", "distributed_type"),
+    *("optim", "distributed_type"),
 )
 
 
 def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
-    """(the checkpoint that ``resume_from_checkpoint`` names, the folder of the run that is gone on with).
+    """Return the checkpoint that ``resume_from_checkpoint`` names, or None, and the folder of the run that is resumed.
 
-    One of another folder is where a run starts: once it has checkpoints of its own, it goes on from those.
+    A run may start from a checkpoint of another folder. Once it has checkpoints of its own, it resumes from those.
     """
     named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
     # Not named.resolve(): a checkpoint may be a link to another disk.
@@ -47,7 +48,7 @@ def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
 
 
 def stated(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
-    """The settings that the recipe and the command line state, as config.yaml keeps them.
+    """Return the settings that the recipe and the command line state, as config.yaml keeps them.
 
     >>> stated({"seed": 1, "beta": 0.0, "hub_token": "hf_x"}, {"seed", "hub_token"})
     {'seed': 1}
@@ -56,9 +57,9 @@ def stated(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
 
 
 def config_of(run_dir: Path) -> dict[str, Any] | None:
-    """What config.yaml of a run directory says; None where there is no run."""
-    there = [name for name in ("config.yaml", "history.jsonl") if (run_dir / name).exists()]
-    if not there and not checkpoints(run_dir):
+    """Return the config.yaml of a run directory; None if the folder holds no run."""
+    written = any((run_dir / name).exists() for name in ("config.yaml", "history.jsonl"))
+    if not written and not checkpoints(run_dir):
         return None
     try:
         config = read_yaml(run_dir / "config.yaml")
@@ -68,8 +69,8 @@ def config_of(run_dir: Path) -> dict[str, Any] | None:
 
 
 def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], defaults: Any) -> list[str]:
-    """``field: before -> now`` of each setting that the run in config.yaml had otherwise. A setting that is not stated
-    has its default.
+    """Return ``field: before -> now`` for each setting that differs from config.yaml. A setting that is not stated has
+    its default.
 
     >>> config = {"stated": {"seed": 1, "save_steps": 5, "beta": 0.0}}
     >>> changed(config, {"seed": 2, "top_p": 0.9}, {"seed", "top_p"}, {"seed": 42, "top_p": 1.0, "beta": 0.0})
@@ -87,12 +88,12 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
 
 
 def write_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The hash of each problem, one a line, for `changed_problems`."""
+    """Write the hash of each problem, one a line, for `changed_problems`."""
     replace_text(run_dir / PROBLEMS, "".join(problem_hash(row) + "\n" for row in rows))
 
 
 def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """One line if the problems are not those that the run was started with."""
+    """Return one line if the problems are not those that the run was started with."""
     try:
         before = (run_dir / PROBLEMS).read_text(encoding="utf-8").split()
     except OSError:
@@ -121,7 +122,7 @@ def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
 
 
 def problem_hash(row: Mapping[str, Any]) -> str:
-    """Of one problem and its gold."""
+    """Return the hash of a problem and its gold answer."""
     return short_hash([row["id"], row["problem"], row["answer"]])
 
 

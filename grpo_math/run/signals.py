@@ -1,7 +1,9 @@
 """How a run is asked to stop, and the exit code that says how it ended.
 
     SIGINT, which is Ctrl-C   the step is finished and saved, exit code 130; a second one ends the run at once
-    SIGTERM, SIGUSR1          the step is finished and saved, exit code 75: start the same command again
+    SIGTERM, SIGUSR1, SIGHUP  the step is finished and saved, exit code 75: start the same command again
+
+SIGHUP comes when a connection drops. A run that was started with `nohup` ignores it.
 
 More of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step to
 finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
@@ -14,15 +16,27 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on from here
 GONE = 69  # EX_UNAVAILABLE: another rank was killed
 INTERRUPTED = 130
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+# Python leaves SIGHUP as it was at the start, so the ranks, which inherit it, decide alike.
+HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, *HANGUP)
+
+
+def leave_lost_terminal() -> None:
+    """Send output to /dev/null if the terminal hung up: each write would raise, before the run is saved."""
+    for number in (1, 2):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 class Stopped(SystemExit):
@@ -92,6 +106,7 @@ class Stop:
             self._before[number] = signal.signal(number, handler)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        leave_lost_terminal()
         if os.getpid() != self._pid:  # a forked helper, which has nothing to save
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

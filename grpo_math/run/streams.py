@@ -1,4 +1,4 @@
-"""What a command prints reaches its stream, whatever the stream is: a full device, a closed pipe, an ASCII terminal.
+"""Standard output and error of a command: a full device, a closed pipe, an ASCII terminal.
 
 Does not know what is printed.
 """
@@ -10,11 +10,19 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import UserError
 
 CLOSED = 141  # as a shell has it of a program that SIGPIPE ended
+
+
+class Answer(NamedTuple):
+    """What a command answers: ``json`` with --json, else ``text``. The exit code is 1 unless ``yes``."""
+
+    json: dict[str, Any]
+    text: str
+    yes: bool = True
 
 
 class Closed(Exception):
@@ -24,23 +32,18 @@ class Closed(Exception):
 
 
 def ready() -> None:
-    """No letter is one too many for a stream; a stream that was closed leads nowhere, and not into a run's files."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = getattr(sys, name)
-        if stream is None:
-            null = os.open(os.devnull, os.O_RDWR)
-            if null != number:
-                os.dup2(null, number)
-                os.close(null)
-            setattr(sys, name, open(number, "r" if not number else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper) and number:
+    """Escape characters that the terminal or file cannot encode."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
 def written() -> Iterator[None]:
-    """What the block prints has left this process at its end. Raises a `UserError` where stdout cannot be written, or
-    a file on a full disk, and `Closed` where stdout's reader has gone."""
+    """Flush stdout at the end of the block. Raises `Closed` if the reader of stdout has ended.
+
+    Raises `UserError` if stdout, or a file on a full disk, cannot be written.
+    """
     try:
         try:
             yield
@@ -58,10 +61,16 @@ def written() -> Iterator[None]:
 
 
 def json_text(value: Any) -> str:
-    """JSON on one line, with other letters than ASCII where stdout can show them."""
+    """Return JSON on one line. A stdout that cannot encode a letter gets its escape, which is JSON too."""
     text = json.dumps(value, ensure_ascii=False)
     try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeError:
         return json.dumps(value)
     return text
+
+
+def say(label: str, text: str, clear: bool = False) -> None:
+    """Print one line on stderr. With ``clear`` it replaces a line of progress."""
+    start = "\r\033[K" if clear and sys.stderr.isatty() else ""
+    print(f"{start}{label:<8} {text}", file=sys.stderr, flush=True)

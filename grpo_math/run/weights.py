@@ -1,29 +1,44 @@
-"""Where the trained weights of a run are: adapter/ or model/, or where ``trainer.save_model()`` of a script puts them;
-and whether each process has all of them while it runs.
+"""The trained weights of a run: their folder (adapter/, model/, or the run's own for ``trainer.save_model()``), and
+whether each process has all of them during the run.
 
 Does not load them.
 """
 
+import os
 from pathlib import Path
 from typing import Any
+
+from grpo_math.run.checkpoints import unfinished
 
 MARKS = {"adapter": "adapter_config.json", "model": "config.json"}  # of a folder with such weights
 
 
 def weights_in(run_dir: Path) -> tuple[str, Path] | None:
-    """("adapter" or "model", its folder); None where there are none, as before a run has ended.
+    """Return "adapter" or "model", and the folder; None if there are no weights, as before a run has ended.
 
     >>> weights_in(Path("nowhere")) is None
     True
     """
-    places = [(kind, run_dir / kind) for kind in MARKS] + [(kind, run_dir) for kind in MARKS]
-    whole = ((kind, place) for kind, place in places if (place / MARKS[kind]).exists())
-    return next(((kind, place) for kind, place in whole if any(place.glob("*.safetensors"))), None)
+    folders = [(kind, run_dir / kind) for kind in MARKS] + [(kind, run_dir) for kind in MARKS]
+    whole = ((kind, folder) for kind, folder in folders if (folder / MARKS[kind]).exists() and not unfinished(folder))
+    return next(((kind, folder) for kind, folder in whole if any(folder.glob("*.safetensors"))), None)
 
 
 def split_by(accelerator: Any) -> str:
-    """What leaves each process with a part of every weight: FSDP, ZeRO-3, or "" where each has all of them."""
+    """Return what splits each weight over the processes, FSDP or ZeRO-3; "" if each process has all weights."""
     if getattr(accelerator.state, "fsdp_plugin", None) is not None:
         return "FSDP"
     zero = getattr(accelerator.state, "deepspeed_plugin", None)
     return "ZeRO-3" if zero is not None and zero.zero_stage == 3 else ""
+
+
+def launched_with(kind: str) -> bool:
+    """Return True if accelerate launched this process with ``kind``, which is DEEPSPEED or FSDP."""
+    return os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true"
+
+
+def kinds_of_checkpoint(config: Any) -> set[str]:
+    """Return who writes the optimizer's state in a way of its own, and keeps a float32 copy of bfloat16 weights:
+    DEEPSPEED, FSDP, or nobody."""
+    fsdp = config.fsdp or launched_with("FSDP")
+    return {"DEEPSPEED"} if config.deepspeed_plugin is not None else {"FSDP"} if fsdp else set()

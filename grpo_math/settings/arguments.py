@@ -11,9 +11,8 @@ from typing import Any
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.problems import prompts
 from grpo_math.problems.difficulty import CURRICULA
-from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.run import resume
-from grpo_math.run.setting import setting
+from grpo_math.run.recipe_field import setting
 
 
 @dataclass
@@ -21,8 +20,8 @@ class TrainArguments:
     dataset: str = setting(
         "generated",
         "What to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
-        "[@revision] on the Hub, a folder or a .jsonl file, generated, or generated:LEVEL,LEVEL (levels: sums, "
-        "differences, products, two_step, word, long_products).",
+        "[@revision] on the Hub, a folder, a file (.jsonl, .json, .csv, .tsv, .parquet), "
+        "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, two_step, word, long_products).",
     )
     columns: str | None = setting(
         None,
@@ -32,7 +31,20 @@ class TrainArguments:
     dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
     dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
-    template: str = setting("gsm8k", "The prompt: gsm8k, direct, boxed, r1_zero, xml or python.")
+    prompt_template: str | None = setting(
+        None,
+        "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}, which is the user's "
+        "message; module:function for your own; or as_is, the column prompt as it is. Default: gsm8k, or {problem} "
+        "alone with a system_prompt.",
+    )
+    system_prompt: str | None = setting(
+        None, "The system message of the prompt, in the place of the template's own: a text, or a file that holds it."
+    )
+    answer_format: str | None = setting(
+        None,
+        "The form in which the prompt asks for the answer: gsm8k, direct, boxed, r1_zero, xml, think or python. "
+        "Default: the one of that name, or else the one whose tags the prompt shows, or else boxed.",
+    )
     rewards: list[str] = setting(
         ["accuracy"], "Reward functions: keys of grpo_math.REWARDS, or module:function for your own."
     )
@@ -43,7 +55,7 @@ class TrainArguments:
     )
     python: dict | None = setting(
         None,
-        "Limits of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb, processes, output_chars, and "
+        "Limits of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb, output_chars, walls, and "
         "session, which keeps names from call to call of a completion. Default: those of PythonLimits.",
     )
     eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
@@ -91,8 +103,9 @@ class TrainArguments:
     )
 
     def __post_init__(self) -> None:
-        one_of("template", self.template, tuple(TEMPLATES))
-        prompts.refuse_without_call(self.template, self.tools)
+        template = prompts.template_of(vars(self))
+        self.prompt_template, self.answer_format = template.name, template.answer_format  # as config.yaml states them
+        prompts.refuse_without_call(template.name, self.tools)
         one_of("curriculum", self.curriculum, CURRICULA)
         one_of("resume", self.resume, resume.MODES)
         band = self.difficulty_band

@@ -9,7 +9,7 @@ Does not know how many rows fit into memory: the caller gives a limit.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
@@ -64,13 +64,14 @@ def solve(
     Traceback (most recent call last):
     ...
     grpo_math.errors.ConfigError: prompts_per_step=3 x 5 completions = 15 rows, which 2 processes cannot share evenly: \
-use 4
+use 4, or start 1, 3, 5 or 15 processes
     """
     total = prompts * generations
     if total % processes:
         unit = processes // math.gcd(processes, generations)
         reason = f"x {generations} completions = {total} rows, which {processes} processes cannot share evenly"
-        raise ConfigError("prompts_per_step", prompts, reason, f"use {nearest(prompts, unit)}")
+        remedy = f"use {nearest(prompts, unit)}, or start {alternatives(divisors(total))} processes"
+        raise ConfigError("prompts_per_step", prompts, reason, remedy)
     share = total // processes
     limit = share if rows_limit is None else rows_limit
     choices = [count for count in range(1, share + 1) if share % count == 0 and share // count <= limit]
@@ -133,6 +134,36 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
         remedy = f"use {fewer}, or {name}={nearest(times, generations // math.gcd(generations, processes * rows))}"
         raise ConfigError("per_device_train_batch_size", rows, reason, remedy)
     return batch
+
+
+def batch_of(settings: Mapping[str, Any], processes: int) -> Batch:
+    """Return the batch of settings that TRL has completed, such as those in config.yaml."""
+    return Batch(
+        settings["num_generations"],
+        processes,
+        settings["per_device_train_batch_size"],
+        settings["gradient_accumulation_steps"],
+        settings["generation_batch_size"],
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """The numbers that divide another, in order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def alternatives(numbers: Sequence[int]) -> str:
+    """Numbers as a list in words.
+
+    >>> alternatives([1, 2, 4]), alternatives([2])
+    ('1, 2 or 4', '2')
+    """
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def nearest(value: int, unit: int) -> int:

@@ -4,18 +4,18 @@ Does not know ranges or choices of a single setting (recipe.py), nor what traine
 """
 
 import copy
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, get_scheduler
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, get_scheduler
 
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.run import checkpoints
 from grpo_math.run.files import refuse_unwritable
+from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.settings.arguments import TrainArguments, needing_whole
-from grpo_math.settings.generation import check_generation
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.refusals import refuse_unforeseen
 
@@ -25,6 +25,15 @@ FIELDS_OF_MODEL = {
     "torch_dtype": "dtype",
     "revision": "model_revision",
     "quantization_config": "load_in_4bit",
+}
+# What generation_kwargs would set behind the back of a field that is checked
+FIELDS_OF_GENERATION = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")},
+    "max_new_tokens": "max_completion_length",
+    "max_length": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    "num_return_sequences": "num_generations",
+    "n": "num_generations",
 }
 # What a setting of transformers cannot be here, and why
 CANNOT_BE = (
@@ -90,12 +99,6 @@ def _word(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def kinds_of_checkpoint(config: MathGRPOConfig) -> set[str]:
-    """Who writes the optimizer's state in a way of its own: DEEPSPEED, FSDP, or nobody."""
-    fsdp = config.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    return {"DEEPSPEED"} if config.deepspeed_plugin is not None else {"FSDP"} if fsdp else set()
-
-
 def _check_optim_args(config: MathGRPOConfig) -> None:
     """Every name in ``optim_args`` is one that this optimizer reads: transformers passes over others."""
 
@@ -114,6 +117,47 @@ def _check_optim_args(config: MathGRPOConfig) -> None:
             raise ConfigError("optim_args", config.optim_args, reason, "leave it out")
 
 
+def check_generation(config: MathGRPOConfig) -> None:
+    """Check ``generation_kwargs`` and ``cache_implementation`` before the first rollout.
+
+    transformers ignores a name that it does not know only in some places, and finds other mistakes with the first
+    batch: so a model of one small layer generates two tokens with the same settings.
+    """
+    stated: Any = config.generation_kwargs or {}
+    for name, value in stated.items():
+        if own := FIELDS_OF_GENERATION.get(name):
+            reason = "would sample in another way than the loss takes it for"
+            raise ConfigError("generation_kwargs", {name: value}, reason, f"set {own}")
+        if config.use_vllm:
+            continue
+        if not hasattr(GenerationConfig(), name):
+            raise ConfigError("generation_kwargs", name, "is not a setting of transformers' generate", "leave it out")
+        if (name == "do_sample" and value is False) or (name == "num_beams" and value != 1):
+            reason = "would not sample: the completions of a group would be alike"
+            raise ConfigError("generation_kwargs", {name: value}, reason, "leave it out")
+    if not config.use_vllm and (stated or config.cache_implementation):
+        _try_generation(config, stated)
+
+
+def _try_generation(config: MathGRPOConfig, stated: Mapping[str, Any]) -> None:
+    """Generate two tokens with a model of one small layer, as TRL does: what generate refuses is refused here."""
+    shape: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    device: Any = config.device
+    ids = torch.ones(2, 2, dtype=torch.long, device=device)
+    with torch.random.fork_rng(), torch.no_grad():
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=2**18, pad_token_id=0, **shape)).to(device)
+        asked = {"max_new_tokens": 2, "do_sample": True, "cache_implementation": config.cache_implementation, **stated}
+        try:
+            expected = GenerationConfig(pad_token_id=0, **asked)
+            tokens = model.generate(ids, attention_mask=ids, generation_config=expected)
+            if not isinstance(tokens, torch.Tensor):
+                raise TypeError("TRL expects tokens alone")
+        except Exception as error:
+            name = "generation_kwargs" if stated else "cache_implementation"
+            reason = f"is refused by transformers' generate ({' '.join(str(error).split())[:200]})"
+            raise ConfigError(name, stated or config.cache_implementation, reason, "leave it out") from None
+
+
 def _check_batches(config: MathGRPOConfig) -> None:
     """What accelerate would do to a batch of rollouts, which is cut and shared out already."""
     own: Any = config.accelerator_config
@@ -124,16 +168,6 @@ def _check_batches(config: MathGRPOConfig) -> None:
     if (getattr(own, "gradient_accumulation_kwargs", None) or {}).get("num_steps") is not None:
         remedy = "set gradient_accumulation_steps"
         raise ConfigError("accelerator_config", "num_steps", "has a field of its own", remedy)
-    if not config.use_transformers_continuous_batching:
-        return
-    from transformers.generation import ContinuousBatchingConfig
-
-    value: Any = config.transformers_continuous_batching_config
-    try:
-        ContinuousBatchingConfig(**(value or {}))
-    except (TypeError, ValueError) as error:
-        reason = f"is refused ({' '.join(str(error).split())})"
-        raise ConfigError("transformers_continuous_batching_config", value, reason, "leave it out") from None
 
 
 def _check_compute(config: MathGRPOConfig) -> None:

@@ -1,8 +1,8 @@
-"""Every setting there is, read out of the source of the classes that hold it: importing those takes seconds.
+"""Every field of a recipe, read from the source of the classes that declare it: importing those takes seconds.
 
-A name, a default or a choice so stands in one place (`SOURCES`).
+A name, a default or a choice is written in one place (`SOURCES`).
 
-Does not read a recipe (recipe.py does).
+Does not read a recipe: recipe.py does.
 """
 
 import ast
@@ -11,8 +11,6 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from grpo_math.errors import UserError
 
 # package, file, classes; a later one overrides a field of an earlier one
 SOURCES = (
@@ -63,7 +61,7 @@ def fields() -> dict[str, Field]:
         if isinstance(node, ast.ClassDef) and "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
     }
     found: dict[str, Field] = {}
-    for node in (node for source in SOURCES for node in classes_of(*source)):
+    for node in (node for source in SOURCES for node in _classes(*source)):
         lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
         found |= {ast.unparse(line.target): _field(line, enums) for line in lines}
     return found | {name: found[name]._replace(default=default) for name, default in OURS.items()}
@@ -71,15 +69,24 @@ def fields() -> dict[str, Field]:
 
 @functools.cache
 def _source(package: str, file: str) -> ast.Module:
-    spec = importlib.util.find_spec(package)  # of a top-level package: it is not imported
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the package {package} is missing: install grpo_math again")
+    spec: Any = importlib.util.find_spec(package)  # does not import a top-level package
     return ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
 
 
-def classes_of(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef]:
-    """The source of these classes."""
+def _classes(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef]:
+    """Return the source of these classes."""
     return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
+
+
+def assigned(file: str, *classes: str) -> tuple[str, ...]:
+    """Return the names that these classes of accelerate give a type or a value.
+
+    >>> assigned("utils/dataclasses.py", "DistributedType")[:2]
+    ('NO', 'MULTI_CPU')
+    """
+    lines = [line for node in _classes("accelerate", file, classes) for line in node.body]
+    typed = [ast.unparse(line.target) for line in lines if isinstance(line, ast.AnnAssign)]
+    return (*typed, *(ast.unparse(line.targets[0]) for line in lines if isinstance(line, ast.Assign)))
 
 
 def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
@@ -89,6 +96,8 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         base, _, inside = part.partition("[")
         kinds.add("bool" if base == "Literal" else base)
         item = inside.removesuffix("]") if base == "list" else item
+    kinds |= {"bool"} if name in OR_BOOL else set()
+    kinds -= {"str"} if name.endswith("_kwargs") else set()  # a text would be a path, or a mapping that is misspelt
     choices = NAMES.get(name) or next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     stated: dict[str | None, Any] = {"default": value}
     if isinstance(value, ast.Call):  # field(default=...), or our own setting(default, help)

@@ -8,7 +8,8 @@ import textwrap
 from grpo_math.settings.fields import fields
 
 GROUPS = {
-    "Data": ["dataset", "columns", "dataset_split", "dataset_limit", "skip_bad_rows", "template"],
+    "Data": ["dataset", "columns", "dataset_split", "dataset_limit", "skip_bad_rows"],
+    "Prompt": ["prompt_template", "system_prompt", "answer_format"],
     "Tools": ["tools", "python"],
     "Rewards and grading": ["rewards", "grade_timeout"],
     "Batch": ["prompts_per_step", "resample_groups"],

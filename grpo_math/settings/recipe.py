@@ -13,75 +13,23 @@ Does not check what two settings mean together: batch.py, conflicts.py and train
 
 from __future__ import annotations
 
-import difflib
-import errno
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math import reading
 from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.reading import from_json, home, read_text
 from grpo_math.run.redact import ENDINGS, is_secret
-from grpo_math.settings.fields import OR_BOOL, Field, fields
+from grpo_math.settings.fields import Field, fields
 from grpo_math.settings.shipped import find
+from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
 from grpo_math.trainer.ranges import refuse_out_of_range
+from grpo_math.yaml_files import read_yaml
 
 NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
-PATHS = ("output_dir", "model_name_or_path", "dataset", "eval_dataset", "resume_from_checkpoint", "difficulty_file")
-NOT_UTF8 = re.compile("[\0\ud800-\udfff]")
-YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
-# What ``env`` may set. Not where programs, libraries, models and keys come from: a recipe may be somebody else's.
-MAY_SET = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
-    *("CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "NCCL_DEBUG", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"),
-    *("NCCL_SOCKET_IFNAME", "TRANSFORMERS_VERBOSITY", "DATASETS_VERBOSITY", "HF_HUB_OFFLINE"),
-    *("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_TAGS", "WANDB_NOTES"),
-    *("GRPO_MATH_GRADE_MEMORY", "GRPO_MATH_JUDGE_MODEL"),
-)
-EXCLUDE = (("load_in_4bit", "load_in_8bit"), ("fp16", "bf16"))  # refused by the classes too, but without their names
-
-
-# What other programs call a setting: near in meaning, and not in letters.
-MEANT = {
-    **dict.fromkeys(("model", "model_name", "model_path", "base_model", "model_id"), "model_name_or_path"),
-    **dict.fromkeys(("data", "dataset_name", "train_data", "train_file", "dataset_path"), "dataset"),
-    **dict.fromkeys(("lr", "step_size"), "learning_rate"),
-    **dict.fromkeys(("lora_rank", "rank", "r"), "lora_r"),
-    **dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs"),
-    **dict.fromkeys(("steps", "num_steps", "total_steps", "train_steps", "iterations"), "max_steps"),
-    **dict.fromkeys(("batch_size", "train_batch_size", "batch", "prompts"), "prompts_per_step"),
-    **dict.fromkeys(("micro_batch_size", "per_device_batch_size", "mini_batch_size"), "per_device_train_batch_size"),
-    **dict.fromkeys(("grad_accum", "accumulation_steps", "grad_acc_steps"), "gradient_accumulation_steps"),
-    **dict.fromkeys(("group_size", "generations", "rollout_n", "num_samples", "num_rollouts"), "num_generations"),
-    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_response_length", "max_length"), "max_completion_length"),
-    **dict.fromkeys(("kl_coef", "kl_weight", "kl_beta", "kl_penalty"), "beta"),
-    **dict.fromkeys(("clip", "clip_ratio", "clip_range", "cliprange", "clip_eps", "eps_clip"), "epsilon"),
-    **dict.fromkeys(("clip_ratio_high", "eps_clip_high"), "epsilon_high"),
-    **dict.fromkeys(("reward", "reward_fn", "reward_funcs", "reward_function"), "rewards"),
-    **dict.fromkeys(("output", "out", "out_dir", "run_dir", "save_dir"), "output_dir"),
-    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule"), "lr_scheduler_type"),
-    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
-    **dict.fromkeys(("optimizer", "optimiser"), "optim"),
-    **dict.fromkeys(("lora", "peft"), "use_peft"),
-    **dict.fromkeys(("vllm",), "use_vllm"),
-    **dict.fromkeys(("qlora", "use_4bit", "quantize"), "load_in_4bit"),
-    **dict.fromkeys(("prompt_template", "system_prompt"), "template"),
-    **dict.fromkeys(("loss",), "loss_type"),
-    **dict.fromkeys(("grad_clip", "clip_grad", "max_gradient_norm"), "max_grad_norm"),
-}
-
-
-def hint(name: str, known: Collection[str]) -> str:
-    """``did you mean --lora_r?``: the known name that is nearest in meaning, or else in letters; empty without one.
-
-    >>> hint("lr", ["learning_rate"]), hint("model_name_or_path", ["model"]), hint("quux", ["seed"])
-    ('did you mean --learning_rate?', 'did you mean --model?', '')
-    """
-    meant = MEANT.get(name, name)
-    near = [one for one in known if meant in (one, MEANT.get(one))] or difflib.get_close_matches(name[:100], known, n=1)
-    return f"did you mean --{near[0]}?" if near else ""
+TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
 
 class Recipe(NamedTuple):
@@ -92,9 +40,10 @@ class Recipe(NamedTuple):
     problems: list[UserError]
     env: dict[str, str]  # of the recipe: environment variables
     argv: list[str]
+    notes: list[str]  # a line for each field that TRL has removed or renamed
 
     def sound(self) -> Recipe:
-        """Itself; raises the first of its problems."""
+        """Return the recipe itself. Raises the first of its problems."""
         if self.problems:
             raise self.problems[0]
         return self
@@ -104,45 +53,31 @@ class Recipe(NamedTuple):
 
 
 def read(argv: Sequence[str]) -> Recipe:
-    """The settings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe; whatever
-    is wrong with a single setting is a problem of the result, and the setting stays at its default."""
+    """Return the settings of ``--config RECIPE --FIELD VALUE ...``.
+
+    Raises `UserError` for a file that is not a recipe. A bad setting is a problem of the result, and the setting stays
+    at its default.
+    """
     path, words = split(argv)
     written = read_recipe(path) if path is not None else {}
-    given: dict[str, Any] = {name: value for name, value in written.items() if name != "env"}
+    env = {str(name): str(value) for name, value in written.pop("env", {}).items()}
     problems: list[UserError] = []
-    for word, said in _options(words):
-        if not word.startswith("--"):
-            problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
-            continue
-        name = word.removeprefix("--").replace("-", "_")
-        if name not in fields() and name.startswith("no_") and "bool" in _kinds(name[3:]):
-            name, said = name[3:], ["false"]
-        kinds = _kinds(name)
-        if not said and kinds and "bool" not in kinds:
-            problems.append(UserError(f"{word} needs a value: write {word} VALUE"))
-        elif not said:
-            given[name] = True
-        elif len(said) > 1 and kinds and "list" not in kinds:
-            shown = "several" if is_secret(name) else " ".join(said)
-            problems.append(UserError(f"{word} takes one value, not {shown}: write {word} VALUE"))
-        else:
-            given[name] = said if "list" in kinds else said[0]
+    typed = _typed(words, problems)
+    notes: list[str] = []
+    script = any(name in {**written, **typed} for name in SCRIPTS)
+    given = {**translated(written, notes, script), **translated(typed, notes, script)}
     checked = {}
-    for name, value in given.items():
+    for name, value in (for_script(given) if script else given).items():
         try:
             checked[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
     values = {name: field.default for name, field in fields().items()} | checked
-    for one, other in EXCLUDE:
-        if values[one] and values[other]:
-            problems.append(ConfigError(one, True, f"and {other}=True exclude each other", "leave one of them out"))
-    env = {str(name): str(value) for name, value in written.get("env", {}).items()}
-    return Recipe(values, set(checked), problems, env, list(argv))
+    return Recipe(values, set(checked), problems, env, list(argv), notes)
 
 
 def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The path after ``--config``, and the other words.
+    """Return the path after ``--config``, and the other words.
 
     >>> split(["--config", "a.yaml", "--seed", "1"]), split(["--config=a.yaml"])
     (('a.yaml', ['--seed', '1']), ('a.yaml', []))
@@ -161,138 +96,31 @@ def split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return path, words
 
 
-def read_recipe(path: str | Path) -> dict[str, Any]:
-    """The YAML of a recipe. Raises a `UserError` of one line for what is no file, no YAML, or no mapping."""
-
-    def refused(said: str) -> UserError:
-        return UserError(f"--config {path}: {said}")
-
-    try:
-        recipe = reading.read_yaml(find(path), strict=True)
-    except reading.Unreadable as error:
-        raise refused(f"{error}: give a recipe, a YAML file with a field on each line") from None
-    if not isinstance(recipe, dict):
-        raise refused("holds no fields: a recipe is a YAML file with a field on each line")
-    if not isinstance(recipe.get("env", {}), dict):
-        raise refused("env is not a mapping: write NAME: VALUE under it")
-    for name, value in recipe.get("env", {}).items():
-        text = f"{name}{value}"
-        if not name or "=" in str(name) or NOT_UTF8.search(text) or isinstance(value, list | dict | None):
-            raise refused(f"env: {name} is not a variable with a value: write NAME: VALUE")
-        if str(name) not in MAY_SET:
-            remedy = "set it in the shell that starts the run"
-            raise refused(f"env: {str(name)[:200]!r} is not a variable that a recipe may set: {remedy}")
-    return {str(name): value for name, value in recipe.items()}
-
-
-def check(name: str, value: Any) -> Any:
-    """The value as training has it. Raises `UserError` for a name, kind, choice or number that cannot be.
-
-    >>> check("num_generations", "8"), check("rewards", "accuracy"), check("use_peft", "yes")
-    (8, ['accuracy'], True)
-    >>> check("save_strategy", False)
-    Traceback (most recent call last):
-    ...
-    grpo_math.errors.ConfigError: save_strategy=False is not a string: put it in quotes, since YAML reads no as false
-    """
-    field = fields().get(name)
-    if field is None:
-        raise UserError(f"--{name} is not a setting: {hint(name, fields()) or 'grpo-math train --help-all lists them'}")
-    if name.endswith("_token") and not isinstance(value, str | None):
-        raise ConfigError(name, "***", "is not a string", "put it in quotes")
-    if name == "vllm_server_base_url" and "@" in str(value):
-        reason = "holds a user or password, which the run would write down"
-        raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
-    said, value = value, _typed(field, value)
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, str):
-            _check_text(name, one)
-        elif isinstance(one, int | float) and not isinstance(one, bool):
-            refuse_out_of_range(name, one, said, field.default)
-    if field.choices and isinstance(value, str):
-        one_of(name, value, field.choices)
-    if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str) and value.startswith("~"):
-        value = os.path.expanduser(value)  # as transformers does, later
-    return value
-
-
-def _check_text(name: str, text: str) -> None:
-    if found := NOT_UTF8.search(text):
-        reason = "holds a NUL byte" if found[0] == "\0" else "is not UTF-8, or holds half of a surrogate pair"
-        raise ConfigError(name, text, reason, "take it out")
-    if name in PATHS:
-        if text.startswith("~") and os.path.expanduser(text) == text:
-            raise ConfigError(name, text, "is in the folder of a user that there is not", "write the whole path")
-        if _is_loop(text):
-            raise ConfigError(name, text, "goes through a link that leads to itself", "name another one")
-        longest = max(len(part.encode()) for part in text.split("/"))
-        if long := "a file's name" if longest > 255 else "a path" if len(text.encode()) > 3000 else "":
-            raise ConfigError(name, f"{text[:40]}...", f"is longer than {long} can be", "name another one")
-        if text and (not text.strip() or not text.isprintable()):
-            raise ConfigError(name, text, "is blank, or holds a line break", "name another one")
-
-
-def _is_loop(path: str) -> bool:
-    try:
-        os.stat(path)
-    except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
-
-
-def _typed(field: Field, value: Any) -> Any:
-    name, kinds, usual = field.name, field.kinds, f"the default is {field.default!r}"
-
-    def refused(reason: str, remedy: str = usual) -> ConfigError:
-        return ConfigError(name, value, reason, remedy)
-
-    if value is None:
-        if ("None" not in kinds or name in NEEDED) and field.default is not None:
-            raise refused("is empty", f"give a value, or leave it out for {field.default!r}")
-        return None
-    if "list" in kinds and not (isinstance(value, str) and "str" in kinds):
-        item = Field(name, frozenset({field.item or "str"}), None, field.default, field.choices)
-        return [_typed(item, one) for one in (value if isinstance(value, list) else [value])]
-    if isinstance(value, list) or (isinstance(value, dict) and "dict" not in kinds):
-        raise refused(f"is a {'list' if isinstance(value, list) else 'mapping'}, and one value is wanted")
-    if isinstance(value, dict):
-        return value
-    if name.endswith("_kwargs") or kinds <= {"dict", "None"}:
-        return _mapping(name, str(value))
-    numbers = kinds & {"int", "float"}
-    if isinstance(value, bool):
-        if "bool" not in kinds and numbers:
-            raise refused("is not a number")
-        if "bool" not in kinds and name not in OR_BOOL:
-            word = "yes" if value else "no"
-            raise refused("is not a string", f"put it in quotes, since YAML reads {word} as {str(value).lower()}")
-        return value
-    if "str" in kinds or not kinds & {"int", "float", "bool"}:
-        if isinstance(value, float) and numbers == {"int"}:
-            raise refused("is not a whole number")
-        return value if isinstance(value, int | float) and numbers else str(value)
-    if "bool" in kinds:
-        if (word := str(value).lower()) not in (*YES, *NO):
-            raise refused("is neither true nor false", "use one of the two")
-        return word in YES
-    try:
-        if "float" not in kinds and isinstance(value, float):
-            raise ValueError
-        return float(value) if "float" in kinds else int(value)
-    except ValueError:
-        kind = "number" if "float" in kinds else "whole number"
-        raise refused(f"is not a {kind}", usual if field.default is not None else f"give a {kind}") from None
-
-
-def _mapping(name: str, text: str) -> dict[str, Any]:
-    try:
-        found = reading.from_json(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        shown = "***" if any(ending in text.lower() for ending in ENDINGS) else text
-        raise ConfigError(name, shown, "is not a mapping", 'write it as JSON, such as {"name": 1}')
-    return found
+def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
+    """Return the settings of the command line: ``["--a", "1", "2", "--b=3"]`` -> ``{"a": ["1", "2"], "b": "3"}``."""
+    options: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word.startswith("--") or not options:
+            name, equals, value = word.partition("=")
+            options.append((name, [value] if equals else []))
+        else:
+            options[-1][1].append(word)
+    typed: dict[str, Any] = {}
+    for word, said in options:
+        name = word.removeprefix("--").replace("-", "_")
+        if name.startswith("no_") and "bool" in _kinds(name[3:]):
+            name, said = name[3:], ["false"]
+        kinds = _kinds(name)
+        if not word.startswith("--"):
+            problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
+        elif not said and kinds and "bool" not in kinds:
+            problems.append(UserError(f"{word} needs a value: write {word} VALUE"))
+        elif len(said) > 1 and kinds and "list" not in kinds:
+            shown = "several" if is_secret(name) else " ".join(said)
+            problems.append(UserError(f"{word} takes one value, not {shown}: write {word} VALUE"))
+        else:
+            typed[name] = said if "list" in kinds or len(said) > 1 else said[0] if said else True
+    return typed
 
 
 def _kinds(name: str) -> frozenset[str]:
@@ -300,13 +128,117 @@ def _kinds(name: str) -> frozenset[str]:
     return field.kinds if field else frozenset()
 
 
-def _options(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """``["--a", "1", "2", "--b=3"]`` -> ``[("--a", ["1", "2"]), ("--b", ["3"])]``; a first word may be no option."""
-    found: list[tuple[str, list[str]]] = []
-    for word in words:
-        if word.startswith("--") or not found:
-            name, equals, value = word.partition("=")
-            found.append((name, [value] if equals else []))
-        else:
-            found[-1][1].append(word)
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """Return the fields of a recipe. Raises a `UserError` of one line for a file that is not a recipe."""
+    recipe = read_yaml(find(path))
+    if not isinstance(recipe, dict):
+        raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")
+    if not isinstance(recipe.get("env", {}), dict):
+        raise UserError(f"{path}: env is not a mapping: write NAME: VALUE under it")
+    return {str(name): value for name, value in recipe.items()}
+
+
+def check(name: str, value: Any) -> Any:
+    """Return the value as training has it. Raises `UserError` for a name, kind, choice or number that cannot be.
+
+    >>> check("num_generations", "8"), check("rewards", "accuracy"), check("use_peft", "yes")
+    (8, ['accuracy'], True)
+    >>> check("save_strategy", False)
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: save_strategy=False is not a text: put it in quotes, since YAML reads no as false
+    """
+    field = fields().get(name)
+    if field is None:
+        near = hint(name, (*fields(), "config", "accelerate_config", "gpus"))
+        raise UserError(f"--{name} is not a setting: {near or 'grpo-math train --help-all lists them'}")
+    if name == "vllm_server_base_url" and "@" in str(value):
+        reason = "holds a user or password, which the run would write down"
+        raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
+    said, value = value, coerced(field, value)
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, int | float) and not isinstance(one, bool):
+            refuse_out_of_range(name, one, said, field.default)
+    if field.choices and isinstance(value, str):
+        one_of(name, value, field.choices)
+    if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str):
+        return os.path.expanduser(value)  # as transformers does, later
+    if name == "system_prompt" and isinstance(value, str):
+        path = home(value)
+        if os.path.isfile(path) or re.fullmatch(r"\S+\.(txt|md)", value):  # not a text, even if it is misspelt
+            return read_text(path).strip()
+    return value
+
+
+# The kind of a value
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    found = from_json(value) if isinstance(value, str) else value
+    if not isinstance(found, dict):
+        raise ValueError
     return found
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ValueError
+    return str(value)
+
+
+def _truth(value: Any) -> bool:
+    return TRUTH[str(value).lower()]
+
+
+# The kind of a field -> the name of a value of this kind, and how a value becomes one. A field of several kinds takes
+# the first that fits, so a text stays a text unless it is a mapping or a number.
+COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "dict": ("a mapping", _mapping),
+    "int": ("a whole number", _whole),
+    "float": ("a number", _number),
+    "str": ("a text", _text),
+    "bool": ("true or false", _truth),
+}
+
+
+def coerced(field: Field, value: Any) -> Any:
+    """Return a value of the recipe as its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
+
+    >>> coerced(fields()["learning_rate"], "5e-6"), coerced(fields()["rewards"], "accuracy")
+    (5e-06, ['accuracy'])
+    """
+    kinds = field.kinds
+    if value is None:
+        if ("None" not in kinds or field.name in NEEDED) and field.default is not None:
+            raise ConfigError(field.name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
+        return None
+    if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
+        item = field._replace(kinds=frozenset({field.item or "str"}))
+        return [coerced(item, one) for one in (value if isinstance(value, list) else [value])]
+    of = [COERCIONS[kind] for kind in COERCIONS if kind in kinds] or [COERCIONS["str"]]
+    for _, coerce in of:
+        try:
+            return coerce(value)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+    remedy = f"the default is {field.default!r}" if field.default is not None else f"give {of[0][0]}"
+    if "dict" in kinds:
+        remedy = 'write it as {"name": 1}'
+    elif isinstance(value, bool) and "str" in kinds:
+        remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
+    elif isinstance(value, float) and len(of) == 1 and "str" in kinds:
+        remedy = "put it in quotes"
+    secret = is_secret(field.name) or ("dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS))
+    raise ConfigError(field.name, "***" if secret else value, f"is not {' or '.join(name for name, _ in of)}", remedy)

@@ -59,6 +59,20 @@ def listed(folder: str) -> dict[str, tuple[Path, str]]:
     return {name: (path, _first_sentence(path)) for name, path in found.items()}
 
 
+def listing() -> str:
+    """The text of `grpo-math train --list`."""
+    recipes, configs = listed("launch/configs"), listed("accelerate_configs")
+    return "\n".join([
+        *(f"{name:<24} {about}" for name, (_, about) in recipes.items()),
+        "",
+        "grpo-math train --config launch/configs/NAME.yaml, from any folder; or train --copy NAME, and edit it.",
+        "",
+        *(f"{name:<24} {path}" for name, (path, _) in configs.items()),
+        "",
+        "grpo-math train --accelerate_config NAME; accelerate launch --config_file takes the path.",
+    ])  # fmt: skip
+
+
 def _first_sentence(path: Path) -> str:
     """Of the comment that a file begins with."""
     lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())

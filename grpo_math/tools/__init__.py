@@ -1,31 +1,31 @@
-"""What a model may call while it answers: Python in a process of its own, and functions of one's own.
+"""Tools that a model may call while it answers: sandboxed Python, and functions of the user.
 
 >>> [tool] = read_tools(["python"], PythonLimits())
 >>> tool.__name__, str(tool("x = 1234 * 5678\\nx"))
 ('python', '7006652')
 
-Does not read a model's calls and does not put answers into a conversation: the loop does.
+Does not parse a model's calls, and does not add results to a conversation: generation/ does.
 """
 
 from collections.abc import Callable, Sequence
 
 from grpo_math.errors import ConfigError, one_of
-from grpo_math.run.own import is_own, load_function
-from grpo_math.tools.limits import PythonLimits, as_mapping, read_limits
-from grpo_math.tools.python import Answer, PythonSession, ToolError, call, python_many, shutdown, together
+from grpo_math.run.user_functions import is_user_function, load_function
+from grpo_math.tools.limits import PythonLimits, read_limits
+from grpo_math.tools.python import Answer, PythonSession, ToolError, call, together
 
 __all__ = [
-    "Answer", "PythonLimits", "PythonSession", "ToolError", "as_mapping", "environment", "limits_of", "python_many",
-    "read_limits", "read_tools", "shutdown", "together",
+    "Answer", "PythonLimits", "PythonSession", "ToolError", "environment", "limits_of", "read_limits", "read_tools",
+    "together",
 ]  # fmt: skip
 
 Tool = Callable[..., str]
 
 
 def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
-    """The tools of these names: ``python``, or ``module:function``. Raises `ConfigError`.
+    """Return the tools of these names: ``python``, or ``module:function``. Raises `ConfigError`.
 
-    With ``limits.session`` ``python`` is left out: it is a method of each completion's `environment`.
+    With ``limits.session`` the tool ``python`` is a method of each completion's `environment` and not in this list.
 
     >>> read_tools(["pyhton"], PythonLimits())
     Traceback (most recent call last):
@@ -34,8 +34,8 @@ def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
     """
     tools = []
     for name in names:
-        if is_own(name):
-            tools.append(_own(name))
+        if is_user_function(name):
+            tools.append(_user_function(name))
             continue
         one_of("tools", name, ("python",))
         if not limits.session:
@@ -48,7 +48,7 @@ def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
 
 
 def environment(names: Sequence[str], limits: PythonLimits) -> Callable[[], PythonSession] | None:
-    """TRL's ``environment_factory`` for these tools; None where no state is kept.
+    """Return TRL's ``environment_factory`` for these tools, or None if no state is kept.
 
     >>> environment(["python"], PythonLimits()) is None, environment(["python"], PythonLimits(session=True)) is None
     (True, False)
@@ -70,7 +70,7 @@ def _python(limits: PythonLimits) -> Tool:
 
 
 def limits_of(tool: Tool) -> PythonLimits | None:
-    """What `read_tools`' ``python`` runs under, or an environment's; None for a function of the user's own.
+    """Return the limits of a ``python`` tool or of an environment's; None for a user function.
 
     >>> [tool] = read_tools(["python"], PythonLimits(cpu_seconds=3))
     >>> limits_of(tool).cpu_seconds, limits_of(PythonSession().python).session, limits_of(len)
@@ -79,8 +79,8 @@ def limits_of(tool: Tool) -> PythonLimits | None:
     return getattr(getattr(tool, "__self__", tool), "_limits", None)
 
 
-def _own(name: str) -> Tool:
-    """A function of the user's own, with what a model has to be told of it."""
+def _user_function(name: str) -> Tool:
+    """Load a user function, and check that the chat template can describe it to a model."""
     from transformers.utils import get_json_schema
 
     tool = load_function("tools", name)

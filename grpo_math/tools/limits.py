@@ -1,10 +1,10 @@
-"""What a Python program of the model's may use: the mapping ``python:`` of a recipe.
+"""Limits of the Python tool: the mapping ``python:`` of a recipe.
 
-Does not hold a program to it: confine.py and python.py do.
+Does not enforce them: sandbox.py, server.py and python.py do.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from grpo_math.errors import ConfigError, one_of
@@ -14,22 +14,27 @@ WALLS = ("all", "any")
 
 @dataclass(frozen=True)
 class PythonLimits:
-    """Limits of one call, or with ``session`` of one completion's calls together where it says so."""
+    """Limits of one call, or of all calls of a completion together where the field says so."""
 
-    cpu_seconds: int = 5  # of each process; in a session those of all its calls
+    cpu_seconds: int = 5  # of the program; in a session of all its calls together
     wall_seconds: float = 10.0  # of each call
-    memory_mb: int = 512  # of each process, beyond what the interpreter itself holds
-    processes: int = 1  # processes and threads at once, the program itself among them
-    output_chars: int = 2000  # what a call prints beyond that is cut, and the program ended
+    memory_mb: int = 512  # beyond what the interpreter itself takes
+    output_chars: int = 2000  # a program that prints more is ended, and its output is cut
     session: bool = False  # names stay from call to call of a completion
-    walls: str = "all"  # any: run with those walls that this machine has
+    walls: str = "all"  # any: run with the layers of the sandbox that this machine supports
 
 
-MOST = {"cpu_seconds": 3600, "wall_seconds": 3600, "memory_mb": 1_000_000, "processes": 64, "output_chars": 1_000_000}
+MOST = {"cpu_seconds": 3600, "wall_seconds": 3600, "memory_mb": 1_000_000, "output_chars": 1_000_000}
+# For the type of a default: the types that a value may have, what they are called, and the least number.
+KINDS: dict[type, tuple[Any, str, float]] = {
+    bool: (bool, "true or false", 0),
+    int: (int, "a whole number", 1),
+    float: (int | float, "a number", 0.1),
+}
 
 
 def read_limits(given: Mapping[str, Any]) -> PythonLimits:
-    """The mapping of a recipe, each name, kind and range checked. Raises `ConfigError`.
+    """Check the names, types and ranges of a recipe's mapping. Raises `ConfigError`.
 
     >>> read_limits({"cpu_seconds": 2, "session": True}).cpu_seconds
     2
@@ -44,34 +49,16 @@ def read_limits(given: Mapping[str, Any]) -> PythonLimits:
     """
     if not isinstance(given, Mapping):
         raise ConfigError("python", given, "is not a mapping", "write the limits as python: {cpu_seconds: 5, ...}")
-    known = {field.name: field.default for field in fields(PythonLimits)}
-    for name in given:
-        one_of("python", name, tuple(known))
-    return PythonLimits(**{name: _checked(name, value, known[name]) for name, value in given.items()})
-
-
-def _checked(name: str, value: Any, default: Any) -> Any:
-    field = f"python.{name}"
-    if name == "walls":
-        one_of(field, value, WALLS)
-        return value
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise ConfigError(field, value, "is neither true nor false", "use one of the two")
-        return value
-    whole, most = not isinstance(default, float), MOST[name]
-    kind, least = ("whole number", 1) if whole else ("number", 0.1)
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ConfigError(field, value, f"is not a {kind}", f"the default is {default}")
-    if not least <= value <= most:
-        raise ConfigError(field, value, "is out of range", f"give a {kind} from {least} to {most}")
-    return type(default)(value)
-
-
-def as_mapping(limits: PythonLimits) -> dict[str, Any]:
-    """What a results file says of the tool.
-
-    >>> as_mapping(PythonLimits())["cpu_seconds"]
-    5
-    """
-    return asdict(limits)
+    defaults = {field.name: field.default for field in fields(PythonLimits)}
+    for name, value in given.items():
+        one_of("python", name, tuple(defaults))
+        field, default = f"python.{name}", defaults[name]
+        if name == "walls":
+            one_of(field, value, WALLS)
+            continue
+        types, called, least = KINDS[type(default)]
+        if not isinstance(value, types) or isinstance(value, bool) != isinstance(default, bool):
+            raise ConfigError(field, value, f"is not {called}", f"the default is {default}")
+        if not least <= value <= MOST.get(name, 1):
+            raise ConfigError(field, value, "is out of range", f"give {called} from {least} to {MOST[name]}")
+    return PythonLimits(**given)

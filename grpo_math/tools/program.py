@@ -1,12 +1,14 @@
-"""Runs the programs that a confined process is sent, one after the other, each as a Python prompt would.
+"""Runs the programs that a sandboxed process is sent, one after the other, each as a Python prompt would.
 
-What it prints goes to file 1, with the value of a last line that is an expression, or the last line of its error. Names
-stay from one program to the next. After each program a byte goes back: 1 where it ran to its end, 0 where it raised.
+Output goes to file 1: what a program prints, then the value of a last line that is an expression, or the last line of
+its error. Names stay from one program to the next. After each program one byte goes back: 1 if it ran to its end, 0 if
+it raised.
 
-Does not confine anything: by now the process is.
+Does not enter the sandbox: by now the process is in it.
 """
 
 import ast
+import json
 import random
 import socket
 import sys
@@ -14,27 +16,23 @@ import traceback
 from types import ModuleType
 from typing import Any, TextIO
 
-from grpo_math.grading.frames import decode
-
 
 def serve(control: socket.socket) -> None:
-    """Run what arrives until the other end closes."""
+    """Run each JSON line that arrives, until the other end closes."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
     random.seed(0)  # the same in each program, so that a run can be repeated
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    out: Any = sys.stdout
-    out.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    buffer = bytearray()
-    while (message := _received(control, buffer)) is not None:
-        done = run(message["code"], module.__dict__, out)
+    out = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    for line in control.makefile("rb"):
+        done = run(json.loads(line), module.__dict__, out)
         control.send(b"1" if done else b"0")
 
 
 def run(code: str, names: dict[str, Any], out: TextIO) -> bool:
-    """Did it run to its end?
+    """Run a program; return True if it ran to its end.
 
     >>> run("x = 6\\nx * 7", names := {}, sys.stdout), names["x"]
     42
@@ -46,34 +44,13 @@ def run(code: str, names: dict[str, Any], out: TextIO) -> bool:
     done, sys.stdout = True, out
     try:
         tree = ast.parse(code)
-        last = tree.body[-1] if tree.body else None
-        if isinstance(last, ast.Expr):
-            tree.body.pop()
+        shown = [tree.body.pop()] if tree.body and isinstance(tree.body[-1], ast.Expr) else []
         exec(compile(tree, "<program>", "exec"), names)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "<program>", "eval"), names)
-            if value is not None:
-                print(repr(value))
+        exec(compile(ast.Interactive(shown), "<program>", "single"), names)  # prints the value
     except SystemExit as error:
         done = error.code in (None, 0)
     except BaseException as error:
         done = False
-        out.write(_last_line(error))
+        out.write("".join(traceback.format_exception_only(error)).strip().splitlines()[-1] + "\n")
     out.flush()
     return done
-
-
-def _last_line(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1] + "\n"
-    except BaseException:
-        return f"{type(error).__name__}\n"
-
-
-def _received(control: socket.socket, buffer: bytearray) -> dict[str, Any] | None:
-    while (message := decode(buffer)) is None:
-        chunk = control.recv(65536)
-        if not chunk:
-            return None
-        buffer += chunk
-    return message

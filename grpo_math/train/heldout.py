@@ -14,11 +14,11 @@ from grpo_math.run.log import History, Tell
 class HeldOut(TrainerCallback):
     """Accuracy on held-out problems every so many steps, as a line of the history, and told to the trackers."""
 
-    def __init__(self, score: Any, rows: list[dict[str, Any]], every: int, history: History, tell: Tell) -> None:
-        self.score, self.rows, self.every, self.history, self.tell = score, rows, every, history, tell
+    def __init__(self, score: Any, rows: list[dict[str, Any]], steps: int, history: History, tell: Tell) -> None:
+        self.score, self.rows, self.steps, self.history, self.tell = score, rows, steps, history, tell
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.every:
+        if state.global_step % self.steps:
             return
         results = self.score(self.rows, False)
         if state.is_world_process_zero:

@@ -1,10 +1,10 @@
 """`grpo-math train` and `grpo-math serve`: a recipe -> who runs where on this machine, started, watched and ended.
 
 The planner lays the GPUs out and says which accelerate config fits. Where the layout has a vLLM server, it is started
-on its GPUs first and stopped last. Server and training run under a keeper each (keeper.py), so that nothing outlives
-this process. Ctrl-C, SIGTERM and SIGUSR1 go to the training processes alone, which finish their step and save; the
-server ends when they have. One process without a server, and all that runs on a CPU without one, trains in this
-process.
+on its GPUs first and stopped last. Server and training run under a keeper each (run/keeper.py), so that nothing
+outlives this process. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their step
+and save; the server ends when they have. One process without a server, and all that runs on a CPU without one, trains
+in this process.
 
 Does not span several machines: launch/slurm/ does. Does not check what two settings mean together: the training program
 does.
@@ -19,30 +19,37 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.server import key, make_key
+from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
-from grpo_math.run.ports import free_port
+from grpo_math.run.checkpoints import FINISHED
+from grpo_math.run.keeper import Kept
+from grpo_math.run.machine import free_port
 from grpo_math.run.redact import is_address
-from grpo_math.run.signals import AGAIN, INTERRUPTED, STOPPING
-from grpo_math.settings import accelerate
+from grpo_math.run.signals import AGAIN, HANGUP, INTERRUPTED, STOPPING, leave_lost_terminal
+from grpo_math.run.streams import say
+from grpo_math.settings import shipped
 from grpo_math.settings.groups import screen
 from grpo_math.settings.recipe import Recipe, read
-from grpo_math.train.keeper import Kept
-from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, roles, say, starts_server
-from grpo_math.train.server import PORT, RESTARTS, STARTUP, Supervised, group_port, own_port, port_of, start_of
+from grpo_math.train import vllm_env
+from grpo_math.train.layout import Config, arrange, environment, gpus_of, refuse_used, roles, starts_server
+from grpo_math.train.server import PORT, RESTARTS, free_or_refused, group_port, port_of, start_of
 
 TRAINING = "grpo_math.train"
+UNFINISHED = "error: training ended with exit code 0 before it was finished: look for os._exit in what it calls"
 HELP = """\
 grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]
 
   --gpus N                   use the first N GPUs (default: all; CUDA_VISIBLE_DEVICES is respected)
   --accelerate_config FILE   a file, or the name of one in accelerate_configs/ (default: what the plan says)
+  --list                     list the recipes and accelerate configs that are shipped
+  --copy NAME                copy one of them into the current folder
 
 GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH). Every other setting is a field of a recipe, here
 with its default; --help-all shows all of them, TRL's too, with what they mean.
@@ -55,6 +62,7 @@ grpo-math serve --config RECIPE.yaml [--FIELD VALUE ...] [-- OPTION OF vllm serv
   --port PORT   default: vllm_server_port, 8000, or any that is free
   --check       start nothing: print what a run of the recipe sends to its server, adapter, weights or none
   --json        with --check: as one JSON object on stdout
+  --make_env [DIR]   start nothing: make the environment for vLLM (default: .venv-vllm), and print the path of its vllm
 
 GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH).
 """
@@ -63,20 +71,26 @@ GRPO_MATH_VLLM names the `vllm` that serves (default: the one in PATH).
 def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], int]) -> int:
     """Train as the recipe says, and return the exit code of training; ``in_process`` trains in this process, from the
     recipe as it was read here."""
-    accelerate.environment()
-    options, rest = _options(argv, "--gpus", "--accelerate_config")
-    if {"-h", "--help"} & set(rest):
+    options, fields = _options(argv, "--gpus", "--accelerate_config", "--list", "--copy")
+    if options.copy is not None:
+        print(f"copied   {shipped.copy(options.copy)}")
+        return 0
+    if options.list or not argv:
+        print(shipped.listing())
+        return 0
+    if {"-h", "--help"} & set(fields):
         print(f"{HELP}\n{screen()}")
         return 0
-    if "--help_all" in rest:
+    if "--help_all" in fields:
         print(HELP)
         return in_process(["--help"], None)
-    found = read(rest)
-    recipe = found.sound().stated()
+    in_process = _no_silent_exit()(in_process)
+    parsed = read(fields)
+    recipe = parsed.sound().stated()
     gpus = gpus_of(recipe, options.gpus)
     serves = starts_server(recipe)
     if not (gpus or serves or options.accelerate_config is not None):
-        return in_process(rest, found)
+        return in_process(fields, parsed)
     layout, config = arrange(recipe, gpus, options.accelerate_config, serves)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
@@ -84,34 +98,60 @@ def train(argv: Sequence[str], in_process: Callable[[list[str], Recipe | None], 
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers
     if config is None and not serves:
         os.environ.update(environment(used))
-        return in_process(rest, found)
-    with _ended_by_signals({**dict.fromkeys(STOPPING, AGAIN), signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
+        return in_process(fields, parsed)
+    run_dir = Path(str(recipe.get("output_dir") or "trainer_output"))
+    with _ended_by_signals(dict.fromkeys(STOPPING, AGAIN)), contextlib.ExitStack() as stack:
         server = None
         if serves:
             make_key()
-            log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
-            server = Supervised(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
+            log = run_dir / "vllm_server.log"
+            server = ServerProcess(start_of(recipe, layout, used[: layout.server], port_of(recipe, 0)), log)
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
-            rest = [*rest, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        command = _training(rest, config, layout.policy)
+            fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
+        command = _training(fields, config, layout.policy)
         training = Kept(command, environment=environment(used[layout.server :]), module=TRAINING)
         stack.callback(training.stop)
         code = _watch(training, server, may_restart=devices.sends_adapter({**DEFAULTS, **recipe}))
         if config is None and code == 128 + signal.SIGKILL:  # ranks.py says it of several
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)
+        if code == 0 and not (run_dir / FINISHED).exists():
+            print(UNFINISHED, file=sys.stderr)
+            return 1
         return code
+
+
+@contextlib.contextmanager
+def _no_silent_exit() -> Iterator[None]:
+    """Training in this process: a reward that calls ``os._exit(0)`` ends it with exit code 1 and a line."""
+    leave, pid = os._exit, os.getpid()
+
+    def leave_aloud(status: int) -> NoReturn:
+        if status == 0 and os.getpid() == pid:  # a forked process may end like this
+            print(UNFINISHED, file=sys.stderr, flush=True)
+            status = 1
+        leave(status)
+
+    os._exit = leave_aloud
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def serve(argv: Sequence[str]) -> int:
     """The recipe's vLLM server alone, on this machine's GPUs, until Ctrl-C; what follows ``--`` goes to vLLM."""
     words = list(argv)
-    own, more = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    options, rest = _options(own, "--gpus", "--host", "--port", "--check", "--json")
-    if {"-h", "--help"} & set(rest):
+    end = words.index("--") if "--" in words else len(words)
+    more = words[end + 1 :]
+    options, fields = _options(words[:end], "--gpus", "--host", "--port", "--check", "--json", "--make_env")
+    if options.make_env is not None:
+        print(vllm_env.make(options.make_env))
+        return 0
+    if {"-h", "--help"} & set(fields):
         print(SERVE_HELP, end="")
         return 0
-    recipe = read(rest).sound().stated()
+    recipe = read(fields).sound().stated()
     if options.check:
         sent = "adapter" if devices.sends_adapter({**DEFAULTS, **recipe}) else "weights"
         answer = sent if starts_server(recipe) else "none"
@@ -121,11 +161,6 @@ def serve(argv: Sequence[str]) -> int:
         raise UserError("--json would be ignored without --check: leave it out")
     if not recipe.get("use_vllm") or recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) != "server":
         raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
-    for word in more:  # vLLM takes the last, and any beginning of a name
-        if any(name.startswith(word.partition("=")[0]) for name in ("--host", "--port")) and len(word) > 3:
-            raise UserError(f"{word} after -- would bypass the checks: write it before the --")
-        if len(word) > 3 and "--api-key".startswith(word.partition("=")[0].replace("_", "-")):
-            raise UserError("--api-key would show the key to every user of this machine: set VLLM_API_KEY instead")
     if options.port is not None and not 1 <= options.port <= 65535:
         raise ConfigError("port", options.port, "is out of range", "give a number from 1 to 65535")
     if options.host is not None and not is_address(f"http://{options.host}"):
@@ -133,12 +168,12 @@ def serve(argv: Sequence[str]) -> int:
     gpus = gpus_of(recipe, options.gpus)
     refuse_used(gpus)
     layout = _of_server(recipe, gpus)
-    port = own_port("port", options.port) if options.port else port_of(recipe, PORT)
+    port = free_or_refused("port", options.port) if options.port else port_of(recipe, PORT)
     start = start_of(recipe, layout, gpus[: layout.server], port, options.host or "127.0.0.1", more)
     if not key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
-    with _ended_by_signals({signal.SIGTERM: 143, signal.SIGHUP: 129}), contextlib.ExitStack() as stack:
-        server = Supervised(start, None)
+    with _ended_by_signals({signal.SIGTERM: 143, **dict.fromkeys(HANGUP, 129)}), contextlib.ExitStack() as stack:
+        server = ServerProcess(start, None)
         stack.callback(server.stop)
         try:
             server.wait(STARTUP)
@@ -166,11 +201,17 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}: see --help")
 
 
+KINDS: dict[str, dict[str, Any]] = {
+    **{name: {"type": int} for name in ("--gpus", "--port")},
+    **{name: {"action": "store_true"} for name in ("--check", "--json", "--list")},
+    "--make_env": {"nargs": "?", "const": ".venv-vllm"},
+}
+
+
 def _options(argv: Sequence[str], *names: str) -> tuple[argparse.Namespace, list[str]]:
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in names:
-        kind: dict[str, Any] = {"type": int} if name in ("--gpus", "--port") else {}
-        parser.add_argument(name, **({"action": "store_true"} if name in ("--check", "--json") else kind))
+        parser.add_argument(name, **KINDS.get(name, {}))
     return parser.parse_known_args(list(argv))
 
 
@@ -187,12 +228,13 @@ def _training(argv: Sequence[str], config: Config | None, processes: int) -> lis
     return [*launch, "-m", TRAINING, *argv]
 
 
-def _watch(training: Kept, server: Supervised | None, may_restart: bool) -> int:
+def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> int:
     """Until training ends. Signals are passed on to it; a second Ctrl-C also raises KeyboardInterrupt."""
     asked = 0
 
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
+        leave_lost_terminal()
         training.send(number)
         if number == signal.SIGINT and asked == INTERRUPTED:
             raise KeyboardInterrupt
@@ -228,19 +270,15 @@ def _handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> 
             signal.signal(number, handler)
 
 
-class _Ended(SystemExit):
-    """A signal has come that ends this process."""
-
-
 @contextlib.contextmanager
 def _ended_by_signals(codes: Mapping[signal.Signals, int]) -> Iterator[None]:
     """These signals leave through the same doors as any error, so that what was started is stopped; with exit codes."""
 
     def leave(number: int, frame: Any) -> None:
-        for each in caught:
+        leave_lost_terminal()
+        for each in codes:
             signal.signal(each, signal.SIG_IGN)
-        raise _Ended(codes[signal.Signals(number)])
+        raise SystemExit(codes[signal.Signals(number)])
 
-    caught = [number for number in codes if signal.getsignal(number) != signal.SIG_IGN]  # nohup stays nohup
-    with _handling(dict.fromkeys(caught, leave)):
+    with _handling(dict.fromkeys(codes, leave)):
         yield

@@ -4,7 +4,6 @@ Does not start anything (launcher.py and server.py do), and does not span severa
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,11 +14,9 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
+from grpo_math.run.streams import say
 from grpo_math.settings import accelerate, batch
-from grpo_math.settings.arguments import needing_whole
 from grpo_math.settings.shipped import accelerate_file
-
-ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")  # tried in this order where plain data parallelism is short
 
 
 def starts_server(recipe: Mapping[str, Any]) -> bool:
@@ -56,10 +53,8 @@ class Config(NamedTuple):
 
 def _config(name: str) -> Config:
     """By its path, or by its name in accelerate_configs/."""
-    path = accelerate_file(name)
-    says = planner.read_recipe(path)
-    accelerate.accelerate_config(name, says)
-    if says["distributed_type"] == "DEEPSPEED" and not _installed("deepspeed"):
+    path, says = accelerate_file(name), accelerate.accelerate_config(name)
+    if says.get("distributed_type") == "DEEPSPEED" and not _installed("deepspeed"):
         remedy = "install it with this package's extra deepspeed, or leave accelerate_config out"
         raise ConfigError("accelerate_config", name, "needs DeepSpeed, which is not installed", remedy)
     if int(says.get("num_machines") or 1) > 1:
@@ -72,31 +67,32 @@ def arrange(
     recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
     """The layout, and the accelerate config of its processes (None: a single one without); says both, with why."""
-    own = _config(asked) if asked is not None else None
+    asked_config = _config(asked) if asked is not None else None
     if not gpus:
-        processes = int(own.says.get("num_processes") or 1) if own else 1
-        return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), own
-    configs: dict[str, Config | None] = {own.path.stem: own} if own else {"": None}
-    if not own and not recipe.get("deepspeed") and not recipe.get("fsdp") and _installed("deepspeed"):
-        whole = needing_whole(recipe)  # settings/conflicts.py refuses them under ZeRO-3
-        for name in ZERO:
-            if not (whole and name.startswith("zero3")):
-                configs[name] = _config(name)
+        processes = int(asked_config.says.get("num_processes") or 1) if asked_config else 1
+        return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), asked_config
+    configs: dict[str, Config | None] = {asked_config.path.stem: asked_config} if asked_config else {"": None}
+    if not asked_config and _installed("deepspeed"):
+        configs = {name: _config(name) if name else None for name in planner.shipped_configs(recipe)}
     try:
-        said = {name: config.says if config else None for name, config in configs.items()}
-        name, counted = planner.choose(recipe, said, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
+        contents = {name: config.says if config else None for name, config in configs.items()}
+        name, counted = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
         layout, config, problems = counted.layout, configs[name], counted.problems
     except UserError as error:
         if isinstance(error, NotPlanned):
             say("plan", str(error))
         elif serves:
             raise  # before a server is started for nothing; otherwise training says it
-        layout, config, problems = _unplanned(recipe, len(gpus)), own, []
+        layout, config, problems = _unplanned(recipe, len(gpus)), asked_config, []
     if config is None and layout.policy > 1:
         config = _config("multi_gpu")
     say("layout", f"{roles(layout, gpus)} ({layout.why})")
     if config is not None:
-        because = "asked for" if own else ("the first that fits" if config.path.stem in ZERO else "it fits")
+        because = (
+            "asked for"
+            if asked_config
+            else ("the first that fits" if config.path.stem in planner.shipped_configs({}) else "it fits")
+        )
         because = "nothing is known to fit" if problems else because
         say("config", f"{config.path.stem}, {layout.policy} process{'es' if layout.policy > 1 else ''} ({because})")
     for problem in problems:
@@ -124,17 +120,11 @@ def _installed(package: str) -> bool:
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
-    said = ((", ".join(str(gpus[i].number) for i in role["gpus"]), role["role"]) for role in layout.roles())
-    return "; ".join(f"GPU {numbers}: {role}" for numbers, role in said)
+    contents = ((", ".join(str(gpus[i].number) for i in role["gpus"]), role["role"]) for role in layout.roles())
+    return "; ".join(f"GPU {numbers}: {role}" for numbers, role in contents)
 
 
 def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     """This process's variables, for one that is to see these GPUs alone; as they are where there are none."""
     numbers = ",".join(str(gpu.number) for gpu in gpus)
     return {**os.environ, **({"CUDA_VISIBLE_DEVICES": numbers} if numbers else {})}
-
-
-def say(what: str, text: str, clear: bool = False) -> None:
-    """One line on stderr; with ``clear`` over a line of progress."""
-    start = "\r\033[K" if clear and sys.stderr.isatty() else ""
-    print(f"{start}{what:<8} {text}", file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ Does not override anything of TRL: trainer/trainer.py does.
 """
 
 import os
-import shutil
 import sys
 import traceback
 import warnings
@@ -24,12 +23,16 @@ from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import OutOfMemory, PushError, RewardError, UserError, WriteError, printed
+from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import pass_rates
+from grpo_math.evaluation.backends import Sampling
 from grpo_math.evaluation.of_trainer import over_ranks
-from grpo_math.evaluation.regrade import renew
+from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.models import check_weights, load_tokenizer, model_path
+from grpo_math.grading import GRADER
+from grpo_math.planner.settings import DEFAULTS
+from grpo_math.problems import difficulty
 from grpo_math.problems.datasets import to_dataset
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
@@ -37,19 +40,18 @@ from grpo_math.rewards import load_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.disk import failed_write
 from grpo_math.run.files import write_json
-from grpo_math.run.log import Beat, History, Progress, Shortened, StopOnSignal, trackers, write_config
+from grpo_math.run.log import History, Progress, Shortened, StopOnSignal, trackers, write_config
 from grpo_math.run.main_process import on_main
 from grpo_math.run.peers import Peers, unanswered
 from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
-from grpo_math.settings import accelerate, recipe
+from grpo_math.settings import recipe
+from grpo_math.settings.batch import batch_of
+from grpo_math.settings.build import Settings, build, print_help
 from grpo_math.settings.conflicts import check, whole_on_each
-from grpo_math.settings.parser import Parser, Settings
 from grpo_math.settings.shipped import find
 from grpo_math.train.heldout import HeldOut
 from grpo_math.train.resuming import go_on
-from grpo_math.train.selection import batch_of, by_difficulty, way_of_measuring
-from grpo_math.trainer import tiles
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -62,11 +64,9 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     the others are those of run/signals.py.
     """
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        accelerate.environment()  # before any other module reads these variables
-    except UserError as wrong:
-        print(f"error: {printed(wrong)}", file=sys.stderr)
-        return 2
+    if {"-h", "--help"} & set(argv):
+        print_help()
+        return 0
     if name := os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):  # accelerate looks in the current folder alone
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     peers = Peers()
@@ -74,12 +74,15 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
-                if {"-h", "--help"} & set(argv):
-                    Parser().parse_args(["--help"])
                 read = read or recipe.read(argv)  # once: what is edited while torch is imported is not trained
+                _refuse_separate_processes()
                 _refuse_unlaunched(read)
-                settings = Parser().parse(read)
+                _lay_out_memory(read.stated())
+                for note in read.notes:
+                    _say(f"warning: {note}")
+                settings = build(read)
                 run_dir = Path(str(settings.config.output_dir))
+                _check_world()
                 peers.watch(lambda: checkpoints.goes_on(run_dir), settings.config.ddp_timeout)
                 train(settings, stop)
                 code = stop.code
@@ -97,9 +100,9 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         except BaseException as error:
             if peers.broken(seconds=1.0):
                 code = GONE  # what was raised is that another rank does not answer
-            elif said := unanswered(error):
+            elif message := unanswered(error):
                 code, advice = GONE, checkpoints.goes_on(run_dir)
-                _say(f"error: another rank does not answer ({said}): see its machine; {advice}", everywhere=True)
+                _say(f"error: another rank does not answer ({message}): see its machine; {advice}", everywhere=True)
             elif stop.code:
                 traceback.print_exc()
                 code = stop.code
@@ -115,6 +118,26 @@ def _refuse_unlaunched(read: recipe.Recipe) -> None:
     setup = Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
     for finding in preflight(setup, ["deepspeed"]):
         raise refusal(finding)
+
+
+def _refuse_separate_processes() -> None:
+    """Raise `UserError` if accelerate started several processes that do not know each other.
+
+    accelerate does so for ``distributed_type: MULTI_CPU`` without MPI: each would train alone, into the same folder.
+    """
+    ranks = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+    launched = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= os.environ.keys()
+    if launched and not any(name in os.environ for name in ranks):
+        reason = "makes accelerate start processes that train apart from each other"
+        raise ConfigError("distributed_type", "MULTI_CPU", reason, "use MULTI_GPU with use_cpu: true")
+
+
+def _check_world() -> None:
+    """Raise `UserError` if the processes that found each other are not as many as the launcher started."""
+    expected, state = int(os.environ.get("WORLD_SIZE", 1)), PartialState()
+    if state.num_processes != expected:
+        met = f"{state.num_processes} of {expected} processes found each other ({state.distributed_type})"
+        raise UserError(f"{met}: check the accelerate config and main_process_ip")
 
 
 def _say(line: str, everywhere: bool = False) -> None:
@@ -135,8 +158,11 @@ def train(settings: Settings, stop: Stop) -> None:
                 run.train(stop)
                 if not stop.heeded:
                     run.finish()
-    except UserError:
+    except (UserError, Stopped):
         raise
+    except SystemExit as error:  # its code may be 0
+        message = f"something that training calls has ended it by sys.exit({error.code!r})"
+        raise UserError(f"{message}: raise an exception there instead") from error
     except (OSError, RuntimeError, SafetensorError) as error:
         if failed := failed_write(error, run_dir):
             raise failed from error
@@ -147,7 +173,6 @@ class Run:
     """One run in the order of its methods: they are called once each, on every process."""
 
     trainer: MathGRPOTrainer
-    told: Trackers | None = None  # of the main process
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
@@ -168,13 +193,14 @@ class Run:
         arguments = self.arguments
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         if arguments.needs_pass_rates:
-            self.measured_how = way_of_measuring(arguments, config, model, self.tools)
+            self.measured_how = self.way_of_measuring()
             default = pass_rates.default_file(self.run_dir, self.measured_how)
             self.rates_file = Path(self.arguments.difficulty_file or default)
             pass_rates.read(self.rates_file, self.measured_how)  # one of another kind is refused before weights load
         warned = ask(setup, CHECKS)
         rewards = [load_reward(name) for name in self.arguments.rewards]
-        path = model_path(model.model_name_or_path)
+        # From here on a folder or a name on the Hub, as config.yaml keeps it.
+        model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
         on_main(lambda: check_weights(path))
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused says one line
@@ -186,7 +212,7 @@ class Run:
                 print(f"The run in {self.run_dir} is finished; name a new output_dir for another.", file=sys.stderr)
                 conclude(config, self.target, self.pushes)
             return False
-        self.trainer = trainer_of(config, model, setup.rows, setup.tokenizer, rewards, self.tools)
+        self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
         return True
 
@@ -200,16 +226,13 @@ class Run:
         trainer.remove_callback(RunFiles)
         history, self.progress, tell = History(run_dir), Progress(), trackers(trainer)
         findings = Diagnosis(history, self.resolved, tell=tell)
-        for callback in (history, self.progress, Shortened(), Beat(watchdog), findings):
+        for callback in (history, self.progress, Shortened(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
-            kind = config.device.type
-            print(batch_of(config).line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
-            longest = config.max_completion_length or 0  # None: to the end of the model's window
-            tokens = config.update_token_budget or config.per_device_train_batch_size * longest
-            for about in (tiles.about(trainer.tiled, tokens), self.setup.about_eval):
-                if about:
-                    print(about, flush=True)
+            batch, kind = batch_of(vars(config), config.world_size), config.device.type
+            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")), flush=True)
+            if line := self.setup.problems.about_eval:
+                print(line, flush=True)
             run_dir.mkdir(parents=True, exist_ok=True)
             (run_dir / checkpoints.FINISHED).unlink(missing_ok=True)  # first: the settings may be of a longer run
             state = trainer.accelerator.state
@@ -217,47 +240,67 @@ class Run:
             command = ["grpo_math.train", *self.settings.argv]
             launch = (state.distributed_type, state.num_processes)
             write_config(run_dir / "config.yaml", {**self.resolved, **stated}, command, *launch)
-            resume.write_problems(run_dir, self.setup.rows)
-            self.told = Trackers(config.report_to, run_dir, self.resolved)
-            trainer.add_callback(self.told)
+            resume.write_problems(run_dir, self.setup.problems.rows)
+            trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         if arguments.heldout_every:
-            rows = self.setup.held_out[: arguments.heldout_n]
+            rows = self.setup.problems.held_out[: arguments.heldout_n]
             trainer.add_callback(HeldOut(self.score, rows, arguments.heldout_every, history, tell))
         trainer.add_callback(StopOnSignal(stop))  # the last: what other callbacks do in a step is part of it
 
+    def way_of_measuring(self) -> dict[str, Any]:
+        """Return what a pass rate depends on, apart from the problem."""
+        arguments, config, model = self.arguments, self.config, self.settings.model
+        revision = "" if model.model_revision == "main" else f"@{model.model_revision}"
+        return {
+            "grader": GRADER,
+            "model": f"{model.model_name_or_path}{revision}",
+            "template": "\n".join(filter(None, (arguments.system_prompt, arguments.prompt_template))),
+            "temperature": config.temperature,
+            "max_tokens": config.max_completion_length or 512,
+            "samples": arguments.difficulty_samples,
+            **({"tools": self.tools.stated} if self.tools else {}),
+        }
+
     def select_problems(self) -> None:
-        """Leave out problems and order them by their pass rates, where the recipe asks for that."""
+        """Leave out problems and order them by their pass rates, if the recipe asks for that."""
         if not self.arguments.needs_pass_rates:
             return
-        trainer, config, rows, how = self.trainer, self.config, self.setup.rows, self.measured_how
-        model, tokenizer, file = (
+        trainer, config, band = self.trainer, self.config, self.arguments.difficulty_band
+        rows = self.setup.problems.rows
+        rates = pass_rates.measure(
             trainer.accelerator.unwrap_model(trainer.model),
             trainer.processing_class,
+            rows,
             self.rates_file,
+            self.measured_how,
+            seed=config.seed,
+            grade_timeout=config.grade_timeout,
+            tools=self.tools,
         )
-        timeout = config.grade_timeout
-        rates = pass_rates.measure(
-            model, tokenizer, rows, file, how, seed=config.seed, grade_timeout=timeout, tools=self.tools
-        )
-        trainer.train_dataset = to_dataset(by_difficulty(rows, rates, self.arguments, config, self.is_main))
+        if band is not None:
+            rows, line = difficulty.in_band(rows, rates, *band)
+            if self.is_main:
+                print(line, flush=True)
+            batch_of(vars(config), config.world_size).refuse_few(len(rows), "difficulty_band", band)
+        if self.arguments.curriculum == "easy_to_hard":
+            rows = difficulty.easy_to_hard(rows, rates)
+        trainer.train_dataset = to_dataset(rows)
 
     def score(self, problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
-        about = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
-        settings = {"max_new_tokens": self.config.max_completion_length or 512, "about": about}
-        settings |= {"grade_timeout": self.config.grade_timeout, "contamination": self.setup.overlap}
-        settings |= {"tools": self.tools or ()}
-        return over_ranks(self.trainer, problems, progress=progress, **settings)
+        data = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
+        sampling = Sampling(max_new_tokens=self.config.max_completion_length or 512)
+        output = Output(about=data, contamination=self.setup.problems.overlap, progress=progress)
+        timeout = self.config.grade_timeout
+        return over_ranks(self.trainer, problems, sampling, output, tools=self.tools, grade_timeout=timeout)
 
     def evaluate(self, name: str) -> None:
         """RUN/before.json or RUN/after.json, where ``eval_n`` asks for them."""
-        file, n = self.run_dir / f"{name}.json", self.setup.eval_n
+        file, n = self.run_dir / f"{name}.json", self.setup.problems.eval_n
         if not n:
             return
         if name == "before" and self.config.resume_from_checkpoint and file.exists():
-            if self.is_main:
-                renew(file)  # it is compared with what the grader of now says of the answers after training
             return
-        results = self.score(self.setup.held_out[:n], True)
+        results = self.score(self.setup.problems.held_out[:n], True)
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:
@@ -274,22 +317,28 @@ class Run:
             self.progress.on_train_end()  # the line of an error is then one of its own
         if stop.heeded:
             if self.is_main:
-                what = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
+                outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
                 steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
-                print(f"{what} after {steps}; {checkpoints.goes_on(self.run_dir)}.", file=sys.stderr)
+                print(f"{outcome} after {steps}; {checkpoints.goes_on(self.run_dir)}.", file=sys.stderr)
             trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
 
     def finish(self) -> None:
         """The weights, the evaluation after training, the report, the push."""
-        with checkpoints.written_aside(self.target, self.trainer.accelerator) as folder:
-            if self.is_main:
-                shutil.rmtree(self.target, ignore_errors=True)  # of a run that was made longer
-            self.trainer.save_model(str(folder))
+        with checkpoints.sealed(self.target, self.trainer.accelerator):
+            self.trainer.save_model(str(self.target))
         self.evaluate("after")
         if self.is_main:
             step = self.trainer.state.global_step
             write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})
-            conclude(self.config, self.target, self.pushes, self.told)
+            conclude(self.config, self.target, self.pushes)
+
+
+def _lay_out_memory(stated: dict[str, Any]) -> None:
+    """Let torch's allocator grow its segments, which leaves fewer holes, unless the user said otherwise. vLLM's sleep
+    mode does not work with that."""
+    beside = stated.get("use_vllm") and stated.get("vllm_mode", DEFAULTS["vllm_mode"]) == "colocate"
+    if not beside and "PYTORCH_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:

@@ -15,16 +15,17 @@ import signal
 import subprocess
 import sys
 
-from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, STOPPING
-from grpo_math.train import keeper
+from grpo_math.run import keeper
+from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, STOPPING, leave_lost_terminal
 
-LEFT_TO_THE_AGENT = "SIGHUP,SIGQUIT"
+LEFT_TO_THE_AGENT = "SIGQUIT"
 
 
 def main(argv: list[str]) -> int:
     module = argv[argv.index("-m") + 1] if "-m" in argv[:-1] else ""
 
     def pass_on(number: int, frame: object) -> None:
+        leave_lost_terminal()
         if not keeper.send(module, number):  # none is there yet
             raise SystemExit(INTERRUPTED if number == signal.SIGINT else AGAIN)
 

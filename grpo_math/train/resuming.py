@@ -3,19 +3,18 @@
 Does not load it: transformers does, and trainer/state.py.
 """
 
-import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError
 from grpo_math.run import checkpoints, files, metrics, resume
 from grpo_math.run.main_process import on_main
-from grpo_math.settings.conflicts import kinds_of_checkpoint
-from grpo_math.train.pickles import code_in
+from grpo_math.run.weights import kinds_of_checkpoint
+from grpo_math.settings.batch import alternatives, batch_of, divisors
 from grpo_math.trainer.config import MathGRPOConfig
-
-PICKLES, UNREAD = (".pt", ".pth", ".bin"), ("training_args.bin",)  # nothing reads the latter
 
 
 def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
@@ -34,9 +33,7 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     named, held_in = resume.source(run_dir, asked)
     held = resume.config_of(held_in)
     if held is not None:
-        lines = resume.changed_problems(held_in, setup.rows)
-        if (before := held.get("num_processes", config.world_size)) != config.world_size:
-            lines.append(f"num_processes: {before} -> {config.world_size}")
+        lines = resume.changed_problems(held_in, setup.problems.rows)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
         if of_checkpoints != (now := kinds_of_checkpoint(config)):  # each reads its own kind alone
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
@@ -44,12 +41,9 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
         if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
     if named:
-        if (named / checkpoints.SUMS).exists() and (reason := checkpoints.damage(named)):
+        ours = checkpoints.unfinished(named) or (named / checkpoints.SUMS).exists()
+        if ours and (reason := checkpoints.damage(named)):
             raise ConfigError("resume_from_checkpoint", asked, f"is damaged ({reason})", "give another checkpoint")
-        for file in sorted(path for path in named.rglob("*") if path.suffix in PICKLES and path.name not in UNREAD):
-            if why := code_in(file):
-                reason = f"holds {file.relative_to(named)}, which is more than tensors and plain types ({why})"
-                raise ConfigError("resume_from_checkpoint", asked, reason, "give another checkpoint")
         checkpoint: Path | None = named
     else:
         checkpoint, damaged = checkpoints.newest_whole(run_dir)
@@ -58,9 +52,39 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
         if checkpoint is None and asked:
             raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
     step = checkpoints.step_of(checkpoint) if checkpoint else 0
+    if held is not None and step:
+        _refuse_processes(held, config, step)
     checkpoints.set_aside_after(run_dir, step)
     files.keep_lines(run_dir / "ungradable.jsonl", lambda line: line[metrics.STEP] < step)
-    shutil.rmtree(run_dir / checkpoints.WRITING, ignore_errors=True)
     if checkpoint:
         print(f"Going on from {checkpoint}.", file=sys.stderr)
     return str(checkpoint) if checkpoint else None, False
+
+
+def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int) -> None:
+    """Raise `ConfigError` unless as many processes as now can go on from a checkpoint that ``held``'s processes wrote.
+
+    With DDP every process has all weights and the whole optimizer, so that another number of processes can load them.
+    A step has to have the same completions. Within a rollout no other number will do, because each process has a part
+    of the rollout in memory.
+    """
+    before, now = held.get("num_processes", config.world_size), config.world_size
+    if before == now:
+        return
+    batch, own = batch_of(held, before), batch_of(vars(config), now)
+    possible = [before]
+    if held.get("distributed_type") in ("DEEPSPEED", "FSDP"):
+        reason = "its optimizer is divided among the processes"
+    elif step * batch.total % (batch.rollout * held["num_iterations"]):
+        reason = "it lies within a rollout, of which each process has a part"
+    elif not held.get("stated", {}).get("prompts_per_step"):
+        reason = "the recipe does not state prompts_per_step, and another number of processes would change it"
+    else:
+        reason = (
+            f"a step of {batch.total} completions is to be shared evenly, and {batch.rollout} are generated at a time"
+        )
+        possible = divisors(batch.total)
+    if now not in possible or (own.total, own.rollout) != (batch.total, batch.rollout):
+        problem = f"cannot resume checkpoint-{step}, which {before} wrote ({reason})"
+        raise ConfigError("num_processes", now, problem, f"start {alternatives(possible)} processes")
+    print(f"{now} in place of {before} processes: sampling draws other random numbers from here on.", file=sys.stderr)

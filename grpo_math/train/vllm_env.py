@@ -26,8 +26,8 @@ LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
 def make(folder: str | Path) -> Path:
     """The path of the environment's ``vllm``; one that was made before by this version is used as it is."""
     folder = Path(folder).absolute()
-    ready, wanted = folder / "ready", sha256(Path(__file__).read_bytes()).hexdigest()
-    if not ready.exists() or ready.read_text().strip() != wanted:
+    ready, version = folder / "ready", sha256(Path(__file__).read_bytes()).hexdigest()
+    if not ready.exists() or ready.read_text().strip() != version:
         print(f"Making the environment {folder} for the vLLM server (once; a few minutes) ...", file=sys.stderr)
         ready.unlink(missing_ok=True)
         if not (folder / "bin/python").exists():
@@ -36,7 +36,7 @@ def make(folder: str | Path) -> Path:
             _pip(folder, "install", GPU)
         else:
             _install_for_cpu(folder)
-        ready.write_text(wanted + "\n")
+        ready.write_text(version + "\n")
     return folder / "bin/vllm"
 
 
@@ -56,8 +56,8 @@ def needs(wheel: Path) -> list[str]:
     """What a wheel needs, without extras and without `LEFT_OUT`; a plain version of torch also takes its CPU build."""
     with zipfile.ZipFile(wheel) as files:
         (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
-        every = message_from_bytes(files.read(metadata)).get_all("Requires-Dist") or []
-    return [need.replace("+cpu;", ";") for need in every if not LEFT_OUT.match(need) and "extra ==" not in need]
+        requirements = message_from_bytes(files.read(metadata)).get_all("Requires-Dist") or []
+    return [need.replace("+cpu;", ";") for need in requirements if not LEFT_OUT.match(need) and "extra ==" not in need]
 
 
 def _stand_in(folder: Path) -> None:

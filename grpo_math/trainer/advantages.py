@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import one_of
-from grpo_math.run.own import is_own, tensor_from, tried
+from grpo_math.run.user_functions import is_user_function, tensor_from, tried
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -73,6 +73,12 @@ BASELINES: dict[str, Choice] = {"group_mean": group_mean, "leave_one_out": leave
 SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "none": torch.ones_like}
 
 
+def trls(scale: str) -> str:
+    """Return a scale that TRL knows: its advantages are replaced, but it would refuse a scale of ours in a rollout."""
+    one_of("scale_rewards", scale, tuple(SCALES))
+    return scale if scale in ("group", "batch") else "none"
+
+
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
     """Rewards (B, F) of F functions and their weights (F,) -> their sum (B,): NaN where no function gave a number.
 
@@ -108,14 +114,17 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     tensor([[1.0000, 1.0000],
             [1.4142, 0.0000]])
     """
+    # In float32 the mean of equal rewards can differ from them in the last bit.
     exact = rewards.to("cpu", torch.float64)  # not every accelerator has float64, and these are few numbers
-    if is_own(baseline):
-        own = tensor_from("baseline", baseline, exact, exact.clone())
-        return own.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
+    if is_user_function(baseline):
+        values = tensor_from("baseline", baseline, exact, exact.clone())
+        return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
     one_of("baseline", baseline, tuple(BASELINES))
     one_of("scale_rewards", scale, tuple(SCALES))
-    found = exact - BASELINES[baseline](exact)
+    values = exact - BASELINES[baseline](exact)
+    # TRL divides by deviation + eps in any case. A deviation of zero divides nothing here: with an eps of 1e-6 it would
+    # multiply rounding errors by a million.
     if scale != "none":
         deviation = SCALES[scale](exact)
-        found = torch.where(deviation > 0, found / (deviation + eps), found)
-    return found.nan_to_num(nan=0.0).to(rewards)
+        values = torch.where(deviation > 0, values / (deviation + eps), values)
+    return values.nan_to_num(nan=0.0).to(rewards)

@@ -14,6 +14,7 @@ Does not sample: generation/sync.py does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 from typing import Any, cast
 
@@ -57,26 +58,29 @@ class Ahead:
 
     def send(self, drawn: bool = False) -> None:
         """Ask for the next batch, where there is one; where groups are drawn again, once they are ``drawn``."""
+        # Resampling asks the same servers. Their answers come first, because training waits for them.
         waits = self.trainer._resampler is not None and not drawn
         if self.trainer.accelerator.is_main_process and not waits and (prompts := self._next()):
             self.generation.ask(prompts, self.trainer.num_generations)
 
     def _next(self) -> list[list[int]]:
-        """The prompts of the batch after this one, each once; none where training ends before."""
+        """The prompts of the next batch, each once; none if training ends with this batch."""
         trainer, args = self.trainer, self.trainer.args
         sampler: RepeatSampler = trainer._sampler
-        every, accumulation = args.steps_per_generation * trainer.num_iterations, args.gradient_accumulation_steps
+        steps_per_batch = args.steps_per_generation * trainer.num_iterations  # training steps, as all counts here
         batches = sampler.num_samples // sampler.batch_size  # of an epoch
-        place, epoch = trainer._step // every % batches, int(trainer.state.epoch or 0)
-        # The optimizer step of the epoch in which either batch begins; one that an epoch ends in is cut short.
-        now, then = place * every // accumulation, (place + 1) * every // accumulation
-        if place + 1 == batches:
-            then = -(-batches * every // accumulation)
-        if trainer.state.global_step + then - now >= trainer.state.max_steps:
+        batch, epoch = trainer._step // steps_per_batch % batches, int(trainer.state.epoch or 0)
+        is_last = batch + 1 == batches
+        # The optimizer steps of this epoch that are done when this batch begins, and when it ends. transformers takes
+        # an optimizer step at the end of an epoch even if fewer training steps are left than it accumulates.
+        before = batch * steps_per_batch // args.gradient_accumulation_steps
+        after = (batch + 1) * steps_per_batch / args.gradient_accumulation_steps
+        after = math.ceil(after) if is_last else math.floor(after)
+        if trainer.state.global_step + after - before >= trainer.state.max_steps:
             return []
-        epoch, place = (epoch + 1, 0) if place + 1 == batches else (epoch, place + 1)
-        chosen = order(sampler, epoch)[place * sampler.batch_size : (place + 1) * sampler.batch_size]
-        return trainer._tokenize_prompts([trainer.train_dataset[index]["prompt"] for index in chosen])[0]
+        epoch, batch = (epoch + 1, 0) if is_last else (epoch, batch + 1)
+        rows = order(sampler, epoch)[batch * sampler.batch_size : (batch + 1) * sampler.batch_size]
+        return trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0]
 
 
 def order(sampler: RepeatSampler, epoch: int) -> list[int]:
@@ -89,6 +93,7 @@ def order(sampler: RepeatSampler, epoch: int) -> list[int]:
     if not sampler.shuffle:
         return list(range(sampler.num_samples))
     generator = torch.Generator().manual_seed(cast(int, sampler.seed))
+    # RepeatSampler draws one permutation an epoch from a generator that it keeps.
     for _ in range(epoch):
         torch.randperm(sampler.num_samples, generator=generator)
     return torch.randperm(sampler.num_samples, generator=generator).tolist()

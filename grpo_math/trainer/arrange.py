@@ -2,7 +2,7 @@
 
 A packed row computes each prompt once, so the completions of a prompt belong into one micro-batch; a micro-batch should
 be as full as memory allows; and no rank should wait for another. The rows of one optimizer step can be put together
-freely, since their gradients are added up: `losses.weight_of_part` keeps each at the weight that it had.
+freely, since their gradients are added up: `losses.weight_of_micro_batch` keeps each at the weight that it had.
 
 Does not move a row to another optimizer step, and does not cut a completion.
 """
@@ -25,7 +25,7 @@ def arrange(
     The three sequences have an entry for each row. Rows without a completion token are left out. Tokens of a
     micro-batch are those that `packing.pack` makes of it: (prompt - 1) once a prompt, and every completion token. A
     group over the budget is cut between completions, long ones with long ones; a single completion over the budget
-    stays whole. Ranks get near-equal tokens, largest part first to the least loaded rank; one may get nothing.
+    stays whole. Ranks get near-equal tokens, largest piece first to the least loaded rank; one may get nothing.
 
     >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 0], budget=20)
     [[[0, 1, 2]]]
@@ -40,20 +40,23 @@ def arrange(
             groups.setdefault(prompt, []).append(row)
 
     def tokens(rows: Sequence[int]) -> int:
-        own = ([column[row] for row in rows] for column in (prompt_tokens, completion_tokens))
-        return packed_tokens([prompts[row] for row in rows], *own)
+        lengths = ([column[row] for row in rows] for column in (prompt_tokens, completion_tokens))
+        return packed_tokens([prompts[row] for row in rows], *lengths)
 
+    # A piece is never larger than a rank's fair share, so that one long group cannot keep a rank busy while the others
+    # wait.
     total = sum(tokens(rows) for rows in groups.values())
     limit = min(budget, -(-total // ranks))
-    parts = [part for rows in groups.values() for part in _cut(rows, prompt_tokens, completion_tokens, limit)]
-    parts.sort(key=lambda rows: (-tokens(rows), rows))
-    of_rank: list[list[list[int]]] = [[] for _ in range(ranks)]
+    pieces = [piece for rows in groups.values() for piece in _split(rows, prompt_tokens, completion_tokens, limit)]
+    # Longest processing time first: a greedy rule whose fullest rank has at most 4/3 of the best possible load.
+    pieces.sort(key=lambda rows: (-tokens(rows), rows))
+    of_ranks: list[list[list[int]]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for part in parts:
+    for piece in pieces:
         rank = load.index(min(load))
-        of_rank[rank].append(part)
-        load[rank] += tokens(part)
-    return [_fill(own, [tokens(part) for part in own], budget) for own in of_rank]
+        of_ranks[rank].append(piece)
+        load[rank] += tokens(piece)
+    return [_fill(of_rank, [tokens(piece) for piece in of_rank], budget) for of_rank in of_ranks]
 
 
 def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], completion_tokens: Sequence[int]) -> int:
@@ -62,33 +65,35 @@ def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], com
     >>> packed_tokens("aab", [5, 5, 3], [2, 4, 6])
     18
     """
-    own = {prompt: n - 1 for prompt, n, tokens in zip(prompts, prompt_tokens, completion_tokens, strict=True) if tokens}
-    return sum(own.values()) + sum(completion_tokens)
+    rows = zip(prompts, prompt_tokens, completion_tokens, strict=True)
+    shared = {prompt: n - 1 for prompt, n, tokens in rows if tokens}
+    return sum(shared.values()) + sum(completion_tokens)
 
 
-def _cut(rows: list[int], prompt_tokens: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """A group -> parts of at most ``limit`` tokens, in order of length."""
-    parts: list[list[int]] = []
+def _split(rows: list[int], prompt_tokens: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """A group -> pieces of at most ``limit`` tokens, in order of length."""
+    pieces: list[list[int]] = []
     room = 0
+    # By length: a row of similar lengths leaves less room unused when the next completion does not fit.
     for row in sorted(rows, key=lambda row: -lengths[row]):
-        if not parts or lengths[row] > room:
-            parts.append([])
+        if not pieces or lengths[row] > room:
+            pieces.append([])
             room = limit - (prompt_tokens[row] - 1)
-        parts[-1].append(row)
+        pieces[-1].append(row)
         room -= lengths[row]
-    return [sorted(part) for part in parts]
+    return [sorted(piece) for piece in pieces]
 
 
-def _fill(parts: list[list[int]], tokens: list[int], budget: int) -> list[list[int]]:
-    """Parts, largest first, into the first micro-batch that has room for them."""
+def _fill(pieces: list[list[int]], tokens: list[int], budget: int) -> list[list[int]]:
+    """Put pieces, largest first, into the first micro-batch that has room for them."""
     micro_batches: list[list[int]] = []
     room: list[int] = []
-    for part, size in zip(parts, tokens, strict=True):
+    for piece, size in zip(pieces, tokens, strict=True):
         slot = next((i for i, free in enumerate(room) if size <= free), len(room))
         if slot == len(room):
             micro_batches.append([])
             room.append(budget)
-        micro_batches[slot] += part
+        micro_batches[slot] += piece
         room[slot] -= size
     return micro_batches
 
@@ -102,22 +107,23 @@ def over_steps(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
     [['a'], ['b', 'c']]
     """
     n = len(micro_batches)
+    # The last training step synchronises the gradients, so it is the early ones that stay empty.
     bounds = [max(0, n - steps + i) if n < steps else n * i // steps for i in range(steps + 1)]
     return [list(micro_batches[bounds[i] : bounds[i + 1]]) for i in range(steps)]
 
 
-def fill(budget: int, prompt: int, completion: int, group: int, there: int) -> tuple[int, int]:
-    """The most that packing can put into ``budget`` tokens of a step of ``there`` rows: so many completions of full
+def fill(budget: int, prompt: int, completion: int, group: int, rows: int) -> tuple[int, int]:
+    """The most that packing can put into ``budget`` tokens of a step of ``rows`` rows: so many completions of full
     length, group by group, and the tokens of a shorter one in what is left. A completion over the budget stays whole.
 
-    >>> fill(100, 10, 20, 2, there=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
+    >>> fill(100, 10, 20, 2, rows=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
     (4, 0)
-    >>> fill(84, 10, 20, 2, there=8), fill(5, 10, 20, 2, there=8), fill(100, 10, 20, 2, there=3)
+    >>> fill(84, 10, 20, 2, rows=8), fill(5, 10, 20, 2, rows=8), fill(100, 10, 20, 2, rows=3)
     ((3, 6), (1, 0), (3, 0))
     """
-    whole, rest = divmod(budget, prompt - 1 + group * completion)
-    more, last = divmod(max(0, rest - (prompt - 1)), completion)
-    rows = whole * group + more
-    if rows == 0:
+    groups, room = divmod(budget, prompt - 1 + group * completion)
+    more, last = divmod(max(0, room - (prompt - 1)), completion)
+    full = groups * group + more
+    if full == 0:
         return 1, 0
-    return (there, 0) if rows >= there else (rows, last)
+    return (rows, 0) if full >= rows else (full, last)

@@ -1,7 +1,7 @@
 """The attention of packed rows: each group's prompt sees itself, each segment sees its prompt and itself.
 
-On a GPU no mask is built, and the number of calls does not depend on the number of groups: one of a varlen kernel does
-a layer (`varlen.py`), or two that copy no key, where that saves more than it costs (`cascade.py`).
+On a GPU no mask is built, and the number of calls does not depend on the number of groups: one call of a varlen kernel
+computes a layer (`varlen.py`).
 
 The function is registered with transformers as ``packed_sdpa``, as ``packed_eager`` for models that know no sdpa, and
 under the name of a flash attention that was asked for; rows that are not packed go on to what the model had before, so
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
-from grpo_math.trainer import cascade, varlen
+from grpo_math.trainer import varlen
 from grpo_math.trainer.packing import GroupLayout, Unpackable
 from grpo_math.trainer.varlen import Scores
 
@@ -66,6 +66,7 @@ def packed_attention(
     if attention_mask is not None and attention_mask.numel() > 1:  # not the one that `PackedScorer` hands in
         raise Unpackable("a mask of its own")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
+    # A window that no row reaches is none: without it more kernels can serve.
     longest = max(group.prompt + max(group.lengths) for group in packed_groups)
     window = sliding_window if sliding_window and sliding_window < longest else None
     scores = Scores(scaling, dropout, window, softcap, sinks)
@@ -73,20 +74,15 @@ def packed_attention(
     # of bfloat16 attention takes 4 times as long as float32's.
     kind = query.device.type
     wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-    dtype = wanted if kind != "cpu" else torch.promote_types(wanted, torch.float32)
+    dtype = torch.promote_types(wanted, torch.float32) if on_cpu(query) else wanted
     q, k, v = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
-    return _attend(q, k, v, packed_groups, scores)[None].to(wanted), None
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], scores: Scores) -> Tensor:
-    """Tokens first, (L, H, D)."""
-    sizes = (q.size(1), k.size(1), q.size(2) * q.element_size())
-    if scores.plain and cascade.takes(q, k, v) and cascade.pays(groups, q.device.type, *sizes):
-        ways.add("a cascade over prompts and segments")
-        return cascade.attend(q, k, v, groups, scores.scale)
     run = varlen.kernel(q, k, v, scores)
     ways.add(varlen.WAYS[run])
-    return varlen.attend(q, k, v, groups, scores, run)
+    return varlen.attend(q, k, v, packed_groups, scores, run)[None].to(wanted), None
+
+
+def on_cpu(states: Tensor) -> bool:
+    return states.device.type == "cpu"
 
 
 def _plain(module: torch.nn.Module) -> Any:
@@ -105,6 +101,8 @@ def _refuse_ignored(
     module: torch.nn.Module, sliding_window: int | None, softcap: float | None, kwargs: dict[str, Any]
 ) -> None:
     """Raise `Unpackable` for what would change the result: a bias, a sink, or a window or cap not handed on."""
+    # transformers hands on what a layer wants of its attention as keywords, and an attention ignores those that it does
+    # not know. Ignored ones would change log-probs without an error.
     causal = kwargs.pop("is_causal", None)
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise Unpackable("attention that is not causal")
@@ -152,6 +150,7 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     asked = getattr(config, "_attn_implementation", None)
     if "flash" not in str(asked) and asked not in ("sdpa", NAME, EAGER) and (asked != "eager" or knows_sdpa):
         return f"attention implementation {asked!r} (packing has sdpa and flash attention)"
+    # Models with eyes nest the config of their language model.
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
         return f"layers of type {other[0]!r}"
@@ -164,6 +163,7 @@ def register(asked: str) -> str:
     Flash attention keeps its name: masks, generation and the kernel itself go by it. Registering twice does no harm.
     """
     if "flash" in asked:
+        # Only the first time: afterwards the name stands for our own function.
         before.setdefault(asked, AttentionInterface()[asked])
         AttentionInterface.register(asked, packed_attention)
         return asked

@@ -1,6 +1,6 @@
 """The trainer of a recipe: model, tokenizer, adapter and rows put together.
 
-Does not check settings (settings/conflicts.py does), nor choose the problems (train/selection.py does).
+Does not check settings (settings/conflicts.py does), nor choose the problems (train/program.py does).
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from grpo_math.generation.models import fast_dtype, model_path, weights_of
 from grpo_math.problems.datasets import to_dataset
 from grpo_math.rewards.columns import Reward
 from grpo_math.run.redact import without_secrets
+from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -31,11 +32,13 @@ def trainer_of(
     """The trainer of a recipe, with its weights loaded. ``tools``: an evaluation's `Toolbox`, which holds the same."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
-        model_args.dtype = fast_dtype(config.use_cpu)
-    own: Any = config.model_init_kwargs or {}
-    given = {"revision": model_args.model_revision, "dtype": model_args.dtype}
-    config.model_init_kwargs = {**given, "attn_implementation": model_args.attn_implementation, **own}
-    with weights_of(path, own):
+        # In bfloat16 weights without a float32 copy, AdamW's steps at a learning rate of 1e-6 are rounded away.
+        precise = model_args.use_peft or kinds_of_checkpoint(config)
+        model_args.dtype = fast_dtype(config.use_cpu) if precise else "float32"
+    options: Any = config.model_init_kwargs or {}
+    defaults = {"revision": model_args.model_revision, "dtype": model_args.dtype}
+    config.model_init_kwargs = {**defaults, "attn_implementation": model_args.attn_implementation, **options}
+    with weights_of(path, options):
         trainer = _Trainer(
             model=path,
             reward_funcs=rewards,
@@ -47,5 +50,6 @@ def trainer_of(
             tools=list(tools.own) if tools else None,
             environment_factory=tools.session if tools else None,
         )
+    # transformers reports the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)  # transformers tells trackers its arguments
     return trainer

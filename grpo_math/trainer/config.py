@@ -15,11 +15,11 @@ Does not repeat a field of TRL.
 from dataclasses import dataclass, fields
 from typing import Any
 
-from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from grpo_math.errors import ConfigError
-from grpo_math.run.setting import setting
+from grpo_math.generation.models import gpu_has_bfloat16
+from grpo_math.run.recipe_field import setting
 from grpo_math.trainer.refusals import refuse, refuse_refresh_within_a_rollout
 
 
@@ -93,7 +93,7 @@ class MathGRPOConfig(GRPOConfig):
         "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is refused "
         "unless this is true.",
     )
-    grade_timeout: float = setting(5.0, "Seconds for grading one answer. After that its verdict is timeout, not wrong.")
+    grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.")
     vllm_sync: str = setting(
         "adapter",
         "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, with "
@@ -107,7 +107,9 @@ class MathGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         if self.bf16 is None:  # TRL's default asks for it on a CPU too, where transformers then refuses to start
-            self.bf16 = not self.fp16 and is_torch_bf16_gpu_available()
+            self.bf16 = not self.fp16 and gpu_has_bfloat16()
+        # Before TRL: transformers' checks start the device, and TRL leaves some of these until a rollout has been
+        # sampled.
         refuse(self)
         super().__post_init__()
         if self.activation_offloading and self.device.type == "cpu":

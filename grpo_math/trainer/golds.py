@@ -8,14 +8,19 @@ Does not grade, and looks at the columns alone where the rows come as a stream.
 import inspect
 from typing import Any
 
-from grpo_math.errors import ConfigError, RewardError
+from grpo_math.errors import ConfigError
+from grpo_math.problems.columns import ARGUMENTS, refuse_made
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, gold_of
 from grpo_math.rewards.guard import name_of
 
+WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")  # of `REWARDS`
+
 
 def look_for_golds(rewards: Any, data: Any) -> str | None:
     """One line about rows without a gold, or None; `ConfigError` for a reward that needs golds where there are none.
+
+    A column that a reward gets from training is refused too: it would replace the user's.
 
     ``rewards``: what `GRPOTrainer` takes as ``reward_funcs``; ``data`` its ``train_dataset``, of which a stream is
     judged by its columns.
@@ -28,16 +33,17 @@ def look_for_golds(rewards: Any, data: Any) -> str | None:
     if data is None:  # rows of a rollout_func, or of an environment
         return None
     columns, without, rows = _counted(data)
+    refuse_made(_columns(data), "train_dataset", ARGUMENTS if columns else set(ARGUMENTS) - {"grade"})
     if columns and (not rows or without < rows):
-        some = f"{without} of {rows} rows of train_dataset have no gold ({GOLDS}): their completions cannot be graded"
-        return f"{some}, and their verdict is bad_gold." if without else None
+        lacking = f"{without} of {rows} rows of train_dataset have no gold answer ({GOLDS})"
+        return f"{lacking}: their completions get the verdict bad_gold." if without else None
     named = ", ".join(_columns(data)) or "none"
     lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {named}"
     for reward in rewards if isinstance(rewards, list) else [rewards]:
         if needs_golds(reward):
-            said = f"needs gold answers, and train_dataset has {lacks}"
+            reason = f"needs gold answers, and train_dataset has {lacks}"
             name = reward if isinstance(reward, str) else name_of(reward)
-            raise ConfigError("reward_funcs", name, said, f"give each row its gold in a column {GOLDS}")
+            raise ConfigError("reward_funcs", name, reason, f"give each row its gold in a column {GOLDS}")
     return f"train_dataset has no gold ({GOLDS}): completions are not graded, and no accuracy is logged."
 
 
@@ -49,15 +55,9 @@ def needs_golds(reward: Any) -> bool:
     >>> [name for name, reward in REWARDS.items() if not needs_golds(reward)]
     ['format_strict', 'format_soft', 'xml_count', 'overlong', 'repetition']
     """
-    reward = REWARDS.get(reward, reward) if isinstance(reward, str) else reward
-    if reward is REWARDS["llm_judge"]:  # not called: it asks a model
-        return True
-    if any(reward is own for own in REWARDS.values()):
-        try:
-            reward([""], [""])
-        except RewardError:
-            return True
-        return False
+    for name, function in REWARDS.items():
+        if reward in (name, function):
+            return name not in WITHOUT_GOLD
     try:
         grade = inspect.signature(reward).parameters.get("grade")
     except (TypeError, ValueError):  # a model, or a name that is TRL's to read
@@ -73,9 +73,10 @@ def _columns(data: Any) -> list[str]:
 
 def _counted(data: Any) -> tuple[list[str], int, int]:
     """The columns that may hold a gold, the rows without one, and all rows; of a stream no row is counted."""
-    there = [name for name in GOLD_COLUMNS if name in _columns(data)]
-    if not there or not hasattr(data, "column_names") or not hasattr(data, "__len__"):
-        return there, 0, 0
+    columns = [name for name in GOLD_COLUMNS if name in _columns(data)]
+    # A stream cannot be counted without reading it to its end.
+    if not columns or not hasattr(data, "column_names") or not hasattr(data, "__len__"):
+        return columns, 0, 0
     plain = data.with_format(None)  # numbers, not tensors
-    values = zip(*(plain[name] for name in there), strict=True)
-    return there, sum(gold_of(dict(zip(there, row, strict=True))) is None for row in values), len(data)
+    values = zip(*(plain[name] for name in columns), strict=True)
+    return columns, sum(gold_of(dict(zip(columns, row, strict=True))) is None for row in values), len(data)

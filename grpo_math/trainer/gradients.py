@@ -35,24 +35,26 @@ class Places:
         self.parameters = list(parameters)
         self.free: dict[int, Tensor] = {}  # places that no gradient has yet, by the parameter's number
         for number, parameter in enumerate(self.parameters):
+            # Autograd has no way to say where a gradient is made, only a hook after it is there.
             parameter.register_post_accumulate_grad_hook(partial(self._move, number))
 
     def make(self) -> None:
         """Before the forward pass of a training step; of an optimizer step's second there are gradients."""
         if not torch.is_grad_enabled() or any(parameter.grad is not None for parameter in self.parameters):
             return
+        # One tensor for each dtype: an allocation per parameter would fall into the holes that it is to avoid.
         of_kind = defaultdict[tuple[torch.device, torch.dtype], list[int]](list)
         for number, parameter in enumerate(self.parameters):
             of_kind[parameter.device, parameter.dtype].append(number)
         for (device, dtype), numbers in of_kind.items():
             sizes = [self.parameters[number].numel() for number in numbers]
             whole = torch.empty(sum(sizes), device=device, dtype=dtype)
-            for number, own in zip(numbers, whole.split(sizes), strict=True):
-                self.free[number] = own.view_as(self.parameters[number])
+            for number, slot in zip(numbers, whole.split(sizes), strict=True):
+                self.free[number] = slot.view_as(self.parameters[number])
 
     def _move(self, number: int, parameter: Tensor) -> None:
-        if parameter.grad is not None and (own := self.free.pop(number, None)) is not None:
-            parameter.grad = own.copy_(parameter.grad)
+        if parameter.grad is not None and (slot := self.free.pop(number, None)) is not None:
+            parameter.grad = slot.copy_(parameter.grad)
 
 
 def places_of(model: Any, *, alone: bool) -> Places:

@@ -6,8 +6,6 @@ the start, computed forward and backward and thrown away, say it at once.
 Does not count memory: planner/ does.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
     """
     number = torch.arange(len(lengths), device=device)
     prompts = torch.tensor(prompt, device=device).repeat(len(lengths), 1)
+    # Prompts that differ: rows with the same prompt would be packed as one group.
     prompts[:, 0] = number // group
     tokens = torch.tensor(lengths, device=device)
     mask = (torch.arange(lengths[0], device=device) < tokens[:, None]).long()
@@ -47,14 +46,17 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
     }
 
 
-def is_tried(asked: bool | None, accelerator: Any) -> bool:
-    """Whether it is: on a GPU, or where it was asked for."""
-    if split_by(accelerator):
-        if asked:
-            reason = "needs the whole model on each process, and FSDP and ZeRO-3 split it"
-            raise ConfigError("longest_first", True, reason, "leave it out")
+def is_tried(args: Any, accelerator: Any) -> bool:
+    """Return True on a GPU, or if the recipe asks for it."""
+    # Asking autograd for gradients, without adding them up, is what reentrant checkpointing refuses.
+    reason = "FSDP and ZeRO-3 split the model among processes" if split_by(accelerator) else None
+    if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        reason = "use_reentrant does not give single gradients"
+    if reason and args.longest_first:
+        raise ConfigError("longest_first", True, f"does not work here: {reason}", "leave it out")
+    if reason:
         return False
-    return accelerator.device.type == "cuda" if asked is None else asked
+    return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
 def try_longest(trainer: Any, model: Any) -> None:
@@ -62,10 +64,11 @@ def try_longest(trainer: Any, model: Any) -> None:
 
     On the bare model, with gradients that are asked for and not accumulated: neither DDP nor DeepSpeed hears of it.
     """
-    args, cuts, prompt = trainer.settings, trainer.budget.cuts, longest_prompt(trainer)
+    args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer)
     length, limit, rows = trainer.max_completion_length, args.max_seq_length_train, args.per_device_train_batch_size
-    in_step = rows * args.gradient_accumulation_steps if cuts and trainer.loss_type != "bnpo" else rows
-    group = trainer.num_generations if cuts else 1  # TRL shuffles: each row may have another prompt
+    # bnpo keeps TRL's micro-batch together, and so does an update that cannot be split.
+    in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
+    group = trainer.num_generations if splits else 1  # TRL shuffles: each row may have another prompt
     if limit:  # a short prompt leaves its completion more room, and the budget follows the longest of both
         length = max(1, min(length, limit - 1))
     budget = trainer.budget.tokens or rows * (len(prompt) + length)
@@ -76,11 +79,12 @@ def try_longest(trainer: Any, model: Any) -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while True:
         reason: str | None = None
-        full, last = fill(budget, len(prompt), length, group, in_step) if cuts else (in_step, 0)
+        full, last = fill(budget, len(prompt), length, group, in_step) if splits else (in_step, 0)
         lengths = [length] * full + [last] * bool(last)
         try:
+            # A dropout must not draw from the generators of the run: the run has to end the same without the trial.
             random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-            with random, trainer.meter.only_seconds(), _not_reentrant(model, args):
+            with random, trainer.meter.only_seconds():
                 with trainer.compute_loss_context_manager():
                     made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
                     loss = trainer._loss_of(model, made_up)
@@ -88,7 +92,7 @@ def try_longest(trainer: Any, model: Any) -> None:
         except torch.OutOfMemoryError as error:
             reason = str(error)  # halved outside of the handler, whose traceback holds the activations
         loss = None  # whose graph holds them, too
-        if trainer.budget.cuts != cuts:  # since the first packed pass has shown that this model cannot be packed
+        if trainer.budget.splits != splits:  # since the first packed pass has shown that this model cannot be packed
             try_longest(trainer, model)
             return
         if reason is None:
@@ -97,41 +101,15 @@ def try_longest(trainer: Any, model: Any) -> None:
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
-@contextmanager
-def _not_reentrant(model: Any, args: Any) -> Iterator[None]:
-    """Checkpointing of the other kind, which keeps as much: gradients that are asked for cannot be had of this one."""
-    asked = args.gradient_checkpointing_kwargs or {}
-    if not (args.gradient_checkpointing and asked.get("use_reentrant")):
-        yield
-        return
-    model.gradient_checkpointing_enable({**asked, "use_reentrant": False})
-    try:
-        yield
-    finally:
-        model.gradient_checkpointing_enable(asked)
-
-
 def longest_prompt(trainer: Any) -> list[int]:
-    """The token ids of the prompt with the most characters, of the first 100,000.
+    """The token ids of the prompt with the most characters, of the first 100,000, with the tools of its environment.
 
-    With environments, of each the longest with its tools, and of these the one with the most tokens. What they say at
-    the start of a rollout is not known here, nor is a prompt that they give alone.
+    What an environment adds at the start of a rollout is not known here.
     """
-    rows = trainer.train_dataset
-    columns = (
-        rows[:100_000] if hasattr(rows, "__len__") else {name: [value] for name, value in next(iter(rows)).items()}
-    )
-    if trainer.environment_factories is None:
-        prompts, names = columns["prompt"], [None] * len(columns["prompt"])
-    else:
-        n = len(next(iter(columns.values())))
-        prompts = columns.get("prompt", [[{"role": "user", "content": ""}]] * n)
-        names = columns["environment"] if trainer._multi_environment else [None] * n
-    longest: dict[str | None, Any] = {}
-    for name, prompt in zip(names, prompts, strict=True):  # text or messages
-        longest[name] = max(longest.get(name, ""), prompt, key=lambda prompt: len(str(prompt)))
-    tokenized = []
-    for name, prompt in longest.items():
-        trainer._batch_environments = [name]
-        tokenized.append(trainer._tokenize_prompts([prompt])[0][0])
-    return max(tokenized, key=len)
+    data = trainer.train_dataset
+    first = next(iter(data))
+    columns = data[:100_000] if hasattr(data, "__len__") else {name: [value] for name, value in first.items()}
+    prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])  # without, an environment gives them
+    row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
+    trainer._batch_environments = [columns["environment"][row] if trainer._multi_environment else None]
+    return trainer._tokenize_prompts([prompts[row]])[0][0]

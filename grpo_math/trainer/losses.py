@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import ConfigError
-from grpo_math.run.own import tensor_from, tried
+from grpo_math.run.user_functions import tensor_from, tried
 
 SURROGATES = ("clip", "reinforce")
 KL_ESTIMATORS = ("k3", "k1", "k2")
@@ -84,6 +84,7 @@ def try_surrogate(name: str) -> None:
     both = tried("surrogate", name, logps, logps, old, each, mask)
     if not both.requires_grad:
         raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
+    # Rows are regrouped into other micro-batches, so each row's loss may depend on that row alone.
     rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
     if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
         reason = "gives a completion a different loss in a batch than alone"
@@ -101,6 +102,7 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str)
     >>> importance_ratio(logps, torch.zeros(1, 3), mask, "sequence")  # the root of 1 * 3
     tensor([[1.7321]])
     """
+    # In logarithms: a ratio of a sequence as a product of its tokens' ratios would overflow.
     log_ratio = logps - old_logps
     if level == "sequence":
         log_ratio = (log_ratio * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
@@ -164,17 +166,19 @@ def aggregate(
     return total / accumulation
 
 
-def weight_of_part(loss_type: str, scored: torch.Tensor, rows: int, tokens: torch.Tensor) -> float | torch.Tensor:
-    """The factor of a part's loss with which the parts add up to the loss of the micro-batches they came from.
+def weight_of_micro_batch(
+    loss_type: str, scored: torch.Tensor, rows: int, tokens: torch.Tensor
+) -> float | torch.Tensor:
+    """The factor of a micro-batch's loss with which the losses add up to the loss of TRL's micro-batches.
 
-    ``scored`` (n, T) marks the part's tokens that count; ``rows`` is the number of rows of TRL's micro-batch,
-    ``tokens`` the number of its tokens that count. ``loss_type`` divides by rows (grpo, sapo, dr_grpo, luspo), by the
-    micro-batch's tokens (bnpo), or by a count over the whole batch, which a part leaves as it is (dapo, cispo, vespo).
+    ``scored`` (n, T) marks the tokens of the micro-batch that count; ``rows`` is the number of rows of TRL's
+    micro-batch, ``tokens`` the number of its tokens that count. ``loss_type`` divides by rows (grpo, sapo, dr_grpo,
+    luspo), by the micro-batch's tokens (bnpo), or by a count over the whole batch, which stays (dapo, cispo, vespo).
 
     >>> scored = torch.ones(2, 3)
-    >>> weight_of_part("grpo", scored, 8, torch.tensor(40))
+    >>> weight_of_micro_batch("grpo", scored, 8, torch.tensor(40))
     0.25
-    >>> weight_of_part("bnpo", scored, 8, torch.tensor(40))
+    >>> weight_of_micro_batch("bnpo", scored, 8, torch.tensor(40))
     tensor(0.1500)
     """
     if loss_type in ("dapo", "cispo", "vespo"):

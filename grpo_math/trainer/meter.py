@@ -6,12 +6,13 @@ Does not run anything: the trainer says which phase is under way.
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
@@ -32,10 +33,21 @@ class StepMeter:
         self.log = log
         self.rollout_tokens: list[int] = []  # of each rollout since the last line of the log
         self.tokens_per_step = 0.0
+        self._rollouts = 0  # for training, in this process
+
+    def tell_first(self, trainer: Any, count: int) -> None:
+        """After a rollout of ``count`` completions on this process: what the first of a run says, before its update."""
+        self._rollouts += trainer._mode == "train"
+        if self._rollouts == 1 and trainer.accelerator.is_main_process and not trainer.state.global_step:
+            completions = count * trainer.accelerator.num_processes
+            for line in first_rollout(self.log(), completions, rollouts_per_step(trainer.args)):
+                tqdm.write(line, file=sys.stderr)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Seconds of what runs in it, without those of other phases within. Also a decorator of a function."""
+        # Phases are nested (grading within scoring): the seconds of inner ones are taken off, so that phases add up to
+        # the step.
         started, before = time.perf_counter(), self._spent()
         yield
         others = self._spent() - before
@@ -55,10 +67,12 @@ class StepMeter:
             if name not in (*metrics.PHASES, metrics.TOKENS):
                 del values[before.get(name, 0) :]
 
-    def write(self, rollouts_per_step: float, vllm: bool, cuda: bool) -> None:
+    def write(self, args: Any, vllm: bool, cuda: bool) -> None:
         """What only whole steps have: seconds by phase, of each step on average; tokens a second; memory."""
         log = self.log()
         steps = log[metrics.SECONDS_STEP]
+        # The update has no call of its own that could be timed: TRL generates within `training_step`. So it is the
+        # rest.
         log[metrics.SECONDS_UPDATE] = [sum(steps) - self._spent()]
         for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
             if phase != metrics.SECONDS_SYNC or vllm:
@@ -66,7 +80,7 @@ class StepMeter:
         for name in set(metrics.OF_SERVERS) & set(log):
             log[name] = [sum(log[name]) / len(steps)]
         if self.rollout_tokens:  # else the step used an earlier rollout again
-            self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * rollouts_per_step
+            self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * rollouts_per_step(args)
             self.rollout_tokens = []
         if vllm:
             log[metrics.SYNC_SHARE] = [log[metrics.SECONDS_SYNC][0] * len(steps) / sum(steps)]
@@ -78,11 +92,15 @@ class StepMeter:
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
+def rollouts_per_step(args: Any) -> float:
+    return args.gradient_accumulation_steps / (args.steps_per_generation or 1)
+
+
 def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dict[str, float]:
     """Shares of the completions by verdict, and of the groups of ``size`` that are all right or all wrong.
 
-    >>> found = shares(["correct", "correct", "wrong", "timeout"], [True, False, True, True], 2)
-    >>> found["grading/timeout"], found["accuracy"], found["degenerate/all_right"], found["degenerate/all_wrong"]
+    >>> found = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
+    >>> found["grading/crash"], found["accuracy"], found["degenerate/all_right"], found["degenerate/all_wrong"]
     (0.25, 0.5, 0.5, 0.5)
     >>> found["accuracy_in_format"]
     0.25
@@ -92,10 +110,36 @@ def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dic
     return {
         **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
         metrics.ACCURACY: sum(right) / len(right),
+        metrics.FORMAT_KEPT: sum(in_format) / len(in_format),
         metrics.ACCURACY_IN_FORMAT: sum(a and b for a, b in zip(right, in_format, strict=True)) / len(right),
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }
+
+
+def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: float) -> list[str]:
+    """Return lines about the first ``count`` completions, from the log; a step has so many ``rollouts``.
+
+    >>> log = {metrics.TRUNCATED: [0.75], metrics.LENGTH_MEAN: [8.0], metrics.SECONDS_GENERATE: [2.0]}
+    >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
+    first rollout: 75% cut at the limit, 50% in the format, 0% right, mean length 8, 8 tokens/s, 1.0 s a step + update
+    warning: 75% of the first completions are cut at the limit: raise max_completion_length, or ask for shorter answers
+    warning: none of the first 2 completions is right: see grpo-math doctor --deep, or take easier problems
+    """
+    shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "right"}
+    last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}  # no golds: two are not
+    figures = [f"{last[name]:.0%} {label}" for name, label in shares.items() if name in last]
+    speed = count * last[metrics.LENGTH_MEAN] / max(sum(log[metrics.SECONDS_GENERATE]), 1e-9)
+    figures += [f"mean length {last[metrics.LENGTH_MEAN]:.0f}", f"{speed:,.0f} tokens/s"]
+    seconds = rollouts * sum(sum(log.get(phase, ())) for phase in metrics.PHASES)
+    lines = [f"first rollout: {', '.join(figures)}, {seconds:.1f} s a step + update"]
+    if last[metrics.TRUNCATED] > 0.5:
+        remedy = "raise max_completion_length, or ask for shorter answers"
+        lines.append(f"warning: {last[metrics.TRUNCATED]:.0%} of the first completions are cut at the limit: {remedy}")
+    if last.get(metrics.ACCURACY) == 0:
+        remedy = "see grpo-math doctor --deep, or take easier problems"
+        lines.append(f"warning: none of the first {count} completions is right: {remedy}")
+    return lines
 
 
 def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
@@ -115,6 +159,7 @@ def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
 
 def over_tokens(values: dict[str, Tensor], mask: Tensor, accelerator: Any) -> dict[str, float]:
     """The mean of each (B, T) over the scored tokens of all ranks."""
+    # All figures in one reduction, and one transfer from the GPU.
     sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
     *totals, count = accelerator.reduce(sums, reduction="sum").tolist()
     return {name: total / max(count, 1.0) for name, total in zip(values, totals, strict=True)}

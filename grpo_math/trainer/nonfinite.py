@@ -27,6 +27,7 @@ class NonFiniteSteps:
         >>> steps.seen(0.5), steps.seen(float("nan")), steps.seen(1.0), steps.in_a_row
         (False, True, False, 0)
         """
+        # A NaN or an infinity in any gradient makes the norm over all of them non-finite.
         skipped = not math.isfinite(float(grad_norm))
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         return skipped

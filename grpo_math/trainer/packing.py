@@ -81,6 +81,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     if not rows_of:
         return None
 
+    # Everything is worked out as ranges of indices on the CPU, and sent to the GPU as one tensor.
     taken, positions, scored, padded, groups = [], [], [], [], []  # ranges of indices, worked out on the CPU
     start = 0
     for rows in rows_of.values():
@@ -91,6 +92,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
         offset = start + prompt
         for row in rows:
             length = lengths[row]
+            # From the last prompt token to the last but one of the completion: what predicts the completion's tokens.
             taken.append((row * width + split - 1, length))
             positions.append((prompt, length))
             scored.append((offset, length))
@@ -106,6 +108,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     return PackedRow(
         input_ids=ids[at][None],
         position_ids=position_ids[None],
+        # The label of a position is the token after it, in the padded row where it comes from.
         shift_labels=ids[at[scored_index] + 1][None],
         groups=tuple(groups),
         scored_index=scored_index,

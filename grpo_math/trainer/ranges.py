@@ -9,7 +9,7 @@ Does not import torch, and does not check what two settings mean together.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
@@ -59,3 +59,13 @@ def refuse_out_of_range(name: str, number: float, said: Any, default: Any) -> No
         raise ConfigError(name, said, "is not finite", f"the default is {default!r}")
     if name in RANGES and not RANGES[name][0](number):
         raise ConfigError(name, said, "is out of range", f"give {RANGES[name][1]}")
+
+
+def hard_clamp(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong and a remedy if CISPO's bound of the ratio itself is left at a default for 1 + epsilon.
+
+    >>> hard_clamp({"loss_type": "cispo", "epsilon_high": 5.0, "surrogate": "clip"})
+    """
+    if (settings["loss_type"], settings["epsilon_high"], settings["surrogate"]) != ("cispo", None, "clip"):
+        return None
+    return f"loss_type='cispo' without epsilon_high clamps the ratio at {settings['epsilon']}", "set epsilon_high: 5.0"

@@ -73,6 +73,7 @@ def fork_states(model: nn.Module) -> None:
     for module in stateful(model):
         if getattr(module.forward, "func", None) is _forward:
             continue
+        # Mamba's layers name the cache differently from those of linear attention.
         cache = "cache_params" if "cache_params" in signature(module.forward).parameters else "past_key_values"
         module.forward = partial(_forward, module.forward, cache, type(module))
 
@@ -100,13 +101,17 @@ def _forward(
         if group.prompt:
             outputs.append(plain(hidden_states[:, start : start + group.prompt], **{cache: states})[0])
         start += group.prompt
-        own = pad_sequence(hidden_states[0, start : start + sum(group.lengths)].split(group.lengths), batch_first=True)
-        if own.size(1) == 1:  # of a single token some layers take their state in place
-            own = nn.functional.pad(own, (0, 0, 0, 1))
-        after = plain(own, **{cache: states.repeated(len(own))})
+        completions = hidden_states[0, start : start + sum(group.lengths)]
+        segments = pad_sequence(completions.split(group.lengths), batch_first=True)
+        # Some layers update their state in place for a single token, which autograd forbids.
+        if segments.size(1) == 1:
+            segments = nn.functional.pad(segments, (0, 0, 0, 1))
+        after = plain(segments, **{cache: states.repeated(len(segments))})
+        # A layer that ignores a given state for more than one token would give wrong log-probs without an error.
+        # Whether it does shows when the state is changed.
         if kind not in tried and states.recurrent:
-            if torch.equal(after, plain(own, **{cache: states.repeated(len(own), added=1.0)})):
+            if torch.equal(after, plain(segments, **{cache: states.repeated(len(segments), added=1.0)})):
                 raise Unpackable(f"layers ({kind.__name__}) that take up a state for one token alone")
             tried.add(kind)
-        outputs += [one[:length] for one, length in zip(after, group.lengths, strict=True)]
+        outputs += [output[:length] for output, length in zip(after, group.lengths, strict=True)]
     return torch.cat(outputs)[None]

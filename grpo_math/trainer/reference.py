@@ -33,13 +33,13 @@ FILE = "reference/weights.safetensors"
 
 
 class Reference(TrainerCallback):
-    """The reference of a policy, made equal to it after every ``every`` optimizer steps.
+    """The reference of a policy, made equal to it after every ``steps`` optimizer steps.
 
     ``policy`` is not wrapped by DDP or DeepSpeed; ``model`` is the reference model beside it, or None if ``policy`` is
     a `PeftModel`, which then gets the adapter ``ref``, a copy of its own as it is now.
 
     >>> policy, model = nn.Linear(2, 1), nn.Linear(2, 1)
-    >>> Reference(policy, model, every=100).refresh()
+    >>> Reference(policy, model, steps=100).refresh()
     >>> torch.equal(model.weight, policy.weight)
     True
 
@@ -47,14 +47,15 @@ class Reference(TrainerCallback):
     layer_replication, prompt learning, and any whose trained weights are shared between adapters.
     """
 
-    def __init__(self, policy: nn.Module, model: nn.Module | None, every: int) -> None:
-        self.policy, self.model, self.every = policy, model, every
+    def __init__(self, policy: nn.Module, model: nn.Module | None, steps: int) -> None:
+        self.policy, self.model, self.steps = policy, model, steps
+        # TRL scores the reference by switching to an adapter called "ref" where the model has one.
         if model is None:
-            add_reference_adapter(policy, every)
+            add_reference_adapter(policy, steps)
             self.refresh()  # TRL's own copy of an adapter that was there before leaves embeddings out
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.every == 0:
+        if state.global_step % self.steps == 0:
             self.refresh()
 
     @torch.no_grad()
@@ -80,7 +81,7 @@ class Reference(TrainerCallback):
         """The reference from ``folder``, on every rank."""
         if not (folder / FILE).exists():
             reason = f"cannot go on from {folder}, a checkpoint of a run that never refreshed its reference"
-            raise ConfigError("reference_refresh_steps", self.every, reason, "leave it at 0")
+            raise ConfigError("reference_refresh_steps", self.steps, reason, "leave it at 0")
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():
                 with _whole([target], writes=True):
@@ -105,11 +106,11 @@ class Reference(TrainerCallback):
         return ((name, source, targets[name]) for name, source in self.policy.named_parameters())
 
 
-def follow(trainer: Any, every: int) -> Reference:
+def follow(trainer: Any, steps: int) -> Reference:
     """The reference of a trainer's policy, which it refreshes from now on."""
     bare = trainer.accelerator.unwrap_model
     model = trainer.ref_model and bare(trainer.ref_model, keep_torch_compile=False)
-    reference = Reference(bare(trainer.model, keep_torch_compile=False), model, every)
+    reference = Reference(bare(trainer.model, keep_torch_compile=False), model, steps)
     trainer.add_callback(reference)
     return reference
 
@@ -121,31 +122,32 @@ def refuse_lost_reference(folder: Path) -> None:
         raise ConfigError("reference_refresh_steps", 0, reason, "give the value that the run had")
 
 
-def add_reference_adapter(policy: Any, every: int) -> None:
+def add_reference_adapter(policy: Any, steps: int) -> None:
     """Give a `PeftModel` the frozen adapter ``ref``, shaped as its trained one; the weights are copied elsewhere.
 
     Draws no random number from the generators that the run uses, and leaves what is trainable as it is.
     """
     config = deepcopy(policy.peft_config[POLICY])
-    for what, there in (
+    for kind, applies in (
         ("prompt learning", config.is_prompt_learning),
         ("a LoRA with a trained bias", getattr(config, "bias", "none") != "none"),
         ("a LoRA with layer_replication", getattr(config, "layer_replication", None)),
     ):
-        if there:
-            raise ConfigError("reference_refresh_steps", every, f"cannot copy {what}", "leave it at 0")
+        if applies:
+            raise ConfigError("reference_refresh_steps", steps, f"cannot copy {kind}", "leave it at 0")
     if REFERENCE not in policy.peft_config:
         config.inference_mode = True
         if hasattr(config, "init_lora_weights"):
             config.init_lora_weights = True  # PiSSA and its like would change the base weights a second time
         device = next(policy.parameters()).device
+        # The weights of a new adapter are random: the run's own generators must not notice.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             policy.add_adapter(REFERENCE, config)
     pairs = list(_adapter_pairs(policy))
     copied = {id(source) for _, source, _ in pairs}
     shared = [name for name, p in policy.named_parameters() if p.requires_grad and id(p) not in copied]
     if shared:
-        raise ConfigError("reference_refresh_steps", every, f"cannot copy the trained {shared[0]}", "leave it at 0")
+        raise ConfigError("reference_refresh_steps", steps, f"cannot copy the trained {shared[0]}", "leave it at 0")
     for _, source, target in pairs:
         target.requires_grad_(False)
         if target.dtype != source.dtype:

@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from accelerate.logging import get_logger
 from accelerate.utils import gather_object
 
 from grpo_math.errors import ConfigError, UserError
@@ -21,8 +20,6 @@ from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
 from grpo_math.run import metrics
 from grpo_math.trainer.rows import Rows, join, of_all_ranks, scored, select
-
-logger = get_logger(__name__)
 
 
 class Scored(NamedTuple):
@@ -39,10 +36,10 @@ class Scored(NamedTuple):
         return Scored(rows, [(self.right + more.right)[i] for i in index], columns)
 
 
-def dull_groups(right: Sequence[bool | None], size: int) -> list[int]:
+def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
     """The numbers of the groups of ``size`` completions that are not both right and wrong; None could not be graded.
 
-    >>> dull_groups([True, False, True, True, False, None], size=2)
+    >>> uniform_groups([True, False, True, True, False, None], size=2)
     [1, 2]
     """
     groups = [right[start : start + size] for start in range(0, len(right), size)]
@@ -50,29 +47,29 @@ def dull_groups(right: Sequence[bool | None], size: int) -> list[int]:
 
 
 def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: int) -> list[int]:
-    """Which of the completions ``right + fresh`` to go on with: groups of ``fresh`` in the place of dull ones.
+    """Which of the completions ``right + fresh`` to go on with: groups of ``fresh`` in the place of uniform ones.
 
     >>> replacing([True, True, True, False], [False, False, False, True], size=2)
     [6, 7, 2, 3]
     """
     index = list(range(len(right)))
-    dull = set(dull_groups(fresh, size))
-    good = [number for number in range(len(fresh) // size) if number not in dull]
-    for old, new in zip(dull_groups(right, size), good, strict=False):
+    uniform = set(uniform_groups(fresh, size))
+    good = [number for number in range(len(fresh) // size) if number not in uniform]
+    for old, new in zip(uniform_groups(right, size), good, strict=False):
         start = len(right) + new * size
         index[old * size : (old + 1) * size] = range(start, start + size)
     return index
 
 
-class Reserve:
+class PromptPool:
     """The problems in an order of their own, without end: reshuffled after each pass. Its position is one number.
 
-    >>> reserve = Reserve([{"prompt": name} for name in "abc"], seed=0)
-    >>> first = reserve.take(2, avoid=[])
-    >>> sorted(row["prompt"] for row in first + reserve.take(1, avoid=[]))
+    >>> pool = PromptPool([{"prompt": name} for name in "abc"], seed=0)
+    >>> first = pool.take(2, avoid=[])
+    >>> sorted(row["prompt"] for row in first + pool.take(1, avoid=[]))
     ['a', 'b', 'c']
-    >>> reserve.position = 0
-    >>> reserve.take(2, avoid=[]) == first
+    >>> pool.position = 0
+    >>> pool.take(2, avoid=[]) == first
     True
     """
 
@@ -93,42 +90,43 @@ class Reserve:
         return taken
 
     def _next(self) -> dict[str, Any]:
-        epoch, place = divmod(self.position, len(self.rows))
+        epoch, index = divmod(self.position, len(self.rows))
         if self._order[0] != epoch:
             order = list(range(len(self.rows)))
             random.Random(f"{self.seed}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         self.position += 1
-        return self.rows[self._order[1][place]]
+        return self.rows[self._order[1][index]]
 
 
 class Resampler:
-    """Draws until no group is dull, for ``rounds`` at most. Its `Reserve` is kept in checkpoints."""
+    """Draws until no group is uniform, for ``rounds`` at most. Its `PromptPool` is kept in checkpoints."""
 
     def __init__(self, problems: Any, seed: int, rounds: int) -> None:
         columns = getattr(problems, "column_names", None) or ()
         if not set(GOLD_COLUMNS) & set(columns) or not hasattr(problems, "__len__"):
             reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
             raise ConfigError("resample_groups", rounds, reason, "leave it at 0")
-        self.reserve, self.rounds, self.told = Reserve(problems, seed), rounds, False
+        self.pool, self.rounds = PromptPool(problems, seed), rounds
 
     def __call__(
         self, trainer: Any, output: Rows, inputs: list[dict[str, Any]], generate: Callable[[Any], Rows]
     ) -> Rows:
-        """This rank's rows to go on with. ``generate`` samples and grades a completion of each row that it is given.
+        """Return the rows of this rank to train on. ``generate`` samples and grades a completion of each given row.
 
         What is logged of rewards, verdicts and lengths stays that of the first draw: what replaces it was chosen.
         """
         group, n, ranks = trainer._group, len(inputs), trainer.accelerator.num_processes
         rank, logs = trainer.accelerator.process_index, trainer._logs
         seen, kept = gather_object([row["prompt"] for row in inputs]), _last_sampled(trainer, output)
-        wanted = drawn = len(kept.right) // group
-        together = ranks // math.gcd(ranks, group)  # so many groups have as many rows on every rank
+        groups = drawn = len(kept.right) // group
+        # Ranks sample equally many rows: this many groups, or a multiple, can be shared equally among them.
+        equal_groups = ranks // math.gcd(ranks, group)
         for _ in range(self.rounds):
-            dull = dull_groups(kept.right, group)
-            if not dull:
+            uniform = uniform_groups(kept.right, group)
+            if not uniform:
                 break
-            fresh = self.reserve.take(-(-len(dull) // together) * together, avoid=seen)
+            fresh = self.pool.take(math.ceil(len(uniform) / equal_groups) * equal_groups, avoid=seen)
             seen += [row["prompt"] for row in fresh]
             drawn += len(fresh)
             rows = [dict(row) for row in fresh for _ in range(group)]
@@ -138,19 +136,15 @@ class Resampler:
             kept = kept.picked(more, replacing(kept.right, more.right, group))
         if trainer.ahead is not None:
             trainer.ahead.send(drawn=True)
-        left = len(dull_groups(kept.right, group))
-        if left and not self.told:
-            self.told = True
-            logger.warning(
-                f"resample_groups: {left} of {wanted} groups are all right or all wrong after {drawn - wanted} more "
-                f"prompts; the step goes on with them. Later steps say it in {metrics.PROMPTS_KEPT} alone."
-            )
-        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: wanted - left}
-        trainer._log({**counts, metrics.PROMPTS_THROWN_AWAY: drawn - wanted})
+        left = len(uniform_groups(kept.right, group))
+        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: groups - left}
+        trainer._log({**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups})
+        # TRL's table has a row for each completion that was sampled last: put back those that are trained on.
         for column, values in zip(_columns(logs), kept.columns, strict=True):
             column.clear()
             column.extend(values)
         trainer._rewards_per_func = kept.rows.pop("rewards_per_func")
+        # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept.rows["num_items_in_batch"] = scored(kept.rows).sum()
         return select(kept.rows, range(rank * n, (rank + 1) * n))
 

@@ -73,6 +73,7 @@ def filled(rows: Rows, index: Sequence[int], size: int) -> Rows:
     [[0], [0]]
     """
     part = select(rows, [*index, *[0] * (size - len(index))])
+    # A copy of the first row, masked: it has valid tokens and adds nothing to any sum.
     part["completion_mask"][len(index) :] = 0
     if not index:
         for name, value in part.items():
@@ -103,6 +104,7 @@ def limited(rows: Rows, limit: int, longer: str) -> tuple[Rows, Tensor]:
         room = room.masked_fill(over, 0)
     position = torch.arange(mask.size(1), device=mask.device)
     mask = mask * (~over[:, None] | (position < room[:, None]))
+    # At least one column: TRL's loss cannot do with none.
     width = max(1, int(mask.sum(dim=1).max()))
     left, ratio = {**rows, "completion_mask": mask}, rows.get("importance_sampling_ratio")
     if ratio is not None and ratio.shape == mask.shape:  # a token's, and not a row's
@@ -140,6 +142,7 @@ def of_all_ranks(rows: Rows, accelerator: Any) -> Rows:
     for name, value in rows.items():
         if is_per_row(value):
             if value.dim() > 1:
+                # Ranks pad to their own longest row. accelerate gathers only tensors of one shape.
                 sides = {"pad_index": padding_of(name), "pad_first": is_of_prompt(name)}
                 value = accelerator.pad_across_processes(value, dim=1, **sides)
             gathered[name] = accelerator.gather(value)

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from grpo_math.generation.models import EMBEDDED, cache_dir
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.disk import naming
 from grpo_math.run.files import write_json
@@ -37,6 +36,7 @@ class RunFiles(History):
         self.run_dir.mkdir(parents=True, exist_ok=True)
         earlier = (self.run_dir / "config.yaml").exists() or (self.run_dir / checkpoints.FINISHED).exists()
         stale = [checkpoints.FINISHED, "after.json"]
+        # A new run in a used folder: the report must not mix the two.
         if state.global_step == 0 and earlier:  # what that run has left in this folder
             stale += ["before.json"] if "before.json" not in self.evaluated else []
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
@@ -44,6 +44,7 @@ class RunFiles(History):
             (self.run_dir / name).unlink(missing_ok=True)
         if self.trainer.log_completions:
             (self.run_dir / "completions").mkdir(exist_ok=True)  # TRL's, which it has made once
+        # The same file that the program writes, so that the report treats both alike.
         launched = self.trainer.accelerator.state
         command = ["python", *sys.argv]
         launch = (str(launched.distributed_type), launched.num_processes)
@@ -62,8 +63,8 @@ class RunFiles(History):
         logs = self.trainer._logs
         rows = len(logs["prompt"])
         columns = {metrics.STEP: [step] * rows, **{name: list(logs[name]) for name in ("prompt", "completion")}}
-        own = {name: list(values) for name, values in {**logs["rewards"], **logs["extra"]}.items()}
-        columns |= {name: values for name, values in own.items() if len(values) == rows}
+        extra = {name: list(values) for name, values in {**logs["rewards"], **logs["extra"]}.items()}
+        columns |= {name: values for name, values in extra.items() if len(values) == rows}
         path = self.run_dir / "completions" / f"completions_{step:05d}.parquet"
         with naming(path):
             path.parent.mkdir(exist_ok=True)
@@ -74,10 +75,8 @@ class RunFiles(History):
         saves = hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config")
         if saves and str(getattr(args.save_strategy, "value", args.save_strategy)) != "no":
             target = self.run_dir / "adapter"
-            with checkpoints.written_aside(target, self.trainer.accelerator) as folder:
-                if state.is_world_process_zero:
-                    shutil.rmtree(target, ignore_errors=True)
-                self.trainer.save_model(str(folder))
+            with checkpoints.sealed(target, self.trainer.accelerator):
+                self.trainer.save_model(str(target))
         if state.is_world_process_zero:
             write_json(self.run_dir / checkpoints.FINISHED, {"step": state.global_step})
             print(f"run      {self.run_dir}: grpo-math report {self.run_dir}", file=sys.stderr)
@@ -87,11 +86,11 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     """The settings of a trainer under the names that recipes have for them."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
-    own: dict[str, Any] = trainer.args.model_init_kwargs or {}
+    options: dict[str, Any] = trainer.args.model_init_kwargs or {}
     settings = {
         **trainer.settings.to_dict(),
-        "model_name_or_path": EMBEDDED if Path(name).parent == cache_dir() else name,
-        "model_revision": str(own.get("revision") or "main"),
+        "model_name_or_path": name,
+        "model_revision": str(options.get("revision") or "main"),
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
         "load_in_8bit": bool(getattr(model, "is_loaded_in_8bit", False)),
         "rewards": list(trainer.reward_func_names),
@@ -100,10 +99,10 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     if adapters := getattr(model, "peft_config", None):
         lora = next(iter(adapters.values()))
         names = ("r", "lora_alpha", "lora_dropout", "target_modules")
-        said = {name if name.startswith("lora_") else f"lora_{name}": getattr(lora, name, None) for name in names}
-        targets = said["lora_target_modules"]
-        said["lora_target_modules"] = sorted(targets) if isinstance(targets, set | list) else targets
-        settings |= {"use_peft": True, **said}
+        adapter = {name if name.startswith("lora_") else f"lora_{name}": getattr(lora, name, None) for name in names}
+        targets = adapter["lora_target_modules"]
+        adapter["lora_target_modules"] = sorted(targets) if isinstance(targets, set | list) else targets
+        settings |= {"use_peft": True, **adapter}
     return settings
 
 
@@ -111,10 +110,10 @@ def _data_of(data: Any) -> dict[str, Any]:
     """The name of the data, where `datasets` knows one, and the template, where the rows name one."""
     info = getattr(data, "info", None)
     name = getattr(info, "dataset_name", None)
-    said: dict[str, Any] = {"dataset": OWN_DATA if not name or name in FORMATS else name}
+    settings: dict[str, Any] = {"dataset": OWN_DATA if not name or name in FORMATS else name}
     if split := getattr(data, "split", None):
-        said["dataset_split"] = str(split)
+        settings["dataset_split"] = str(split)
     first: Any = next(iter(data), {}) if hasattr(data, "__len__") else {}
     if isinstance(template := first.get("answer_format"), str):
-        said["template"] = template
-    return said
+        settings["prompt_template"] = template
+    return settings

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 import torch
+from accelerate.utils import gather_object
 
 from grpo_math.generation.ahead import Asked
 from grpo_math.run.checkpoints import STATE
@@ -35,6 +36,7 @@ CUT_FOR = (
 def state_of(trainer: Any) -> dict[str, Any]:
     """What `go_on` needs; with `to_keep`, of plain types and tensors."""
     args, logs = trainer.args, trainer._logs
+    # Between two rollouts there is nothing to keep: the next step samples.
     in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
@@ -46,7 +48,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "cut_for": [getattr(args, name) for name in CUT_FOR],
         "nonfinite": trainer._nonfinite.in_a_row,
         "budget": trainer.budget.halved_to,
-        "reserve": trainer._resampler.reserve.position if trainer._resampler is not None else 0,
+        "pool": trainer._resampler.pool.position if trainer._resampler is not None else 0,
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
         "asked": getattr(getattr(trainer, "vllm_generation", None), "asked", None),
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
@@ -70,12 +72,20 @@ def _plain(value: Any) -> Any:
 
 
 def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
-    """What `state_of` gave, from a checkpoint; None if it has none of this rank."""
-    held = checkpoint / STATE.format(rank)
-    if not held.exists():
-        return None
+    """Return what `state_of` gave, from a checkpoint; None if it has none.
+
+    All ranks call this together. A rank without a rollout would sample while the others train.
+    """
     at = torch.device("cpu") if device.type == "cpu" else device  # torch.load knows no cpu:0, which DeepSpeed says
-    return torch.load(held, map_location=at, weights_only=True)
+    own, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
+    state = None
+    if own.exists():
+        state = torch.load(own, map_location=at, weights_only=True)
+    elif first.exists():
+        # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
+        state = torch.load(first, map_location=at, weights_only=True)
+        state = state if state["rollout"] is None else None
+    return state if all(gather_object([state is not None])) else None
 
 
 def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
@@ -87,16 +97,17 @@ def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
         setattr(trainer, name, state[name])
     trainer.meter.rollout_tokens, trainer.meter.tokens_per_step = state["_rollout_tokens"], state["_tokens_per_step"]
     trainer._buffered_inputs = state["rollout"]
+    # With another batch size the half-trained rollout cannot go on; it is sampled again from the same prompts.
     if state["cut_for"] != [getattr(trainer.args, name) for name in CUT_FOR]:
         trainer._buffered_inputs, trainer._step = None, position
     trainer._nonfinite.in_a_row = state["nonfinite"]
     if state["budget"] is not None:
         trainer.budget.halved_to = trainer.budget.tokens = state["budget"]
     if trainer._resampler is not None:
-        trainer._resampler.reserve.position = state["reserve"]
+        trainer._resampler.pool.position = state["pool"]
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
-        trainer.vllm_generation.asked = Asked.of(state.get("asked"))
+        trainer.vllm_generation.asked = Asked.of(state["asked"])
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
     if state["table"]:
@@ -124,7 +135,9 @@ def moment(trainer: Any) -> dict[str, Any]:
 
 def save_last_step(trainer: Any) -> None:
     """A checkpoint as it would have been before the step that is under way, which has drawn random numbers."""
-    if then := trainer._last_step:  # else none was done since the run started, or went on from a checkpoint
+    # None: no step was done since the run started, or went on from a checkpoint.
+    if (then := trainer._last_step) and trainer.saved_step != trainer.state.global_step:
+        # The step under way has drawn random numbers, counted tokens and filled the table.
         go_on(trainer, then)
         trainer.state.num_input_tokens_seen = then["tokens"]
         random.setstate(then["python"])

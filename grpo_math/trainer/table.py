@@ -7,12 +7,13 @@ Completions that could not be graded are kept in a file of their own. Does not w
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from torch import Tensor
 
 from grpo_math.grading import Grade
-from grpo_math.rewards.columns import gold_of
+from grpo_math.rewards.columns import gold_of, text_of
 from grpo_math.run import metrics
 from grpo_math.trainer.advantages import weighted
 
@@ -46,7 +47,7 @@ def columns_of(
     """
     graded: Sequence[Grade | None] = grades or [None] * len(rows)
     return {
-        "problem_id": [None if row.get("id") is None else str(row["id"]) for row in rows],
+        "problem_id": [name_of(row) for row in rows],
         "gold": [gold_of(row) for row in rows],
         "verdict": [grade and str(grade.verdict) for grade in graded],
         "extracted": [grade and grade.answer for grade in graded],
@@ -57,8 +58,20 @@ def columns_of(
     }
 
 
+def name_of(row: dict[str, Any]) -> str:
+    """The problem's id, or the beginning of its prompt: the rows of a script may have no ids.
+
+    >>> name_of({"id": 3}), name_of({"prompt": "What is 3 + 4?"})
+    ('3', 'What is 3 + 4?')
+    """
+    if row.get("id") is not None:
+        return str(row["id"])
+    return shorten(text_of(row.get("prompt") or "", role="user"), width=60, placeholder=" ...")
+
+
 def tell(trainer: Any, rows: list[dict[str, Any]], ids: list[list[int]]) -> None:
     """What explains a completion goes beside it in TRL's table, but where a reward function has that column."""
+    # TRL has gathered the rewards of all ranks, and gathers the columns itself later.
     first = trainer.accelerator.process_index * len(rows)
     of_rank = trainer._rewards_per_func[first : first + len(rows)]
     rewards = weighted(of_rank, trainer.reward_weights.to(of_rank.device))

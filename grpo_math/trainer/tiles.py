@@ -1,29 +1,25 @@
-"""The MLP of a decoder layer over a tile of tokens at a time: what is as wide as the MLP is never there for all tokens.
+"""The tiled MLP: a decoder layer computes its MLP over a few thousand tokens at a time.
 
-At the peak of an update with gradient checkpointing stand the tensors (tokens, intermediate) of the one layer that is
-recomputed: gate, up, their activation and product, and the gradients of these. An MLP treats each token by itself, so
-that a tile of tokens gives what it gives among all. Of the MLP only its input is kept here; when the backward pass
-comes to a tile, gate and up of that tile alone are computed again, for the next tile to take their place.
+With gradient checkpointing, an update needs most memory while the MLP of one layer is recomputed: gate, up, their
+activation, their product, and the gradients of these, each (tokens, intermediate). An MLP treats each token by itself,
+so a tile of tokens gives the same result alone. Only the input of the MLP is saved. In the backward pass each tile is
+recomputed by itself, and its tensors are freed before the next tile needs theirs.
 
-That is no more work than checkpointing does. An MLP comes last in its layer: the recomputation of the layer ends with
-the last tensor that autograd asks of it, which is now the MLP's input, and leaves the MLP out. Where no gradient is
-asked for (rollouts, scoring), tiles are computed one after the other.
+DeepSpeed's `TiledMLP` does the same, but computes an MLP three times under checkpointing, adds to ``.grad`` behind
+autograd's back, and so cannot serve DDP's hooks or `torch.autograd.grad` (`longest.py`). Here no product is computed
+more often than checkpointing does: the recomputation of a layer ends with the last tensor that the layer saves, which
+is now the input of the MLP.
 
-Parameters get their gradient through autograd itself, summed over tiles before a hook of DDP or DeepSpeed hears of it.
-
-A dropout in the MLP draws for each tile, and the same again when the tile is recomputed.
-
-Does not serve checkpointing with ``use_reentrant``, whose recomputation runs to the layer's end, or parameters that are
-split among processes: `serves` says where it works, and the others compute as they did.
+Does not work with ``use_reentrant``, which recomputes a layer to its end, or with parameters that are split among
+processes.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from grpo_math.run.weights import split_by
 
@@ -45,19 +41,6 @@ def set_up_as_asked(models: list[Any], args: Any, accelerator: Any) -> int:
     if split_by(accelerator) or args.torch_compile:
         return 0
     return learns * set_up(models, learns)
-
-
-def about(layers: int, tokens: int) -> str | None:
-    """What is said at the start of a run whose passes have some ``tokens``; None where no MLP comes to be in tiles.
-
-    >>> about(28, 4096)
-    'MLPs of 28 layers in up to 4 tiles of at least 1024 tokens'
-    >>> about(28, 2047), about(0, 4096)
-    (None, None)
-    """
-    if not layers or tokens < 2 * LEAST:
-        return None
-    return f"MLPs of {layers} layers in up to {MOST} tiles of at least {LEAST} tokens"
 
 
 def set_up(models: list[Any], learns: bool) -> int:
@@ -95,8 +78,6 @@ class Tiled:
         self.layer, self.learns, self.mlp = layer, learns, layer.mlp.forward
         self.norm: Any = None
         self.left: Tensor | None = None  # what the norm has handed on as it was
-        parts = layer.mlp.modules()
-        self.draws = any(isinstance(part, torch.nn.Dropout) and part.p > 0 for part in parts)
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
             self.norm = layer.post_attention_layernorm.forward
@@ -129,17 +110,22 @@ class Tiled:
         rows = states.reshape(-1, states.size(-1))
         if not torch.is_grad_enabled():
             return torch.cat([compute(tile) for tile in rows.tensor_split(n)]).view(states.shape)
-        rows = _Keep.apply(rows)
-        kept, outputs = _Kept(rows.grad_fn, n), []
-        for number, tile in enumerate(rows.tensor_split(n)):
-            later = _Later(compute, kept, number, states.device.type, self.draws)
-            with saved_tensors_hooks(later.pack, later.unpack):
-                outputs.append(compute(tile))
+        tiles = _Input(_Save.apply(rows), n)
+
+        def compute_tile(number: int, device: list[Tensor]) -> Tensor:
+            return compute(tiles.tile(number))
+
+        # `checkpoint` saves its tensor arguments. That would be one more tensor for the layer's own checkpoint to
+        # recompute, behind the MLP. So a tile is passed as its number, and an empty tensor in a list tells `checkpoint`
+        # the device whose random numbers a dropout has drawn. (Before torch 2.13 `checkpoint` always saves a tensor:
+        # gradients are the same, but tiles are computed once more.)
+        device = [rows.new_empty(0)]
+        outputs: Any = [checkpoint(compute_tile, number, device, use_reentrant=False) for number in range(n)]
         return torch.cat(outputs).view(states.shape)
 
 
-class _Keep(torch.autograd.Function):
-    """The identity, and what the tiles' input is kept by: the last tensor that checkpointing has to bring back."""
+class _Save(torch.autograd.Function):
+    """The identity, which saves the MLP's input."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -151,78 +137,21 @@ class _Keep(torch.autograd.Function):
         return gradient
 
 
-class _Kept:
-    """The input of all tiles, asked of autograd once for the backward pass of them all."""
+class _Input:
+    """The MLP's input in ``n`` tiles: in the forward pass as it is, in the backward pass as `_Save` has saved it."""
 
-    def __init__(self, node: Any, n: int) -> None:
-        self.node, self.n, self.missing = node, n, n
-        self.rows: Any = None
+    def __init__(self, rows: Tensor, n: int) -> None:
+        self.saved: Any = rows.grad_fn
+        self.rows: Tensor | None = rows
+        self.n, self.left = n, n  # ``left``: the tiles that this pass has still to take
 
     def tile(self, number: int) -> Tensor:
+        # Checkpointing gives a saved tensor out once in a backward pass, so all tiles share it.
         if self.rows is None:
-            (self.rows,) = self.node.saved_tensors
+            (rows,) = self.saved.saved_tensors
+            self.rows = rows.detach().requires_grad_()
         tile: Tensor = self.rows.tensor_split(self.n)[number]
-        self.missing -= 1
-        if not self.missing:
-            self.rows, self.missing = None, self.n
+        self.left -= 1
+        if not self.left:
+            self.rows, self.left = None, self.n
         return tile
-
-
-class _Done(Exception):
-    """All that autograd keeps of a tile is there again."""
-
-
-class _Later:
-    """What autograd keeps of a tile: nothing at first, and all of it when it asks for the first."""
-
-    def __init__(self, forward: Callable[[Tensor], Tensor], kept: _Kept, number: int, kind: str, draws: bool) -> None:
-        self.forward, self.kept, self.number, self.count = forward, kept, number, 0
-        self.there: dict[int, Tensor] = {}
-        places = (torch, getattr(torch, kind, None)) if draws else ()
-        self.generators: list[Any] = [place for place in places if hasattr(place, "get_rng_state")]
-        self.drawn: list[Tensor] = [place.get_rng_state() for place in self.generators]
-        self.autocast: dict[str, Any] = {
-            "device_type": kind,
-            "enabled": torch.is_autocast_enabled(kind),
-            "dtype": torch.get_autocast_dtype(kind),
-            "cache_enabled": torch.is_autocast_cache_enabled(),
-        }
-
-    def pack(self, tensor: Tensor) -> int:
-        self.count += 1
-        return self.count - 1
-
-    def unpack(self, place: int) -> Tensor:
-        if place not in self.there:
-            self._compute()
-        return self.there.pop(place)
-
-    def _compute(self) -> None:
-        """The tile's forward once more, up to the last tensor that is kept."""
-        there: dict[int, Tensor] = {}
-
-        def pack(tensor: Tensor) -> None:
-            there[len(there)] = tensor.detach()
-            if len(there) == self.count:
-                raise _Done
-
-        def unpack(nothing: None) -> Tensor:
-            raise RuntimeError("the graph of a recomputed tile is not walked")
-
-        states = self.kept.tile(self.number).detach().requires_grad_()
-        again = torch.autocast(**self.autocast), saved_tensors_hooks(pack, unpack)
-        with suppress(_Done), torch.enable_grad(), again[0], again[1], self._as_drawn():
-            self.forward(states)
-        self.there = there
-
-    @contextmanager
-    def _as_drawn(self) -> Iterator[None]:
-        """A dropout draws what it drew at first, and what is drawn elsewhere does not change for it."""
-        now = [place.get_rng_state() for place in self.generators]
-        try:
-            for place, state in zip(self.generators, self.drawn, strict=True):
-                place.set_rng_state(state)
-            yield
-        finally:
-            for place, state in zip(self.generators, now, strict=True):
-                place.set_rng_state(state)

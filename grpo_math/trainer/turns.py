@@ -24,7 +24,7 @@ from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
 
 
-def talk_of(model: Any, args: Any, rest: Sequence[Any], given: dict[str, Any]) -> Talk | None:
+def talk_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Talk | None:
     """What ``tools`` and ``environment_factory`` of a trainer's arguments come to; None without either.
 
     A tokenizer that is not given is the model's, and its template one with calls (`chat.prepare`).
@@ -32,7 +32,7 @@ def talk_of(model: Any, args: Any, rest: Sequence[Any], given: dict[str, Any]) -
     tools, session = given.get("tools") or [], given.get("environment_factory")
     if not tools and (session is None or isinstance(session, dict)):
         return None
-    tokenizer = rest[2] if len(rest) > 2 else given.get("processing_class")
+    tokenizer = arguments[2] if len(arguments) > 2 else given.get("processing_class")
     if tokenizer is None:
         tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
         given["processing_class"] = tokenizer
@@ -69,49 +69,51 @@ class Turns:
         *images: Any,
     ) -> tuple[Any, ...]:
         """What TRL's ``_tool_call_loop`` takes after the prompts, and returns."""
-        every: Any = logprobs or [None] * len(completion_ids)
-        given = zip(completion_ids, completions, every, strict=True)
-        rows = self.rows = [Played(list(ids), [1] * len(ids), said, own) for ids, said, own in given]
+        row_logprobs: Any = logprobs or [None] * len(completion_ids)
+        given = zip(completion_ids, completions, row_logprobs, strict=True)
+        rows = self.rows = [Played(list(ids), [1] * len(ids), messages, numbers) for ids, messages, numbers in given]
         trainer = self.trainer
         functions = [a | b for a, b in zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)]
 
         def generate(asked: list[list[int]], widest: int) -> Any:
+            # Ranks that generate together need equally many prompts. The answers to the added ones are dropped by
+            # `play`.
             filled = asked + [prompt_ids[0]] * (widest - len(asked))
             return trainer._generate_single_turn(filled, None, {}, num_generations=1)
 
         limits = Limits(trainer.max_completion_length, self._context(), self.talk.most, self._widest)
         play(self.talk, prompt_ids, rows, functions, generate, limits)
         calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
-        ids, masks, said = ([getattr(row, name) for row in rows] for name in ("ids", "mask", "messages"))
+        ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("ids", "mask", "messages"))
         logprobs = None if logprobs is None else [row.logprobs or [] for row in rows]
-        return masks, said, ids, logprobs, calls, failures, [[] for _ in rows]
+        return masks, messages, ids, logprobs, calls, failures, [[] for _ in rows]
 
     def _widest(self, open_: int) -> int:
         return max(gather_object([open_])) if self.waits else open_
 
     def _context(self) -> int:
         trainer = self.trainer
+        # A colocated engine may have a shorter window than the model.
         if trainer.use_vllm and trainer.vllm_mode == "colocate":
             return int(trainer.vllm_generation.llm.llm_engine.model_config.max_model_len)
-        own = int(trainer.model.config.max_position_embeddings)
-        return min(own, getattr(trainer.vllm_generation, "context", own)) if trainer.use_vllm else own
+        window = int(trainer.model.config.max_position_embeddings)
+        return min(window, getattr(trainer.vllm_generation, "context", window)) if trainer.use_vllm else window
 
     def figures(self, completions: Sequence[Any], grades: Sequence[Any] | None) -> dict[str, float]:
         """Over all ranks: how often a result stood in its call already, timeouts, and who is right."""
-        own = []
-        for number, (row, said) in enumerate(zip(self.rows, completions, strict=True)):
+        figures_of_rank = []
+        for number, (row, messages) in enumerate(zip(self.rows, completions, strict=True)):
             solved = grades is not None and grades[number].verdict is Verdict.CORRECT
-            own.append((row.calls, row.timeouts, len(results_of(said)), sum(echoed(said)), solved))
-        rows = torch.tensor(gather_object(own), dtype=torch.float64)
+            figures_of_rank.append((row.calls, row.timeouts, len(results_of(messages)), sum(echoed(messages)), solved))
+        rows = torch.tensor(gather_object(figures_of_rank), dtype=torch.float64)
         calls, timeouts, results, echoes, right = rows.unbind(dim=1)
         called = calls > 0
-        found = {
+        values = {
             metrics.TIMEOUT_FREQUENCY: (timeouts.sum() / calls.sum().clamp(min=1)).item(),
             metrics.ECHO_FREQUENCY: (echoes.sum() / results.sum().clamp(min=1)).item(),
             metrics.CALLED: called.double().mean().item(),
         }
         if grades is not None:
-            for name, part in ((metrics.RIGHT_WITH_CALL, right[called]), (metrics.RIGHT_WITHOUT_CALL, right[~called])):
-                if len(part):
-                    found[name] = part.mean().item()
-        return found
+            groups = {metrics.RIGHT_WITH_CALL: right[called], metrics.RIGHT_WITHOUT_CALL: right[~called]}
+            values |= {name: group.mean().item() for name, group in groups.items() if len(group)}
+        return values

@@ -4,15 +4,13 @@ Each prompt is a sequence that sees itself; each segment is one that sees [its p
 right: its last token sees all. Queries stay where they lie in the row, keys and values are gathered by an index; so one
 call does a whole row, however many groups are in it.
 
-Does not decide which way a row goes (`attention.py`), and keeps the gathered keys for the backward pass (`cascade.py`
-gathers none).
+Does not save memory on the gathered keys and values: autograd keeps them for the backward pass.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import import_module
 from inspect import signature
 from itertools import accumulate
 from typing import Any
@@ -37,10 +35,6 @@ class Scores:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-
-    @property
-    def plain(self) -> bool:
-        return not (self.dropout or self.window or self.spelled_out)
 
     @property
     def spelled_out(self) -> bool:
@@ -96,13 +90,10 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Spans, Scores], Tensor]
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
-    """The fastest that is there for tokens (L, H, D): the flash-attn that a model was loaded with, torch's varlen
-    kernel, a flash-attn that is installed, or `one_by_one`."""
+    """The kernel for tokens (L, H, D): the flash-attn that the model was loaded with, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
         ours = _torchs() and not (scores.dropout or scores.spelled_out)
-        if ours and not _loaded():
-            return of_torch
-        if _knows(_flash_attns(), scores):
+        if _loaded() and _knows(_loaded(), scores):
             return of_flash_attn
         if ours:
             return of_torch
@@ -114,6 +105,7 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
     if q.device.type != "cuda" or torch.version.hip or q.size(-1) % 8 or q.size(-1) != v.size(-1):
         return False
     first, second, third = (states.transpose(0, 1)[None] for states in (q, k, v))
+    # torch decides by device, dtype and sizes. Asking it is better than repeating its rules, which change.
     params = torch.backends.cuda.SDPAParams(first, second, third, None, dropped, True, True)
     return torch.backends.cuda.can_use_flash_attention(params)
 
@@ -128,26 +120,12 @@ def _torchs() -> Any:
     return varlen_attn if {"window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None
 
 
-def _flash_attns() -> Any:
-    """`flash_attn_varlen_func` as transformers has loaded it, or of an installed flash-attn 2 or 3; or None."""
-    return _loaded() or _installed()
-
-
 def _loaded() -> Any:
-    """For a model with ``attn_implementation: flash_attention_*``: from the package, or through `kernels`."""
+    """`flash_attn_varlen_func` of a model with ``attn_implementation: flash_attention_*``, from its package or through
+    `kernels`, or None."""
     from transformers import modeling_flash_attention_utils as flash
 
     return flash._flash_varlen_fn
-
-
-@cache
-def _installed() -> Any:
-    for name in ("flash_attn", "flash_attn_interface"):
-        try:
-            return import_module(name).flash_attn_varlen_func
-        except (ImportError, AttributeError):
-            continue
-    return None
 
 
 def _asked(scores: Scores) -> dict[str, Any]:
@@ -158,7 +136,7 @@ def _asked(scores: Scores) -> dict[str, Any]:
 
 
 def _knows(function: Any, scores: Scores) -> bool:
-    return bool(function) and scores.sinks is None and _asked(scores).keys() <= _parameters(function)
+    return scores.sinks is None and _asked(scores).keys() <= _parameters(function)
 
 
 @cache  # every layer asks
@@ -177,7 +155,7 @@ def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> T
 
 
 def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:
-    function = _flash_attns()
+    function = _loaded()
     offsets = {
         "cu_seqlens_q": spans.at_queries,
         "cu_seqlens_k": spans.at_keys,
@@ -204,6 +182,7 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     queries, keys = q.size(2), k.size(2)
     if scores.spelled_out:
         return _spelled_out(q, k, v, scores)
+    # On a CPU no fused kernel knows "causal from the lower right", so the mask is given as a bias.
     if scores.window or (queries < keys and q.device.type == "cpu"):
         bias = _bias if queries * keys < KEPT else _bias.__wrapped__
         mask: Any = bias(queries, keys, scores.window, q.device, q.dtype)
@@ -238,6 +217,7 @@ def _spelled_out(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     if scores.sinks is not None:
         sinks = scores.sinks.to(q.dtype).view(1, -1, 1, 1).expand(-1, -1, q.size(2), 1)
         products = torch.cat([products, sinks], dim=-1)
+    # A sink takes its share of the softmax and has no value: it is cut off before the product with the values.
     weights = products.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
     return dropout(weights[..., : k.size(2)], scores.dropout) @ v
 

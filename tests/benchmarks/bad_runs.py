@@ -39,7 +39,7 @@ EVERY = 10  # steps, as in training
 DEMO: dict[str, Any] = {
     "max_steps": 41,
     "dtype": "auto",
-    "template": "gsm8k",
+    "prompt_template": "gsm8k",
     "max_completion_length": 16,
     "per_device_train_batch_size": 16,  # 2 prompts x 8 completions
     "learning_rate": 5e-4,
@@ -61,7 +61,7 @@ READ_METRICS = {
         metrics.CLIP_REGION,
         metrics.GRAD_NORM,
     ),
-    *(metrics.LEARNING_RATE, metrics.TRUNCATED, metrics.verdict_key("timeout"), metrics.verdict_key("no_answer")),
+    *(metrics.LEARNING_RATE, metrics.TRUNCATED, metrics.verdict_key("uncheckable"), metrics.verdict_key("no_answer")),
 }
 PER_REWARD = re.compile(metrics.reward_key(r"\w+"))
 READ_SETTINGS = (
@@ -150,9 +150,9 @@ RUNS: dict[str, BadRun] = {
         rewards="r1_zero",
         max_steps=11,
     ),
-    "grader_timeouts": _bad(
+    "uncheckable_answers": _bad(
         "one problem in four is a root, and grade_timeout: 0.001",
-        "grader_timeouts",
+        "uncheckable_answers",
         **ONE_PROMPT,
         dataset="{folder}/inputs/roots.jsonl",
         grade_timeout=0.001,
@@ -218,7 +218,7 @@ RUNS: dict[str, BadRun] = {
 
 def prepare(folder: Path) -> None:
     """The problem files, and the copies of the embedded model whose small files are wrong."""
-    from grpo_math.generation.models import embedded_model
+    from grpo_math.generation.embedded import embedded_model
 
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)

@@ -56,13 +56,13 @@ def main() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     from transformers.utils.logging import set_verbosity_error
 
-    from grpo_math.generation.models import embedded_model, load_tokenizer
+    from grpo_math.generation.models import load_tokenizer, model_path
 
     set_verbosity_error()
     warnings.simplefilter("ignore")
     said = Said()
     logging.getLogger("grpo_math.trainer.scoring").addHandler(said)
-    tokenizer = load_tokenizer(str(embedded_model()))
+    tokenizer = load_tokenizer(model_path("embedded"))
     rows: dict[str, list[str]] = {}
     for family in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         kind, why = outcome(family, tokenizer, said)

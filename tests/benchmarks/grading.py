@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from grpo_math.grading import grade_batch, shutdown
-from grpo_math.grading.extract import extract
-from grpo_math.grading.pool import default_size, shared_pool
+from grpo_math.grading.where import find
+from grpo_math.grading.workers import default_size, shared_pool
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -44,17 +44,17 @@ def math(n: int) -> None:
     from math_verify import parse, verify
 
     math_rows = rows("math500/test.jsonl", "math/test_outside_math500.jsonl")[: n // 2 + 1]
-    pairs = [(row["answer"], extract(row["solution"]).text or "") for row in math_rows[:-1]]
+    pairs = [(row["answer"], find(row["solution"]).text) for row in math_rows[:-1]]
     pairs += [(row["answer"], pairs[(i + 1) % len(pairs)][1]) for i, row in enumerate(math_rows[:-1])]
     pool = shared_pool()
-    pool.run([("x", "x+0")] * pool.size, timeout=5.0)  # start the workers
+    pool.run([("x", "x+0")] * pool.size, 5.0)  # start the workers
     parse("$1$"), verify(parse("$1$"), parse("$1$"))
 
     started = time.perf_counter()
     loop = [verify(parse(f"${gold}$"), parse(f"${answer}$")) for gold, answer in pairs]
     loop_rate = len(pairs) / (time.perf_counter() - started)
     started = time.perf_counter()
-    outcomes = pool.run(pairs, timeout=5.0)
+    outcomes = pool.run(pairs, 5.0)
     pool_rate = len(pairs) / (time.perf_counter() - started)
     started = time.perf_counter()
     grade_batch([gold for gold, _ in pairs], [f"\\boxed{{{answer}}}" for _, answer in pairs])
@@ -99,7 +99,7 @@ def main() -> None:
     gsm8k()
     math(options.rows)
     if options.labelled:
-        for name in ("", "_unseen", "_unseen_2", "_unseen_3", "_farm"):
+        for name in ("", "_unseen", "_unseen_2", "_unseen_3", "_public", "_farm"):
             labelled(f"grading_pairs{name}.jsonl")
     shutdown()
 

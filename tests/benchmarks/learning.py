@@ -57,7 +57,7 @@ def arguments(name: str, seed: int, folder: str) -> list[str]:
         "seed": seed,
         "max_steps": STEPS,
         "dtype": "auto",
-        "template": TEMPLATE,
+        "prompt_template": TEMPLATE,
         "max_completion_length": 16,
         "per_device_train_batch_size": PROMPTS * 8,
         "learning_rate": LEARNING_RATE,
@@ -72,7 +72,7 @@ def arguments(name: str, seed: int, folder: str) -> list[str]:
 
 def run(name: str, seed: int, output: Path) -> None:
     """One run in this process, to a file: which held-out problems were right, and how the training rewards went."""
-    from grpo_math.evaluation.results import evaluate
+    from grpo_math import evaluate
     from grpo_math.problems.datasets import load_problems
     from grpo_math.train.program import main as train
 

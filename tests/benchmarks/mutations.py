@@ -8,7 +8,7 @@ is known, and what was caught is not run again; an entry whose texts or tests ar
 whose file, promise, or tests contain a TEXT. ``--unbroken`` runs their tests on the code as it is, where they have to
 pass: a test that fails anyway notices nothing. Ends with 1 where anything was let through, or failed unbroken.
 
-Torch is loaded once, and only if a test needs it: each entry runs in a fork of a process that has it.
+Torch is loaded once: each entry runs in a fork of a process that has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +31,6 @@ from typing import NamedTuple
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from fast import light
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".yaml")
@@ -82,11 +80,9 @@ def copied(folder: Path) -> Path:
     return copy
 
 
-def loaded(tests: Iterable[str]) -> None:
-    """What most of these tests import, for all that are forked from here; no torch where none needs it."""
+def load() -> None:
+    """Import what most tests import, for all that are forked from here."""
     os.environ.update(SETTINGS)
-    if all(light(ROOT / test.partition("::")[0]) for test in tests):
-        return
     import datasets  # noqa: F401
     import peft  # noqa: F401
     import pytest  # noqa: F401
@@ -122,7 +118,9 @@ def _code_of(tests: tuple[str, ...], copy: Path, log: Path) -> int:
             sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
             import pytest
 
-            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+            # The doctests of a module alone do not load the conftest of the tests, which has this option.
+            tiers = ["--all"] if any(test.startswith("tests/") for test in tests) else ["--doctest-modules"]
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tiers, *tests]))
         except BaseException:
             code = 1
         os._exit(code)
@@ -145,7 +143,7 @@ def run(chosen: list[Mutation], results: Path) -> Iterator[tuple[Mutation, str]]
     todo = [one for one in chosen if one.key not in known]
     if not todo:
         return
-    loaded(test for one in todo for test in one.tests)
+    load()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
@@ -166,7 +164,7 @@ def run(chosen: list[Mutation], results: Path) -> Iterator[tuple[Mutation, str]]
 
 def unbroken(tests: list[str]) -> int:
     """How many of them fail on the code as it is."""
-    loaded(tests)
+    load()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy, log = copied(Path(folder)), Path(folder) / "log"

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grpo_math.planner import plan, read_recipe, simulate
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from gpu_like.simulated import simulate
+
+from grpo_math.planner import plan, read_recipe
 from grpo_math.run.machine import GB
 
 RECIPES = ("gsm8k_8gb", "r1_zero_1.5b_2gpu", "r1_zero_7b_4gpu", "iterative_7b_8gpu", "long_context_8b_qlora")
@@ -61,8 +66,7 @@ def line(row: dict[str, Any]) -> str:
     fullest = max(
         row["plan"].values() if simulated["phases"].get("generation") else [row["plan"]["training"]], key=_sum
     )
-    slack = fullest.get("allocator", 0)
-    cells += [*_cells(simulated["reserved"], _sum(fullest)), f"{slack / GB:.2f}"]
+    cells += _cells(simulated["reserved"], _sum(fullest))
     return f"| {' | '.join(cells)} |"
 
 
@@ -79,8 +83,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--only", help="a part of a recipe's name")
     args = parser.parse_args()
-    print("| recipe | trained | live | plan | generation: live | plan | reserved | plan | of that slack |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| recipe | trained | live | plan | generation: live | plan | reserved | plan |")
+    print("|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         keep = args.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,12 @@
     python tests/benchmarks/soak.py [--steps 20000] [--every 100] [--folder FOLDER] [-- MORE SETTINGS]
 
 Trains a random Llama of two layers on generated sums with the real training program: a checkpoint every 500 steps, two
-of them kept. A reward function of this file has a grading worker compare an answer in every step, kills one that hangs
-twice in a thousand, and writes a line every EVERY steps: the memory of the process and of the processes that it
+of them kept. A reward function of this file has a grading worker compare an answer in every step, has one that hangs
+ended twice in a thousand, and writes a line every EVERY steps: the memory of the process and of the processes that it
 started, its open files, threads and children, and the files that lie in the run directory (completions/ aside, which
-has one file a step), in the temporary folder and in /dev/shm. Then a table: the median of each figure in the run's
-second, third and last quarter, and the growth per 1,000 steps. Exit code 1 where something grew (`grown`).
+has one file a step), in the temporary folder and, made by these processes, in /dev/shm. Then a table: the median of
+each figure in the run's second, third and last quarter, and the growth per 1,000 steps. Exit code 1 where something
+grew (`grown`).
 
 tests/run/test_soak.py runs it short. Does not say how fast a step is.
 """
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from launching import ROOT, TINY
 
 from grpo_math import Verdict, grade
-from grpo_math.grading.pool import shared_pool
+from grpo_math.grading.workers import shared_pool
 
 MEMORY = 1 << 20  # bytes per 1,000 steps that are no leak
 HANGS = ("42", r"\sum_{i=1}^{10^9} \sin(i^i)")
@@ -42,7 +43,7 @@ def measured(completions: list[Any], trainer_state: Any, **columns: Any) -> list
     step = trainer_state.global_step
     assert grade("x^2+2x+1", rf"\boxed{{(x+1)^2+{step}-{step}}}") is Verdict.CORRECT
     if step % 500 == 250:
-        assert shared_pool().run([HANGS], timeout=0.5)[0].verdict is Verdict.TIMEOUT
+        assert shared_pool().run([HANGS], 0.5)[0].verdict is Verdict.UNCHECKABLE
     if step % int(os.environ["SOAK_EVERY"]) == 0:
         line = {"step": step, **holds(Path(os.environ["SOAK_RUN"]))}
         with open(os.environ["SOAK_FILE"], "a") as file:
@@ -53,6 +54,7 @@ def measured(completions: list[Any], trainer_state: Any, **columns: Any) -> list
 def holds(run_dir: Path) -> dict[str, int]:
     """What this process holds: bytes of memory, and numbers of the rest."""
     children = [int(pid) for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
+    shared = tuple(f"torch_{pid}_" for pid in (os.getpid(), *children))  # as torch names them
     kept = [path for path in run_dir.rglob("*") if "completions" not in path.parts]
     return {
         "memory": _resident(os.getpid()),
@@ -62,7 +64,7 @@ def holds(run_dir: Path) -> dict[str, int]:
         "children": len(children),
         "files of the run": len(kept),
         "temporary files": len(list(Path(tempfile.gettempdir()).rglob("*"))),
-        "shared memory": len([name for name in os.listdir("/dev/shm") if name.startswith(("grpo_math", "torch"))]),
+        "shared memory": len([name for name in os.listdir("/dev/shm") if name.startswith(shared)]),
     }
 
 
@@ -79,7 +81,8 @@ def run(folder: Path, steps: int, every: int, more: list[str]) -> list[dict[str,
     lines = folder / "soak.jsonl"
     own = {"SOAK_EVERY": str(every), "SOAK_FILE": str(lines), "SOAK_RUN": str(folder / "run")}
     paths = [str(ROOT), str(ROOT / "tests/benchmarks"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, **own, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": os.pathsep.join(paths)}
+    own |= dict.fromkeys(("TMPDIR", "GRPO_MATH_ADAPTER_DIR"), str(folder / "tmp"))
+    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", _model(folder / "model")]
     command += ["--output_dir", str(folder / "run"), f"--max_steps={steps}", *SETTINGS, *more]
     with open(folder / "log", "ab") as log:

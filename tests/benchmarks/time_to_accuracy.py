@@ -99,16 +99,16 @@ def train(options: argparse.Namespace) -> None:
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from grpo_math.cli import recipe
-    from grpo_math.evaluation.results import evaluate
+    from grpo_math import evaluate
     from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
     from grpo_math.problems.datasets import load_problems, to_dataset
     from grpo_math.rewards import load_reward
+    from grpo_math.settings.shipped import find
     from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.trainer import MathGRPOTrainer
 
-    own = yaml.safe_load(recipe("demo_cpu.yaml").read_text(encoding="utf-8"))
-    own |= {"template": "gsm8k", "max_completion_length": 16}
+    own = yaml.safe_load(find("launch/configs/demo_cpu.yaml").read_text(encoding="utf-8"))
+    own |= {"prompt_template": "gsm8k", "max_completion_length": 16}
     settings = {name: value for name, value in own.items() if name in GRPOConfig.__dataclass_fields__}
     settings["learning_rate"] = float(settings["learning_rate"])
     rows = settings["per_device_train_batch_size"]
@@ -124,8 +124,8 @@ def train(options: argparse.Namespace) -> None:
         model_init_kwargs={"dtype": fast_dtype()},
     )
     path = model_path(own["model_name_or_path"])
-    problems = load_problems(own["dataset"], "train", template=own["template"], seed=options.seed)
-    held_out = load_problems(own["dataset"], own["eval_split"], template=own["template"], limit=options.held_out)
+    problems = load_problems(own["dataset"], "train", template=own["prompt_template"], seed=options.seed)
+    held_out = load_problems(own["dataset"], own["eval_split"], template=own["prompt_template"], limit=options.held_out)
     kind, config = (
         (GRPOTrainer, GRPOConfig(**settings))
         if options.trainer == "trl"

@@ -1,4 +1,4 @@
-"""What a call of the Python tool takes, against a plain `subprocess.run([python, "-c", code])` without any wall.
+"""What a call of the Python tool takes, against a plain `subprocess.run([python, "-c", code])` without any sandbox.
 
     python tests/benchmarks/tool_calls.py [--calls 40]
 
@@ -14,8 +14,7 @@ import subprocess
 import sys
 import time
 
-from grpo_math.tools import PythonLimits, python, python_many
-from grpo_math.tools.walls import layers
+from grpo_math.tools import PythonLimits, python, together
 
 CODES = {
     "a product": "print(1234 * 5678)",
@@ -30,11 +29,11 @@ def seconds(call) -> float:
     return time.perf_counter() - started
 
 
-def compare(name: str, code: str, calls: int, server) -> None:
+def compare(name: str, code: str, calls: int) -> None:
     limits, ours, plain = PythonLimits(), [], []
-    python.call(code, limits, server)
+    python.call(code, limits)
     for _ in range(calls):
-        ours.append(seconds(lambda: python.call(code, limits, server)))
+        ours.append(seconds(lambda: python.call(code, limits)))
         plain.append(seconds(lambda: subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)))
     low, ratio, high = statistics.quantiles([one / other for one, other in zip(ours, plain, strict=True)], n=4)
     tool, run = (1000 * statistics.median(times) for times in (ours, plain))
@@ -47,16 +46,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=40)
     calls = parser.parse_args().calls
-    for without in ([], ["spaces"]):
-        servers = {packages: python._Server(packages, without) for packages in (False, True)}
-        print(f"{layers(servers[True].layers)}; {calls} calls of each")
-        for name, code in CODES.items():
-            compare(name, code, calls if name == "a product" else max(4, calls // 4), servers["import" in code])
-        for server in servers.values():
-            server.close()
+    for name, code in CODES.items():
+        compare(name, code, calls if name == "a product" else max(4, calls // 4))
     python.call("1", PythonLimits())
     code = CODES["a product"]
-    batch = seconds(lambda: python_many([code] * calls, PythonLimits()))
+    batch = seconds(lambda: together([lambda: python.call(code, PythonLimits())] * calls))
     plain = seconds(lambda: [subprocess.run([sys.executable, "-c", code], capture_output=True) for _ in range(calls)])
     print(f"a batch: {calls / batch:.0f} calls a second, {python.default_size()} at once; plain: {calls / plain:.0f}")
 

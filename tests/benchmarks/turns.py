@@ -16,9 +16,10 @@ from statistics import median
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_math.evaluation.toolbox import conversing, toolbox
+from grpo_math.evaluation.backends import Model, Sampling
+from grpo_math.evaluation.results import answer
+from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation import cache
-from grpo_math.generation.completions import complete
 from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.problems.datasets import load_problems
 
@@ -30,32 +31,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     path = model_path("embedded")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32), load_tokenizer(path)
+    weights = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model = Model(weights, tokenizer=load_tokenizer(path))
     tools = toolbox(["python"])
     assert tools is not None
-    talk = tools.talk(tokenizer)
+    sampling = Sampling(temperature=1.0, max_new_tokens=160, seed=args.seed)
     rows = load_problems("generated:long_products", "heldout", template="python", limit=args.n)
-    prompts = [row["prompt"] for row in rows]
     fill, seconds, texts = cache.EarlierTurns.fill, {}, {}
     for _ in range(args.rounds):
         for way in (fill, lambda self, prompts, model_kwargs: 0):
             cache.EarlierTurns.fill = way  # type: ignore[method-assign]
             start = time.process_time()
-            said = complete(
-                model,
-                tokenizer,
-                prompts,
-                temperature=1.0,
-                max_new_tokens=160,
-                seed=args.seed,
-                talk=talk,
-                through=lambda generate: conversing(generate, talk, 160, None),
-            )
+            said = answer(model, rows, sampling, tools=tools)
             seconds.setdefault(way is fill, []).append(time.process_time() - start)
-            texts[way is fill] = [tuple(one.ids) for one in said]
+            texts[way is fill] = [one["turns"] for one in said]
     anew, ours = median(seconds[False]), median(seconds[True])
     same = sum(a == b for a, b in zip(*texts.values(), strict=True))
-    calls = sum(one.calls for one in said)
+    calls = sum(one["calls"] for one in said)
     print(
         f"{calls} calls in {args.n} conversations: {anew:.1f} to {ours:.1f} CPU seconds, {anew / ours:.2f}x; "
         f"{same} of {args.n} the same, seed {args.seed}"

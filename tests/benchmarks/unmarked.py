@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from grpo_math.evaluation.stats import wilson
-from grpo_math.grading import grade_batch, shutdown
+from grpo_math.grading import grade_batch, shutdown, where
 
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 Texts = list[tuple[str, str]]  # gold, completion
@@ -45,7 +45,11 @@ def math_verify(pairs: Texts) -> list[bool]:
 
 
 def ours(pairs: Texts) -> list[bool]:
-    grades = grade_batch([gold for gold, _ in pairs], [text for _, text in pairs], timeout=20.0)
+    grades = grade_batch(
+        [where.gold_answer(gold) for gold, _ in pairs],
+        [rf"\boxed{{{where.find(text).text}}}" for _, text in pairs],
+        timeout=20.0,
+    )
     return [str(grade.verdict) == "correct" for grade in grades]
 
 

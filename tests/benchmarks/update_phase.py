@@ -1,6 +1,6 @@
 """The update of stock TRL against ours, with the bars that it is held to, on two models and every shape.
 
-The benchmark itself is `grpo_math/bench.py`, which is also ``grpo-math bench update``; run that for one model.
+tests/update_benchmark.py measures; this program asks for models and shapes.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ import argparse
 import json
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from grpo_math.checks.bench import QWEN2_SMALL, SHAPES, bench_update, table
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from update_benchmark import QWEN2_SMALL, SHAPES, bench_update, table
 
 # The least ratio TRL / ours on 2 CPU cores, median of 5 interleaved runs; and no more memory than TRL anywhere.
 BARS = {"gsm8k": 3.5, "short": 4.0, "math": 2.8, "degenerate": 5.5, "equal": 0.95, "one_token_prompt": 0.95}

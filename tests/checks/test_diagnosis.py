@@ -25,7 +25,7 @@ CONFIG = {
     "rewards": ["accuracy"],
     "logging_steps": 1,
 }
-TIMEOUT, NO_ANSWER = metrics.verdict_key("timeout"), metrics.verdict_key("no_answer")
+UNCHECKABLE, NO_ANSWER = metrics.verdict_key("uncheckable"), metrics.verdict_key("no_answer")
 FORMAT = metrics.reward_key("format_soft")
 
 
@@ -67,7 +67,7 @@ def healthy(seed, steps=80, start=None, gain=None, prompts=8, generations=8, **m
             metrics.CLIP_REGION: 0.03 * rng.random(),
             metrics.TRUNCATED: 0.3 * 2.718 ** (-step / 6) + 0.06 * rng.random(),
             metrics.SAMPLER_DIFFERENCE: 0.04 * 2.718 ** rng.gauss(0, 0.3),
-            TIMEOUT: (rng.random() < 0.1) / (prompts * generations),
+            UNCHECKABLE: (rng.random() < 0.1) / (prompts * generations),
             NO_ANSWER: max(0.0, 0.4 * (1 - learned) + rng.gauss(0, 0.03)),
             FORMAT: min(1.0, 0.5 + 0.5 * learned),
         }
@@ -104,7 +104,7 @@ KEYS = {
     "failures": metrics.FAILURE_FREQUENCY,
     "echoes": metrics.ECHO_FREQUENCY,
     **{name.lower(): getattr(metrics, name) for name in dir(metrics) if isinstance(getattr(metrics, name), str)},
-    "timeout": TIMEOUT,
+    "uncheckable": UNCHECKABLE,
     "no_answer": NO_ANSWER,
     "format": FORMAT,
 }
@@ -143,10 +143,6 @@ def rising(step):
 # What shows a finding, and what nearly does: (lines, settings) of each.
 SHOWN = {
     "flat_reward": ((FLAT, {}), (without_heldout(changed(reward=noisy(lambda s: 0.4 + 0.2 * s / 80, 0.05))), {})),
-    "oscillating": (
-        (changed(reward=noisy(lambda s: 0.5 + (0.3 if s // 10 % 2 else -0.3), 0.05)), {}),
-        (changed(reward=noisy(lambda s: 0.5 + (0.3 if 30 < s <= 40 else -0.2), 0.05)), {}),
-    ),
     "collapse": (
         (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.2)), {}),
         (changed(reward=noisy(lambda s: rising(s) if s < 60 else 0.6, 0.06)), {}),
@@ -190,9 +186,9 @@ SHOWN = {
         (changed(clip_region=lambda s: 0.38 * (s % 2)), {"num_iterations": 2}),
     ),
     "adapter_not_moving": ((changed(grad_norm=0.0), {}), (changed(grad_norm=lambda s: 0.0 if s < 70 else 1e-4), {})),
-    "grader_timeouts": (
-        (changed(timeout=lambda s: 0.05 * (s % 4 == 0)), {}),
-        (changed(timeout=lambda s: 0.036 * (s % 4 == 0)), {}),
+    "uncheckable_answers": (
+        (changed(uncheckable=lambda s: 0.05 * (s % 4 == 0)), {}),
+        (changed(uncheckable=lambda s: 0.036 * (s % 4 == 0)), {}),
     ),
     "sampler_apart": (
         (changed(sampler_difference=noisy(0.2, 0.03)), {}),
@@ -233,15 +229,6 @@ def zigzag(first, last, size=0.1):
     return lambda step: (first if step <= 50 else last) + (size if step % 2 else -size)
 
 
-def waves(high, low, until=80):
-    return lambda step: high if step <= until and step // 10 % 2 else low
-
-
-def trembling(rise):
-    """Waves of so much between lines that go up and down by 0.08."""
-    return lambda step: 0.4 + rise * (step // 10 % 2) + (0.08 if step % 2 else -0.08)
-
-
 def in_the_middle(middle, last):
     """256 problems before the run, of which half are right, in its middle, and after it."""
     return [*evaluated(0.5, last), *evaluation_line(40, {"accuracy": middle, "n": 256})]
@@ -253,14 +240,6 @@ EDGES = [
     ("flat_reward", {}, steady(level=0.8), steady(level=0.9)),
     ("flat_reward", {}, steady(steps=40), steady(steps=39)),
     ("flat_reward", {}, steady(reward=zigzag(0.4, 0.4, 0.07)), steady(reward=zigzag(0.4, 0.44, 0.07))),
-    ("oscillating", {}, steady(reward=waves(0.65, 0.4)), steady(reward=waves(0.55, 0.4))),
-    ("oscillating", {}, steady(reward=trembling(0.45)), steady(reward=trembling(0.32))),
-    (  # four swings, and three
-        "oscillating",
-        {},
-        steady(reward=waves(0.9, 0.1, until=45)),
-        steady(reward=lambda s: 0.9 if 10 <= s < 20 or s >= 30 else 0.1),
-    ),
     (  # one line of three holds a reward: that none of 13 more does is a chance of 4.4%, of 11 more of 5.7%
         "collapse",
         {},
@@ -327,12 +306,6 @@ def test_a_short_limit_alone_is_no_eos_mismatch():
     assert "truncation" in checks_of(lines, {"max_completion_length": 200})
 
 
-def test_an_oscillation_that_has_ended_is_none():
-    lines = without_heldout(healthy(0, steps=200))
-    assert "oscillating" in checks_of(changed(lines, reward=waves(0.8, 0.3, until=200)), {})
-    assert "oscillating" not in checks_of(changed(lines, reward=waves(0.8, 0.3, until=100)), {})
-
-
 def test_a_format_that_is_not_paid_is_not_taken_for_overfitting():
     """The rewards pay right answers in any form: 31% in the format become none, and any form rises."""
     lines = evaluated((0.35, 0.31), (0.75, 0.0))
@@ -368,7 +341,6 @@ def test_a_history_that_shows_it_gives_the_finding(name):
     assert finding.remedy.startswith(CHECKS[name].remedy)
     setting = finding.remedy.removeprefix(CHECKS[name].remedy)
     assert re.fullmatch(r": \w+: \S.*", setting) or name == "loss_near_zero"
-    assert finding.evidence
     assert "\n" not in finding.line()
     json.dumps(finding._asdict(), allow_nan=False)
 
@@ -398,18 +370,19 @@ def test_any_key_may_be_missing_or_none(name):
     diagnose(holes, {})
 
 
-def test_no_line_no_setting_and_hostile_settings():
+def test_no_line_and_no_setting():
     assert diagnose([], {}) == []
     assert diagnose([{}, {metrics.STEP: None}, {metrics.STEP: 1, metrics.REWARD: float("nan")}], CONFIG) == []
     for name in CHECKS:
         lines, _ = SHOWN[name][0]
         assert diagnose(lines, None) is not None
-        diagnose(lines, dict.fromkeys([*CONFIG, "beta", "num_iterations", "grade_timeout", "max_grad_norm"], "</x>"))
+        diagnose(lines, dict.fromkeys([*CONFIG, "beta", "num_iterations", "grade_timeout", "max_grad_norm"]))
 
 
 SEEDS = 300
 
 
+@pytest.mark.full
 def test_healthy_noisy_runs_raise_no_alarm_at_any_moment():
     """At most 1% of runs, of as many as 300, asked after every tenth step as in training."""
     shapes = [(4, 16), (8, 8), (16, 4), (12, 8)]
@@ -424,9 +397,10 @@ def test_healthy_noisy_runs_raise_no_alarm_at_any_moment():
     assert len(raised) <= SEEDS // 100, raised
 
 
+@pytest.mark.slow
 def test_runs_that_go_wrong_are_found_at_most_seeds():
     """The other error: how many of 40 noisy bad runs of 80 steps are found in time."""
-    found = {"flat_reward": 0, "collapse": 0, "oscillating": 0, "entropy_collapse": 0}
+    found = {"flat_reward": 0, "collapse": 0, "entropy_collapse": 0}
     for seed in range(40):
         entropy = noisy(lambda s: 1.2 * 2.718 ** (-s / 15), 0.01, seed)
         steady = without_heldout(changed(seed=seed, reward=noisy(0.35, 0.08, seed), entropy=entropy))
@@ -434,8 +408,6 @@ def test_runs_that_go_wrong_are_found_at_most_seeds():
         found["entropy_collapse"] += "entropy_collapse" in alarms(steady)
         fallen = changed(seed=seed, reward=noisy(lambda s: rising(s) if s < 60 else 0.2, 0.1, seed))
         found["collapse"] += "collapse" in alarms(fallen)
-        swung = changed(seed=seed, reward=noisy(lambda s: 0.5 + (0.3 if s // 8 % 2 else -0.3), 0.05, seed))
-        found["oscillating"] += "oscillating" in alarms(swung)
     assert min(found.values()) >= 32, found
 
 
@@ -481,24 +453,11 @@ def test_a_policy_that_one_step_destroyed_is_a_collapse_and_not_too_hard_a_set()
     assert "collapse" not in alarms(luck)
 
 
-def test_the_checkpoint_to_keep_is_named():
-    lines, _ = SHOWN["collapse"][0]
-
-    def words(config, more=()):
-        [message] = [f.message for f in diagnose([*lines, *more], CONFIG | config) if f.check == "collapse"]
-        return message
-
-    lines = without_heldout(lines)
-    assert "; keep checkpoint-40;" in words({})
-    assert "; keep checkpoint-" in words({"save_total_limit": 3})
-    assert "is kept;" in words({"save_total_limit": 1})
-    assert "; keep a checkpoint near step " in words({"save_strategy": "no"})
-    heldout = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((25, 0.7), (50, 0.6))]
-    assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in words({}, heldout)
-
-
 def test_the_checkpoint_to_keep_is_one_that_is_there():
     lines = without_heldout(SHOWN["collapse"][0][0])
+    scores = [{metrics.STEP: s, metrics.HELDOUT_ACCURACY: a, metrics.HELDOUT_N: 64} for s, a in ((25, 0.7), (50, 0.6))]
+    [message] = [f.message for f in diagnose([*lines, *scores], CONFIG, ["checkpoint-20"]) if f.check == "collapse"]
+    assert "; keep checkpoint-20, held-out accuracy was best at step 25;" in message
     for kept, words in (
         (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
         (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
@@ -611,7 +570,7 @@ def test_the_remedy_is_a_line_for_this_recipe():
     for settings in ({}, {"lora_dropout": 0.05}):
         assert remedy("kl_not_zero_at_start", settings).endswith(dropout)
     assert remedy("clipping", {"num_iterations": 1}).endswith(": learning_rate: 5e-05")
-    assert remedy("grader_timeouts", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
+    assert remedy("uncheckable_answers", {"grade_timeout": 2.5}).endswith(": grade_timeout: 5")
 
 
 def test_the_worst_comes_first():

@@ -6,7 +6,6 @@ The cases are in tests/cases/bad_configs.yaml.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -60,11 +59,13 @@ FILES = {
     "bad.json": "{",
     "no_gold.jsonl": '{"problem": "1 + 1"}\n',
     "half_golds.jsonl": "".join(f'{{"problem": "p{i}", "answer": "\\\\frac{{{i}}}{{"}}\n' for i in range(20)),
+    "text_golds.jsonl": "".join(
+        json.dumps({"problem": f"p{i}", "answer": gold}) + "\n"
+        for i, gold in enumerate([r"\forall x", "east", r"x \succ y", r"\exists y", *map(str, range(16))])
+    ),
     "rows.jsonl": "".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(20)),
     "list.json": "[]",
     "stage.json": '{"zero_optimization": {"stage": "two"}}',
-    "sharded_model/config.json": '{"model_type": "llama"}',
-    "sharded_model/model.safetensors.index.json": '{"weight_map": {"x": "model-00001-of-00002.safetensors"}}',
     "bert_model/config.json": '{"model_type": "bert", "architectures": ["BertModel"]}',
     "bert_model/model.safetensors": NO_WEIGHTS,
     "empty_model/x": "",
@@ -72,8 +73,6 @@ FILES = {
     "bare_model/config.json": '{"model_type": "llama"}',
     "odd_model/config.json": '{"model_type": "nosuch"}',
     "odd_model/model.safetensors": NO_WEIGHTS,
-    "cut_model/config.json": '{"model_type": "llama"}',
-    "cut_model/model.safetensors": "version https://git-lfs.github.com/spec/v1\n",
     "earlier/history.jsonl": "{}\n",
     "no_weights/checkpoint-1/trainer_state.json": '{"global_step": 1}',
     "odd_rewards.py": REWARDS,
@@ -87,9 +86,8 @@ MODELS = {  # of the tiny model: a file, and what its JSON says otherwise, or th
     "tall_model/config.json": {"num_hidden_layers": 3},
     "act_model/config.json": {"hidden_act": "nosuch"},
     "classless_model/config.json": {"architectures": ["NoSuchForCausalLM"]},
-    "generation_model/generation_config.json": "{",
+    "cut_model/model.safetensors": "version https://git-lfs.github.com/spec/v1\n",
     "chat_model/chat_template.jinja": "{% if",
-    "index_model/model.safetensors.index.json": '{"weight_map": {}}',
 }
 
 
@@ -103,8 +101,6 @@ def folder(tmp_path_factory, tiny) -> Path:
         file = folder / name
         shutil.copytree(tiny(), file.parent)
         file.write_text(says if isinstance(says, str) else json.dumps(json.loads(file.read_text()) | says))
-    os.mkfifo(folder / "pipe.jsonl")
-    (folder / "loop").symlink_to("loop")
     return folder
 
 
@@ -125,6 +121,7 @@ def lines(*argv: str) -> list[str]:
     return [finding.line() for finding in doctor(argv) if finding.level != "info"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["what"])
 def test_a_bad_setting_gives_one_line(case, here):
     says = case["says"].replace("CWD", str(here))
@@ -132,6 +129,7 @@ def test_a_bad_setting_gives_one_line(case, here):
     assert [line for line in found if "(memory)" not in line] == [says]  # whether a CPU's memory is enough, is its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [c for c in CASES if c["says"].startswith("error")], ids=lambda case: case["what"])
 def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, capsys, monkeypatch):
     def no_weights(*arguments):
@@ -145,14 +143,30 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
     assert not (here / "run").exists(), "a refused run leaves nothing behind"
 
 
-CALLS = {"tools": ["python"], "template": "python", "rewards": ["accuracy"]}
+@pytest.mark.slow
+def test_gold_answers_that_are_compared_as_text_only_are_counted_and_three_are_shown(here):
+    settings = {
+        "dataset": "text_golds.jsonl",
+        "eval_n": 0,
+        "heldout_every": 0,
+        "rewards": ["accuracy"],
+        "prompt_template": "boxed",
+    }
+    (found,) = [one for one in doctor(["--config", recipe(here, settings)]) if "text only" in one.message]
+    line = found.message
+    assert found.level == "info"
+    assert line.startswith("4 of 20 gold answers are compared as text only, such as ")
+    assert sum(repr(gold) in line for gold in (r"\forall x", "east", r"x \succ y", r"\exists y")) == 3
+
+
+CALLS = {"tools": ["python"], "prompt_template": "python", "rewards": ["accuracy"]}
 SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http://127.0.0.1:9"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"vllm_structured_outputs_regex": "("}, "vllm_structured_outputs_regex='(' is not a regular expression"),
         ({"staleness": 1, "use_peft": True, **CALLS}, "staleness=1 cannot look ahead where tools decide"),
         ({"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True would be ignored"),
         ({"cache_implementation": "static"}, "cache_implementation='static' would be ignored"),
@@ -167,50 +181,16 @@ def test_a_setting_that_vllm_would_not_take_is_an_error(settings, says, here):
     assert [line.startswith(f"error: {says}") for line in errors] == [True]
 
 
-VARIABLES = {
-    "WORLD_SIZE": "abc",
-    "RANK": "x",
-    "LOCAL_RANK": "5",
-    "MASTER_PORT": "x",
-    "GRPO_MATH_GRADE_MEMORY": "abc",
-    "CUDA_VISIBLE_DEVICES": "gpu",
-    "ACCELERATE_MIXED_PRECISION": "fp8",
-    "ACCELERATE_DYNAMO_BACKEND": "fast",
-    "ACCELERATE_USE_CPU": "maybe",
-}
-
-
-@pytest.mark.parametrize("name", VARIABLES)
-def test_a_variable_that_cannot_be_is_one_line(name, here, capsys, monkeypatch):
-    for other in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(other, raising=False)
-    monkeypatch.setenv(name, VARIABLES[name])
-    for command in (["doctor"], ["train"]):
-        assert main([*command, "--config", recipe(here, {})]) == 2
-        said = capsys.readouterr().err.splitlines()
-        assert len(said) == 1
-        assert said[0].startswith(f"error: {name}=")
-
-
 @pytest.mark.parametrize(
-    ("says", "field"),
+    ("says", "line"),
     [
-        ({"num_processes": "x"}, "num_processes='x'"),
-        ({"num_processes": 0}, "num_processes=0"),
-        ({"num_machines": "x"}, "num_machines='x'"),
-        ({"distributed_type": "FOO"}, "distributed_type='FOO'"),
-        ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
-        ({"nosuch": 1}, "nosuch=1"),
-        ({"distributed_type": "DEEPSPEED", "deepspeed_config": "foo"}, "deepspeed_config='foo'"),
-        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 7}}, "zero_stage=7"),
-        (
-            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "nowhere.json"}},
-            "deepspeed_config_file='nowhere.json'",
-        ),
+        ({"num_processes": "x"}, "accelerate.yaml cannot be read (ValueError: invalid literal for int()"),
+        ({"distributed_type": "FOO"}, "distributed_type='FOO' is not known: use one of"),
+        ({"num_process": 1}, "accelerate.yaml is not a setting of accelerate: did you mean --num_processes?"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_accelerate_config_that_cannot_be_is_one_line(says, field, here, capsys, tmp_path):
+def test_an_accelerate_config_that_cannot_be_is_one_line(says, line, here, capsys, tmp_path):
     config = tmp_path / "accelerate.yaml"
     config.write_text(yaml.safe_dump({"distributed_type": "NO", "num_processes": 1} | says))
     for argv in (["doctor"], ["plan", "--gpus", "1", "--gpu-memory", "8"], ["train"]):
@@ -218,9 +198,10 @@ def test_an_accelerate_config_that_cannot_be_is_one_line(says, field, here, caps
         assert main([*argv, "--config", recipe(here, {}), option, str(config)]) == 2
         said = capsys.readouterr().err.splitlines()
         assert len(said) == 1
-        assert said[0].startswith(f"error: {field}")
+        assert line in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
@@ -239,6 +220,7 @@ def test_an_evaluation_that_cannot_be_is_one_line(argv, says, here, tiny, capsys
     assert said[0].startswith(f"error: {says}")
 
 
+@pytest.mark.slow
 def test_an_accelerate_config_may_say_no_without_quotes(here, tmp_path):
     """YAML reads it as false, and accelerate takes that."""
     config = tmp_path / "accelerate.yaml"
@@ -246,13 +228,7 @@ def test_an_accelerate_config_may_say_no_without_quotes(here, tmp_path):
     assert not [f for f in doctor(["--config", recipe(here, {})], accelerate_config=str(config)) if f.level == "error"]
 
 
-def test_a_path_that_is_too_long_is_one_short_line(here, capsys):
-    assert main(["doctor", "--config", recipe(here, {"output_dir": "x/" * 1600})]) == 1
-    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
-    assert said.startswith("error: output_dir='x/x/x/")
-    assert said.endswith("...' is longer than a path can be. Remedy: name another one (settings)")
-
-
+@pytest.mark.slow
 def test_without_a_launcher_rank_minus_one_is_fine(here, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "-1")
     assert not [line for line in lines("--config", recipe(here, {})) if line.startswith("error")]
@@ -263,6 +239,7 @@ def test_there_are_many_cases_and_each_is_there_once():
     assert len({str(case["set"]) for case in CASES}) == len({case["what"] for case in CASES}) == len(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
     found = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
@@ -274,6 +251,7 @@ def command(*argv: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "grpo_math.cli", *map(str, argv)], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_wrong_on_stdout_and_exits_with_1(here):
     done = command("doctor", "--config", recipe(here, {"num_generations": 7, "beta": -1}))
     assert done.returncode == 1
@@ -283,6 +261,7 @@ def test_the_command_says_what_is_wrong_on_stdout_and_exits_with_1(here):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_without_a_recipe_is_bad_input(tmp_path):
     for argv in (["doctor"], ["doctor", "--config", tmp_path / "nowhere.yaml"]):
         done = command(*argv)
@@ -291,6 +270,7 @@ def test_the_command_without_a_recipe_is_bad_input(tmp_path):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_json_is_one_object_of_the_documented_form(here, capsys):
     assert main(["doctor", "--config", recipe(here, {}), "--json", "--beta", "0.04", "--lora_dropout=0.1"]) == 0
     out = capsys.readouterr().out
@@ -301,6 +281,7 @@ def test_the_json_is_one_object_of_the_documented_form(here, capsys):
     assert "adapter" in [finding["check"] for finding in answer["findings"] if finding["level"] == "warning"]
 
 
+@pytest.mark.slow
 def test_what_needs_no_torch_is_said_without_it(here):
     program = (
         "import sys\nfrom grpo_math.cli import main\n"
@@ -311,6 +292,7 @@ def test_what_needs_no_torch_is_said_without_it(here):
     assert done.stdout.splitlines()[-1] == "1 False"
 
 
+@pytest.mark.slow
 def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
     program = (
         "import sys\nfrom grpo_math.cli import main\n"
@@ -322,6 +304,7 @@ def test_training_refuses_what_needs_no_torch_before_torch_is_imported(here):
     assert done.stderr == "error: reward function raises raised KeyError: 'x': correct the function\n"
 
 
+@pytest.mark.full
 def test_a_refusal_after_torch_is_imported_is_all_that_stderr_has(here):
     path = recipe(here, {"tf32": True})
     for module in (["grpo_math.cli", "train"], ["grpo_math.train"]):
@@ -344,6 +327,7 @@ def deep(here, **settings) -> dict[str, tuple[str, str]]:
     return {finding.check: (finding.level, finding.message) for finding in found}
 
 
+@pytest.mark.full
 def test_the_model_is_asked_too(here, smollm):
     found = deep(here, max_completion_length=24)
     assert "error" not in [level for level, _ in found.values()]
@@ -352,6 +336,7 @@ def test_the_model_is_asked_too(here, smollm):
     assert found["sampler_apart"][0] == "info"
 
 
+@pytest.mark.slow
 def test_a_limit_that_cuts_and_a_scorer_that_is_wrong_are_found(here, tiny, monkeypatch):
     from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -370,6 +355,7 @@ def test_a_limit_that_cuts_and_a_scorer_that_is_wrong_are_found(here, tiny, monk
     assert deep(here, **settings)["sampler_apart"][0] == "error"
 
 
+@pytest.mark.slow
 def test_a_reference_that_is_not_the_model_is_found(here, tiny, monkeypatch):
     from peft.tuners.lora import LoraLayer
     from torch import nn

@@ -11,9 +11,9 @@ import pytest
 from grpo_math.cli import main
 from grpo_math.evaluation import backends
 from grpo_math.evaluation.ask import Asked
-from grpo_math.generation.completions import complete
+from grpo_math.generation.completions import token_ids, with_model
 from grpo_math.generation.streaming import pieces
-from grpo_math.problems.prompts import boxed
+from grpo_math.problems.prompts import build_prompt
 from grpo_math.report import conversation
 
 
@@ -25,7 +25,9 @@ def run(tiny, tmp_path):
 
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text(f"model_name_or_path: {tiny()}\ntemplate: boxed\nmax_completion_length: 7\n")
+    (folder / "config.yaml").write_text(
+        f"model_name_or_path: {tiny()}\nprompt_template: boxed\nmax_completion_length: 7\n"
+    )
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(tiny()),
         LoraConfig(r=8, lora_alpha=400, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False),
@@ -38,6 +40,7 @@ def answers(asked: Asked, question: str) -> dict[str, str]:
     return {name: "".join(stream) for name, stream in asked.answers(question).items()}
 
 
+@pytest.mark.slow
 def test_base_and_trained_answer_as_an_evaluation_would(run, tiny, tokenizer, monkeypatch):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -47,13 +50,15 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, tiny, tokenizer, mo
     assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("boxed", 7, ["base", "trained"])
     said = answers(asked, "What is 21 + 34?")
     base = AutoModelForCausalLM.from_pretrained(tiny())
-    prompt = [boxed("What is 21 + 34?")]
+    prompt = [build_prompt("What is 21 + 34?", "boxed")]
     for name, model in (("base", base), ("trained", None)):
         model = model or PeftModel.from_pretrained(base, run / "adapter")
-        assert said[name] == complete(model, tokenizer, prompt, max_new_tokens=7)[0].text
+        generate = with_model(model, tokenizer, temperature=0.0, max_new_tokens=7)
+        assert said[name] == generate(token_ids(tokenizer, prompt), 0)[0].text
     assert said["base"] != said["trained"]
 
 
+@pytest.mark.slow
 def test_streams_that_take_turns_are_those_that_do_not(run):
     alone = answers(Asked(str(run)), "What is 21 + 34?")
     streams = Asked(str(run)).answers("What is 21 + 34?")
@@ -64,6 +69,7 @@ def test_streams_that_take_turns_are_those_that_do_not(run):
     assert said == alone
 
 
+@pytest.mark.slow
 def test_one_question_is_answered_by_both_and_as_json(run, capsys):
     assert main(["ask", str(run), "What is 21 + 34?"]) == 0
     out = capsys.readouterr().out
@@ -76,6 +82,7 @@ def test_one_question_is_answered_by_both_and_as_json(run, capsys):
     assert all(text in out for text in answered["answers"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("only", "sides"), [("base", ["base"]), ("trained", ["trained"])])
 def test_one_side_can_be_asked_alone(only, sides, run):
     both, one = answers(Asked(str(run)), "Hello"), answers(Asked(str(run), only=only), "Hello")
@@ -83,6 +90,7 @@ def test_one_side_can_be_asked_alone(only, sides, run):
     assert one[only] == both[only]
 
 
+@pytest.mark.slow
 def test_an_adapter_finds_its_base_and_its_run_and_a_model_stands_alone(run, tiny):
     assert Asked(str(run / "adapter")).template == "boxed"
     (run / "config.yaml").unlink()
@@ -129,20 +137,9 @@ def test_what_cannot_be_asked_is_one_line(arguments, message, run, tiny, capsys)
 
 
 def test_what_a_model_says_moves_no_cursor():
-    said = "".join(conversation.shown({"model": iter(["\x1b[2J\x1b]0;owned\x07", "7"])}, 80, columns=False))
+    said = "".join(conversation.shown({"model": iter(["\x1b[2J\x1b]0;owned\x07", "7"])}))
     assert "\x1b" not in said
     assert "\x07" not in said
-
-
-def test_columns_hold_whole_texts_whatever_the_pieces():
-    texts = {"base": "one two three four\n\nfive-six " * 3, "trained": "a" * 50 + " b"}
-    for size in (1, 3, 100):
-        streams = {name: iter([text[i : i + size] for i in range(0, len(text), size)]) for name, text in texts.items()}
-        lines = list(conversation.side_by_side(streams, 35))
-        assert max(map(len, lines)) <= 35
-        for number, text in enumerate(texts.values()):
-            cells = [line.split(conversation.BETWEEN.rstrip())[number].strip() for line in lines[2:] if "│" in line]
-            assert "".join("".join(cells).split()) == "".join(text.split())
 
 
 def test_a_character_of_several_tokens_comes_whole(tokenizer):

@@ -1,20 +1,18 @@
-"""What is asked of a vLLM server and of vLLM's LLM, and what is refused before weights load."""
+"""What a vLLM server is asked, how one is started, and what is refused before weights load."""
 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from grpo_math.errors import ConfigError
+from grpo_math import evaluate
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import backends
-from grpo_math.evaluation.results import evaluate
-from grpo_math.generation.server import ServerError
 from grpo_math.problems.datasets import load_problems
+from grpo_math.run.http import ServerError
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +75,7 @@ def server(tokenizer, smollm):
     http.shutdown()
 
 
-def test_a_server_is_asked_for_the_samples_of_one_prompt_at_a_time(server, smollm, rows, tokenizer):
+def test_a_server_is_asked_for_one_completion_at_a_time(server, smollm, rows, tokenizer):
     url, asked = server
     results = evaluate(
         smollm,
@@ -91,8 +89,8 @@ def test_a_server_is_asked_for_the_samples_of_one_prompt_at_a_time(server, smoll
         progress=False,
     )
     requests = [body for path, body in asked if path == "/v1/completions"]
-    assert sorted(body["n"] for body in requests) == [2, 2, 4, 4], "the second problem is in both batches"
-    assert len({body["seed"] for body in requests}) == 4, "vLLM would give all prompts of a seed the same draws"
+    assert [body["n"] for body in requests] == [1] * 12
+    assert len({body["seed"] for body in requests}) == 12, "vLLM would give all prompts of a seed the same draws"
     for body in requests:
         assert len(body["prompt"]) == 1
         assert all(isinstance(token, int) for token in body["prompt"][0])
@@ -105,6 +103,7 @@ def test_a_server_is_asked_for_the_samples_of_one_prompt_at_a_time(server, smoll
     assert 0 < results["accuracy"] < 1
 
 
+@pytest.mark.slow
 def test_an_adapter_is_loaded_under_a_name_of_its_weights_and_a_known_one_goes_by_its_name(
     server, smollm, rows, adapter
 ):
@@ -121,6 +120,7 @@ def test_an_adapter_is_loaded_under_a_name_of_its_weights_and_a_known_one_goes_b
     assert {body["model"] for _, body in asked} == {"mine"}
 
 
+@pytest.mark.slow
 def test_a_server_of_another_model_and_one_that_is_not_there_are_one_line(server, tiny, smollm, rows, monkeypatch):
     url, _ = server
     with pytest.raises(ConfigError, match="is not what the server has"):
@@ -133,7 +133,7 @@ def test_a_server_of_another_model_and_one_that_is_not_there_are_one_line(server
 def backends_server(url: str):
     from grpo_math.generation.server import Server
 
-    return Server(url, patience=0.0)
+    return Server(url, retries=0)
 
 
 @pytest.mark.parametrize(
@@ -142,17 +142,16 @@ def backends_server(url: str):
         ({"backend": "vlm"}, "did you mean 'vllm'"),
         ({"backend": "vllm-server"}, "server=None is needed by backend=vllm-server"),
         ({"server": "http://127.0.0.1:1"}, "would be ignored by backend=hf"),
-        ({"backend": "vllm"}, "needs the package vllm"),
         ({"adapter": "nowhere"}, "adapter='nowhere' holds no adapter_config.json"),
     ],
 )
-def test_what_cannot_work_is_refused_before_weights_load(arguments, words, rows, monkeypatch):
-    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+def test_what_cannot_work_is_refused_before_weights_load(arguments, words, rows):
     with pytest.raises(ConfigError, match=words) as refused:
         evaluate("no/model", rows, progress=False, **arguments)
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_model_or_an_adapter_that_cannot_be_loaded_is_one_line(smollm, rows, adapter, tmp_path):
     for model in (str(tmp_path), "./nowhere"):
         with pytest.raises(ConfigError, match=r"model=.* can be loaded") as refused:
@@ -163,41 +162,37 @@ def test_a_model_or_an_adapter_that_cannot_be_loaded_is_one_line(smollm, rows, a
     assert "\n" not in str(refused.value)
 
 
-def test_vllm_here_gets_one_seed_a_prompt_and_the_adapter_beside_the_weights(
-    monkeypatch, smollm, rows, adapter, tokenizer
-):
-    """The call as it goes to vLLM's LLM; the package itself is not needed."""
-    made: list[dict] = []
+def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, smollm, rows, adapter, monkeypatch):
+    """The process is a stand-in; tests/generation/test_sync.py starts a real vLLM server."""
+    url, asked = server
+    started, stopped = [], []
 
-    class LLM:
-        def __init__(self, **settings):
-            made.append(settings)
+    class Process:
+        def __init__(self, start, log):
+            started.append(start)
+            self.url = url
 
-        def generate(self, prompts, sampling, use_tqdm, lora_request):
-            made.append({"seeds": [one.seed for one in sampling], "lora": lora_request})
-            return [
-                SimpleNamespace(
-                    outputs=[
-                        SimpleNamespace(
-                            token_ids=tuple(reply(tokenizer, prompt["prompt_token_ids"], one.seed, i, one.max_tokens))
-                        )
-                        for i in range(one.n)
-                    ]
-                )
-                for prompt, one in zip(prompts, sampling, strict=True)
-            ]
+        def wait(self, seconds):
+            assert not stopped
 
-    vllm, lora, request = ModuleType("vllm"), ModuleType("vllm.lora"), ModuleType("vllm.lora.request")
-    vllm.LLM, vllm.SamplingParams = LLM, lambda **settings: SimpleNamespace(**settings)
-    request.LoRARequest = lambda *arguments: arguments
-    for module in (vllm, lora, request):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(backends, "find_spec", lambda name: vllm)
-    results = evaluate(
-        smollm, rows, adapter=adapter, samples=2, temperature=1.0, max_new_tokens=12, backend="vllm", progress=False
-    )
-    assert made[0] == {"model": smollm, "enable_lora": True, "max_lora_rank": 16}
-    assert len(set(made[1]["seeds"])) == 3
-    assert made[1]["lora"] == ("adapter", 1, adapter)
-    assert {row["category"] for row in results["rows"]} <= {"correct", "truncated"}
-    assert results["accuracy"] > 0
+        def stop(self):
+            stopped.append(len(asked))
+
+    monkeypatch.setattr(backends, "ServerProcess", Process)
+    monkeypatch.setattr(backends, "executable", lambda: "vllm")
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    found = evaluate(smollm, rows, adapter=adapter, max_new_tokens=12, backend="vllm", progress=False)
+    (start,) = started
+    assert start.command[:3] == ["vllm", "serve", smollm]
+    assert start.command[start.command.index("--max-lora-rank") + 1] == "16", "the adapter's rank is 12"
+    assert "--weight-transfer-config" not in start.command
+    assert start.environment["VLLM_API_KEY"]
+    assert stopped == [len(asked)], "after the last request"
+    assert [path for path, _ in asked].count("/v1/load_lora_adapter") == 1
+    assert found["backend"] == "vllm"
+
+
+def test_a_vllm_that_is_not_installed_is_one_line(rows, monkeypatch):
+    monkeypatch.setenv("GRPO_MATH_VLLM", "/nowhere/vllm")
+    with pytest.raises(UserError, match="GRPO_MATH_VLLM='/nowhere/vllm' is not a program"):
+        evaluate("no/model", rows, backend="vllm")

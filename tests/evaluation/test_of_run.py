@@ -25,7 +25,7 @@ def run(tiny, tmp_path):
 
         folder = tmp_path / "run"
         folder.mkdir()
-        text = f'model_name_or_path: "{tiny()}"  # quoted\ntemplate: "boxed"\nmax_completion_length: 6\n'
+        text = f'model_name_or_path: "{tiny()}"  # quoted\nprompt_template: "boxed"\nmax_completion_length: 6\n'
         (folder / "config.yaml").write_text(text)
         model = AutoModelForCausalLM.from_pretrained(tiny())
         if kind == "adapter":
@@ -55,7 +55,7 @@ def test_base_and_trained_are_asked_the_same_and_compared(kind, run, tiny, capsy
     assert (trained["model"], trained["adapter"]) == (
         (tiny(), str(folder / "adapter")) if kind == "adapter" else (str(folder / "model"), None)
     )
-    monkeypatch.setattr(backends, "opened", None)  # it goes on where it was: all answers are there
+    monkeypatch.setattr(backends.Model, "generator", None)  # it goes on where it was: all answers are there
     assert main(["evaluate", "--run", str(folder), *ASKED, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer.keys() == {"base", "trained", "comparison"}

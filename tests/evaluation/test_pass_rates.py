@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import pass_rates, results
+from grpo_math.evaluation import backends, pass_rates
 from grpo_math.problems import difficulty
 from grpo_math.problems.datasets import load_problems
 
@@ -58,22 +59,24 @@ def measured(model, tokenizer, rows, path, **kwargs):
     return pass_rates.measure(model, tokenizer, rows, path, ABOUT, batch_size=8, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_rate_is_the_share_of_completions_that_are_right(model, tokenizer, problems, tmp_path, monkeypatch):
     """Every second completion is replaced by the gold answer, and one problem's gold by something ungradable."""
-    from grpo_math.generation.completions import Completion
+    from grpo_math.generation.completions import Completion, token_ids
 
-    golds = {row["prompt"][-1]["content"]: row["answer"] for row in problems}
+    ids = token_ids(tokenizer, [row["prompt"] for row in problems])
+    texts = {tuple(prompt): cycle(["-1", row["answer"]]) for prompt, row in zip(ids, problems, strict=True)}
 
-    def complete(model, tokenizer, prompts, **settings):
-        texts = [golds[p[-1]["content"]] if i % 2 else "-1" for i, p in enumerate(prompts)]
-        return [Completion(f"#### {text}", 4, False) for text in texts]
+    def generate(prompts, seed):
+        return [Completion(f"#### {next(texts[tuple(prompt)])}", 4, False) for prompt in prompts]
 
-    monkeypatch.setattr(results, "complete", complete)
+    monkeypatch.setattr(backends.Model, "generator", lambda model, sampling, talk: generate)
     rows = [{**row, "answer": "" if i == 3 else row["answer"]} for i, row in enumerate(problems)]
     rates = measured(model, tokenizer, rows, tmp_path / "rates.jsonl")
     assert [rates[difficulty.key(row)] for row in rows] == [0.5, 0.5, 0.5, None, 0.5, 0.5]
 
 
+@pytest.mark.full
 def test_real_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, problems, tmp_path, monkeypatch):
     import torch
 
@@ -89,13 +92,13 @@ def test_real_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, prob
     path.write_text(whole[:-20])  # killed while it wrote the third problem's line
     assert len(pass_rates.read(path, ABOUT)) == 2
     asked = []
-    complete = results.complete
+    generator = backends.Model.generator
 
-    def counted(model, tokenizer, prompts, **settings):
-        asked.append(len(prompts))
-        return complete(model, tokenizer, prompts, **settings)
+    def counted(model, sampling, talk):
+        generate = generator(model, sampling, talk)
+        return lambda prompts, seed: asked.append(len(prompts)) or generate(prompts, seed)
 
-    monkeypatch.setattr(results, "complete", counted)
+    monkeypatch.setattr(backends.Model, "generator", counted)
     rates = measured(model, tokenizer, problems, path)
     assert sum(asked) == 4 * ABOUT["samples"], "only the four that were missing"
     assert {key: rate for key, rate in rates.items() if key in list(first)[:2]} == dict(list(first.items())[:2])
@@ -105,6 +108,7 @@ def test_real_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, prob
     assert not asked
 
 
+@pytest.mark.full
 def test_easier_problems_have_higher_rates(model, tokenizer, tmp_path):
     """Sums of one digit against products of two: the rate says which is which."""
     easy = [{**row, "id": row["id"]} for row in load_problems("generated:sums") if int(row["answer"]) < 10][:4]

@@ -190,6 +190,7 @@ def test_wilson_covers_the_true_share_in_95_of_100_draws():
     assert covered / DRAWS == pytest.approx(0.95, abs=0.01)
 
 
+@pytest.mark.slow
 def test_wilson_of_means_covers_where_completions_of_a_problem_are_alike_and_plain_wilson_does_not():
     rng, covered, plain = numpy.random.default_rng(0), 0, 0
     for difficulty in rng.beta(0.6, 0.9, (DRAWS, 200)):  # mean 0.4; most problems are nearly always right or wrong
@@ -202,6 +203,7 @@ def test_wilson_of_means_covers_where_completions_of_a_problem_are_alike_and_pla
     assert plain / DRAWS < 0.7, "1,600 completions of 200 problems are not 1,600 problems"
 
 
+@pytest.mark.full
 def test_the_paired_interval_covers_the_true_difference_in_95_of_100_draws():
     gain, loss = 0.3, 0.1
     moved = numpy.random.default_rng(0).multinomial(256, [gain, loss, 1 - gain - loss], DRAWS)
@@ -258,6 +260,7 @@ def test_mcnemar_on_the_approval_ratings_of_agresti():
     assert mcnemar(86, 150) == pytest.approx(3.1e-5, rel=0.25)
 
 
+@pytest.mark.slow
 def test_mcnemar_is_the_exact_two_sided_sign_test():
     # (1 + 10) / 2^10 on one side.
     assert mcnemar(9, 1) == mcnemar(1, 9) == 22 / 1024

@@ -8,11 +8,10 @@ import pytest
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
-from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends, results
+from grpo_math.evaluation import backends
 from grpo_math.evaluation.compare import ResultsError, comparison
-from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.toolbox import toolbox, toolbox_of
 from grpo_math.generation.completions import read_off, token_ids
 from grpo_math.problems.datasets import load_problems
@@ -42,7 +41,7 @@ def said(rows, tokenizer, monkeypatch):
     """The backend gives the turns of `SAID`; what it was asked for."""
     asked = []
 
-    def opened(model, adapter, own, backend, server, sampling):
+    def generator(model, sampling, talk=None):
         def generate(prompts, seed):
             asked.append((prompts, seed))
             made = []
@@ -56,14 +55,14 @@ def said(rows, tokenizer, monkeypatch):
 
         return generate
 
-    monkeypatch.setattr(backends, "opened", opened)
+    monkeypatch.setattr(backends.Model, "generator", generator)
     return asked
 
 
 def evaluated(tiny, tokenizer, rows, **settings):
     model = AutoModelForCausalLM.from_pretrained(tiny())
     settings = {"tools": ["python"], "max_new_tokens": 90, "progress": False, **settings}
-    return results.evaluate(model, rows, tokenizer=deepcopy(tokenizer), **settings)
+    return evaluate(model, rows, tokenizer=deepcopy(tokenizer), **settings)
 
 
 def test_results_hold_the_turns_and_what_became_of_the_calls(tiny, tokenizer, rows, said):
@@ -87,16 +86,16 @@ def test_results_hold_the_turns_and_what_became_of_the_calls(tiny, tokenizer, ro
 def test_results_with_other_tools_or_limits_are_not_compared(tiny, tokenizer, rows):
     first = evaluated(tiny, tokenizer, rows)
     assert comparison(first, evaluated(tiny, tokenizer, rows))["difference"] == 0
-    for other in ({"python": {"wall_seconds": 3}}, {"max_tool_calling_iterations": 1}):
+    for other in (toolbox(["python"], {"wall_seconds": 3}), toolbox(["python"], rounds=1)):
         with pytest.raises(ResultsError, match="tools differs"):
-            comparison(first, evaluated(tiny, tokenizer, rows, **other))
+            comparison(first, evaluated(tiny, tokenizer, rows, tools=other))
 
 
 def test_what_cannot_work_is_refused_before_weights_load(tokenizer, rows, tmp_path):
     with pytest.raises(ConfigError, match="not among tools"):
-        results.evaluate("nowhere", rows)
+        evaluate("nowhere", rows)
     with pytest.raises(ConfigError, match=r"python\.wall_seconds"):
-        results.evaluate("nowhere", rows, tools=["python"], python={"wall_seconds": 0})
+        toolbox(["python"], {"wall_seconds": 0})
     assert toolbox([]) is None
 
 
@@ -111,7 +110,7 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(tiny, 
         processing_class=deepcopy(tokenizer),
         tools=list(box.own),
     )
-    found = over_ranks(trainer, rows, max_new_tokens=90, progress=False)
+    found = evaluate(trainer, rows, max_new_tokens=90, progress=False)
     assert found["tools"] == toolbox_of(trainer).stated == box.stated
     assert sum(row["calls"] for row in found["rows"]) > 0
     prompts = [row["prompt"] for row in Dataset.from_list(rows)]

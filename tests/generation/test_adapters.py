@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.adapters import adapter_tensors, logps, refuse_unserved, save_adapter, scaled
+from grpo_math.generation.adapters import adapter_bytes, adapter_tensors, logps, refuse_unserved, save_adapter, scaled
+from grpo_math.generation.sync import AdapterGeneration
+from grpo_math.run import disk
 
 PROMPT, COMPLETION = [5, 6, 7, 300], [11, 12, 13]
 
@@ -104,3 +107,23 @@ def test_log_probs_are_those_of_the_whole_forward_with_dropout_off(adapted):
         every = model(torch.tensor([PROMPT + COMPLETION])).logits[0].log_softmax(-1)
     by_hand = [every[len(PROMPT) - 1 + i, token] for i, token in enumerate(COMPLETION)]
     assert torch.allclose(found, torch.stack(by_hand), atol=1e-6)
+
+
+def test_the_size_of_an_adapter_is_that_of_its_tensors(adapted):
+    model = adapted()
+    tensors = adapter_tensors(model, lambda parameters: nullcontext())
+    assert adapter_bytes(model) == sum(tensor.nbytes for tensor in tensors.values()) > 0
+
+
+@pytest.mark.parametrize(("room", "place"), [(8, "shm"), (7, "run")])
+def test_the_folder_for_adapters_has_room_for_those_of_every_process(room, place, adapted, tmp_path, monkeypatch):
+    monkeypatch.delenv("GRPO_MATH_ADAPTER_DIR", raising=False)
+    model, shared = adapted(), tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(disk, "SHARED_MEMORY", shared)
+    free = SimpleNamespace(free=room * adapter_bytes(model))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda folder: free)
+    made = object.__new__(AdapterGeneration)
+    here = {"output_dir": tmp_path / "run", "accelerator": SimpleNamespace(num_processes=2), "model": model}
+    vars(made).update(**here, servers=[], mode="colocate")
+    assert made._folder_for_adapters().parent == tmp_path / place

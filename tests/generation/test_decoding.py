@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache
 
 from grpo_math.generation import cache, completions, decoding
 from grpo_math.generation.cache import GrowingLayer
-from grpo_math.generation.completions import Completion, complete
+from grpo_math.generation.completions import Completion, token_ids, with_model
 from grpo_math.generation.decoding import lean_generation, sample
 
 
@@ -53,6 +53,7 @@ def lengths(tokens, width, ends):
     return [row.index(True) + 1 if True in row else len(row) for row in is_end.tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, {**SAMPLED, "temperature": 1.3}], ids=["greedy", "sampled"])
 def test_tokens_and_generator_are_those_of_plain_generate(family, sampling, tiny, tokenizer):
@@ -87,6 +88,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_every_setting_gives_the_tokens_of_plain_generate(settings, model, tokenizer):
     plain, ours = both(model, grouped(tokenizer), **{**SAMPLED, **SETTINGS[settings]})
@@ -103,6 +105,7 @@ BATCHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("sampling", [{"do_sample": False}, SAMPLED], ids=["greedy", "sampled"])
 def test_small_batches(batch, sampling, model, tokenizer):
@@ -112,6 +115,7 @@ def test_small_batches(batch, sampling, model, tokenizer):
 BEGINNING = "Work it out, then give the number after ####. " * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_all_prompts_begin_with_is_computed_once(family, tiny, tokenizer):
     model, prompts = load(tiny(family)), [BEGINNING + prompt for prompt in PROMPTS]
@@ -137,11 +141,13 @@ def test_a_beginning_is_common_only_with_its_mask_and_positions(changed, model, 
     assert_same(plain, ours)
 
 
+@pytest.mark.slow
 def test_no_mask_is_a_mask_of_ones(model):
     ids = torch.randint(5, 4000, (2, 6)).repeat_interleave(3, 0)
     assert_same(*both(model, {"input_ids": ids}, **SAMPLED))
 
 
+@pytest.mark.slow
 def test_equal_tokens_under_different_masks_are_different_prompts(model):
     ids = torch.randint(5, 4000, (1, 6)).repeat(4, 1)
     mask = torch.ones_like(ids)
@@ -151,6 +157,7 @@ def test_equal_tokens_under_different_masks_are_different_prompts(model):
     assert ours[2][0] == (2, 6)
 
 
+@pytest.mark.slow
 def test_a_row_is_computed_until_it_ends_and_no_further(model, tokenizer):
     inputs = grouped(tokenizer)
     plain, ours = both(model, inputs, **SAMPLED)
@@ -169,6 +176,7 @@ def test_all_rows_ending_at_once_need_no_step_at_all(model, tokenizer):
     assert len(ours[2]) == 1
 
 
+@pytest.mark.slow
 def test_no_row_ending_runs_to_the_limit(model, tokenizer):
     plain, ours = both(model, grouped(tokenizer), **SAMPLED, eos_token_id=-1)
     assert_same(plain, ours)
@@ -185,6 +193,7 @@ class Forced(StoppingCriteria):
         return input_ids.size(1) - self.width >= self.lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [[3], None], ids=["an end token", "none, so that nothing is padded"])
 def test_a_stopping_criterion_of_the_caller_is_heard(ends, model, tokenizer):
     inputs = grouped(tokenizer)
@@ -196,6 +205,7 @@ def test_a_stopping_criterion_of_the_caller_is_heard(ends, model, tokenizer):
     assert ours[2][-1] == ((2, 1) if ends else (16, 1))
 
 
+@pytest.mark.slow
 def test_a_lora_adapter_under_no_grad(tiny, tokenizer):
     from peft import LoraConfig, get_peft_model
 
@@ -251,6 +261,7 @@ OTHER_WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_what_the_loop_does_not_know_is_left_to_transformers(way, model, tokenizer):
     settings = {k: v() if v is DynamicCache else v for k, v in OTHER_WAYS[way].items()}
@@ -331,13 +342,19 @@ def nothing(model, earlier=None):
     yield
 
 
+def complete(model, tokenizer, prompts, temperature=0.0) -> list[Completion]:
+    generate = with_model(model, tokenizer, temperature=temperature, max_new_tokens=20)
+    return generate(token_ids(tokenizer, prompts), 0)
+
+
+@pytest.mark.slow
 def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(model, tokenizer, monkeypatch):
     torch.manual_seed(7)
     state = torch.get_rng_state()
-    ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
+    ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0)
     assert torch.equal(torch.get_rng_state(), state)
     monkeypatch.setattr(completions, "lean_generation", nothing)
-    plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0, max_new_tokens=20, batch_size=5)
+    plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0)
     assert ours == plain
     assert len({completion.tokens for completion in ours}) > 2
 
@@ -347,11 +364,11 @@ def test_an_evaluation_computes_equal_prompts_once_whatever_the_attention(implem
     model = AutoModelForCausalLM.from_pretrained(tiny("llama"), attn_implementation=implementation).eval()
     prompts = [prompt for prompt in PROMPTS for _ in range(4)]
     with counted(model) as shapes:
-        ours = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
+        ours = complete(model, tokenizer, prompts)
     assert shapes[0][0] == len(PROMPTS)
     monkeypatch.setattr(completions, "lean_generation", nothing)
     with counted(model) as shapes:
-        plain = complete(model, tokenizer, prompts, max_new_tokens=20, batch_size=16)
+        plain = complete(model, tokenizer, prompts)
     assert shapes[0][0] == len(prompts)
     assert [completion.text for completion in ours] == [completion.text for completion in plain]
 

@@ -70,6 +70,7 @@ def played(model, prompts, turns=3, goes_on=lambda prompt, said: sum(said) % 3 >
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"do_sample": False}], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_turn_has_the_tokens_of_plain_generate(family, settings, tiny, tokenizer):
@@ -83,6 +84,7 @@ def test_a_turn_has_the_tokens_of_plain_generate(family, settings, tiny, tokeniz
     assert min(before[1:]) > 31
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "mistral", "deepseek_v3", "qwen3_next"])
 def test_windows_go_on_and_states_begin_anew(family, tokenizer):
     model = ending(tiny_model(family))
@@ -93,6 +95,7 @@ def test_windows_go_on_and_states_begin_anew(family, tokenizer):
     assert (columns[-1] > 31) == (family == "qwen3_next")
 
 
+@pytest.mark.slow
 def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
     model, earlier = ending(load(tiny("llama"))), EarlierTurns(lambda prompt, said: len(said) < TURN)
     prompts = first_turn(tokenizer)
@@ -108,6 +111,7 @@ def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
     assert not set(earlier.rows) & kept
 
 
+@pytest.mark.slow
 def test_a_row_that_nothing_is_known_of_is_computed_in_whole(tiny, tokenizer):
     model, earlier = ending(load(tiny("llama"))), EarlierTurns(lambda prompt, said: True)
     prompts = first_turn(tokenizer)
@@ -133,6 +137,7 @@ def test_rows_with_padding_within_are_neither_kept_nor_filled(odd_first, tiny):
     assert torch.equal(ours, model.generate(input_ids=said, attention_mask=mask, **settings))
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_from_its_turns(tiny, tokenizer, monkeypatch):
     class Talk:
         def calls(self, prompt, said):

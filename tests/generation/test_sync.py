@@ -25,12 +25,14 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 from vllm_process import VLLM, Process, of_session
 
+from grpo_math import evaluate
 from grpo_math.errors import UserError
-from grpo_math.evaluation.results import evaluate
+from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.generation.adapters import logps, save_adapter, scaled
-from grpo_math.generation.server import Server, ServerError
+from grpo_math.generation.server import Server
 from grpo_math.generation.sync import AdapterGeneration, KeyedClient
 from grpo_math.problems.datasets import load_problems
+from grpo_math.run.http import ServerError
 
 PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
@@ -118,7 +120,7 @@ def test_ranks_that_call_a_tool_get_their_own_turns_from_a_real_server(process, 
 
 def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
     rows = list(load_problems("generated:long_products", "heldout", template="python", limit=8))
-    asked = {"tools": ["python"], "python": {"wall_seconds": 30}, "max_new_tokens": 100}
+    asked = {"tools": toolbox(["python"], {"wall_seconds": 30}), "max_new_tokens": 100}
     found = evaluate(smollm, rows, backend="vllm-server", server=process.server.url, **asked)
     called = [row for row in found["rows"] if row["calls"]]
     assert called
@@ -139,14 +141,14 @@ def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, m
     for path, sent in [*((path, body) for path in posts), *((path, None) for path in ("/server_info", "/v1/models"))]:
         for key in ("wrong", f"{secret}x"):
             with pytest.raises(ServerError) as error:
-                Server(url, api_key=key)._send(path, sent)
+                Server(url, api_key=key).http.ask(path, sent)
             assert error.value.status == 401, path
     assert Server(url, api_key="wrong").healthy()
-    assert secret not in json.dumps(process.server._ask("/server_info?config_format=json"))
+    assert secret not in json.dumps(process.server.http.ask("/server_info?config_format=json"))
     assert secret not in (process.folder / "server.log").read_text()
     for pid in of_session(process.process.pid):
         assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
-    process.server._send("/reset_prefix_cache", {})
+    process.server.http.ask("/reset_prefix_cache", {})
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
     assert KeyedClient(base_url=url).get_server_info()["lora_config"]["max_lora_rank"] == 16
     with pytest.raises(Exception, match="401"):
@@ -162,7 +164,7 @@ class SameFolder(AdapterGeneration):
         save_adapter(self.model, tensors, self.folder, scale)
         body = {"lora_name": self.name, "lora_path": str(self.folder), "load_inplace": True}
         for server in self.servers:
-            server._ask("/v1/load_lora_adapter", body)
+            server.http.ask("/v1/load_lora_adapter", body)
 
 
 class OldAdapter(AdapterGeneration):

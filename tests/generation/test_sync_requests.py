@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo_math.generation import sync
 from grpo_math.generation.server import Sampled
 from grpo_math.generation.sync import AdapterGeneration, _WithAdapter
+from grpo_math.run.http import ServerError
 
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
 
@@ -18,16 +22,54 @@ SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repet
 class Told:
     """A server that answers a prompt with its tokens, the number of the completion, and notes each request."""
 
+    url = "http://told"
+
     def __init__(self):
-        self.requests = []
+        self.requests, self.fails, self.waits = [], [], 0
 
     def heard(self, seconds):
         return nullcontext()
 
+    def wait(self, seconds, progress):
+        self.waits += 1
+
+    def check_version(self):
+        pass
+
+    def models(self):
+        return [""]
+
     def generate(self, prompts, **request):
         self.requests.append({"prompts": prompts, **request})
+        if prompts[0] in self.fails:
+            self.fails.remove(prompts[0])
+            raise ServerError("the engine has restarted", 500)
         rows = [[*prompt, number] for prompt in prompts for number in range(request["n"])]
         return Sampled(rows, [[-0.5] * len(row) for row in rows])
+
+
+class Engine:
+    """A colocated engine that notes what it is told."""
+
+    def __init__(self, told):
+        self.told, self.adapter = told, None
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: self.told.append(name) or self.answers(args)
+
+    def answers(self, args):
+        tokens = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-0.5)}])
+        return [SimpleNamespace(prompt_token_ids=[1], outputs=[tokens]) for _ in (args[0] if args else ())]
+
+
+def colocated(told, monkeypatch, **own):
+    module = ModuleType("vllm")
+    module.SamplingParams = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    made = generation(servers=0)
+    vars(made).update(mode="colocate", llm=Engine(told), model=None, enable_sleep_mode=True, tensor_parallel_size=1)
+    vars(made).update(own)
+    return made
 
 
 def generation(servers=1, rank=0):
@@ -74,6 +116,18 @@ def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the
     assert seeds(3) == seeds(3)
 
 
+def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
+    monkeypatch.setattr(sync, "AT_ONCE", 2)  # some have not been sent when the first one fails
+    made = generation()
+    (server,) = made.servers
+    server.fails = [[3], [3], [1], [9]]
+    _, token_ids, *_ = made.generate(repeated(*range(1, 11)), None, 2)
+    assert token_ids == [[prompt, number] for prompt in range(1, 11) for number in range(2)]
+    asked = Counter(prompt for request in server.requests for (prompt,) in request["prompts"])
+    assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
+    assert server.waits == 2
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_takes_the_completions_of_its_own_prompts(rank, monkeypatch):
     of_ranks = [repeated(1, 2), repeated(3, 4)]
@@ -109,3 +163,31 @@ def test_a_colocated_engine_samples_with_the_adapter_and_never_throws_the_base_a
     made.llm.sleep(level=2)
     assert told == [("run-4", 4, str(tmp_path / "run-4")), 1]
     assert made.llm.model == "base"
+
+
+def test_the_canary_of_engines_that_share_a_model_waits_for_every_rank_first(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda device_ids: told.append(("barrier", *device_ids)))
+    accelerator = SimpleNamespace(local_process_index=1)
+    made = colocated(told, monkeypatch, tensor_parallel_size=2, accelerator=accelerator)
+    assert made._ask([1, 2]) == [([7], [-0.5])]
+    assert told == ["wake_up", ("barrier", 1), "generate"]
+    made.tensor_parallel_size = 1
+    made._ask([1, 2])
+    assert told[3:] == ["wake_up", "generate"]
+
+
+def test_a_turn_wakes_a_colocated_engine_and_does_not_send_the_adapter_again(monkeypatch):
+    told = []
+    made = colocated(told, monkeypatch, _llm_weights_sleeping=True)
+    monkeypatch.setattr(made, "_send", lambda: told.append("adapter"), raising=False)
+    monkeypatch.setattr(VLLMGeneration, "generate", lambda made, *args: told.append("turn"))
+    made.syncs = 0
+    made.sync_weights()
+    made.canary.due = False
+    for _ in range(2):
+        made.generate([[1]], None, 1)
+        made._llm_weights_sleeping = True  # TRL lets the engine sleep after each turn
+    made.generate([[1]], None, 1)
+    assert told == ["wake_up", "adapter", "turn", "wake_up", "turn", "wake_up", "turn"]
+    assert (made.syncs, made._llm_weights_sleeping) == (1, False)

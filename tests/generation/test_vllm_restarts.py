@@ -54,6 +54,7 @@ def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(smal
         assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
 
 
+@pytest.mark.full
 def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(small, tiny, tokenizer, tmp_path):
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
     stop_after_sync(small, trainer, step=2)
@@ -69,10 +70,11 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(s
     assert again.state.global_step == 4
 
 
+@pytest.mark.full
 def test_a_server_that_accepts_and_never_answers_ends_the_run_with_a_checkpoint(
     small, tiny, tokenizer, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(server, "AT_ONCE", 0.5)
+    monkeypatch.setattr(server, "HEALTH_SECONDS", 0.5)
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
     sync, released = trainer.vllm_generation.sync_weights, threading.Event()
 
@@ -109,6 +111,7 @@ def test_the_next_run_removes_the_adapter_of_one_that_was_killed_and_no_other(
     del living  # its folder goes with it
 
 
+@pytest.mark.full
 def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_adapter_again(
     small, tiny, tokenizer, tmp_path
 ):
@@ -131,6 +134,7 @@ def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_ada
         assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
 
 
+@pytest.mark.full
 def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(small, tiny, tmp_path):
     """The training program, started as it is on a cluster; the server is lost in the third rollout."""
     asked = []
@@ -154,6 +158,7 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
     assert [line["step"] for line in history(run_dir)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
     other = SmallVLLM(tiny())
     try:
@@ -168,6 +173,7 @@ def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
         assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallel", "named"),
     [({"data_parallel_size": 2}, ["0", "1"] * 3), ({"data_parallel_size": 2, "data_parallel_external_lb": True}, [])],
@@ -250,6 +256,7 @@ def test_the_sync_needs_no_vllm_package():
     assert all(line.startswith("    ") for line in indented)  # where vLLM is in the process: colocated
 
 
+@pytest.mark.full
 def test_a_run_that_goes_on_with_another_server_samples_what_it_would_have_sampled(small, tiny, tokenizer, tmp_path):
     whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", save_strategy="steps", save_steps=1)
     whole.train()

@@ -7,8 +7,8 @@ import torch
 from peft import LoraConfig
 from small_trainers import SMALL, make, padded_batch, relative, weights
 from trl import GRPOTrainer
+from update_benchmark import SHAPES, Shape, bench_update
 
-from grpo_math.checks.bench import SHAPES, Shape, bench_update
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 

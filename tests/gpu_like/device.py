@@ -1,5 +1,7 @@
 """A CUDA device that is none: tensors say `cuda:0` and are computed on the CPU.
 
+`torch.cuda` reports one device. Tensors can also be put on `cuda:1`, for a model with layers on two GPUs.
+
 What breaks on a GPU and not on a CPU is found without one: a tensor on the wrong device raises as it does on CUDA, and
 each wait of the CPU for the device, and each kernel launch, is counted with the line of Python that made it.
 

@@ -104,7 +104,7 @@ def run(wanted: Sequence[str]) -> dict[str, dict[str, str]]:
     results.with_suffix(".wanted").write_text(json.dumps(wanted), encoding="utf-8")
     environment = {**os.environ, GUARD: str(built), RESULTS: str(results), "CUDA_VISIBLE_DEVICES": "0"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "--all", "-p", "no:xdist", "-p", "no:cacheprovider", *files]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
         ending = f"the process ended with exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -1,4 +1,4 @@
-"""`Cuda`: a tensor that says `cuda:0` and holds a CPU tensor, and what an operator on it does.
+"""`Cuda`: a tensor that says `cuda:0` or `cuda:1` and holds a CPU tensor, and what an operator on it does.
 
 Every operator that has such a tensor among its arguments comes to `_run`: it refuses devices that CUDA would refuse,
 counts, and computes on the tensors within.
@@ -38,7 +38,7 @@ class Cuda(torch.Tensor):
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Cuda:
+    def __new__(cls, inner: torch.Tensor, device: torch.device = DEVICE) -> Cuda:
         return torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
@@ -46,18 +46,18 @@ class Cuda(torch.Tensor):
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
             layout=inner.layout,
-            device=DEVICE,
+            device=on(device),
         )
 
-    def __init__(self, inner: torch.Tensor) -> None:
+    def __init__(self, inner: torch.Tensor, device: torch.device = DEVICE) -> None:
         self.inner = inner
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:  # by which `Module.to` takes parameters over
-        return ["inner"], None
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:  # by which `Module.to` takes parameters over
+        return ["inner"], self.device
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: None, size: Any, stride: Any) -> Cuda:
-        return Cuda(inner["inner"])
+    def __tensor_unflatten__(inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any) -> Cuda:
+        return Cuda(inner["inner"], device)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,7 +82,7 @@ class Cuda(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            copy = Cuda(self.inner.detach().clone())
+            copy = Cuda(self.inner.detach().clone(), self.device)
             is_parameter = isinstance(self, torch.nn.Parameter)
             memo[id(self)] = torch.nn.Parameter(copy, self.requires_grad) if is_parameter else copy
         return memo[id(self)]
@@ -95,7 +95,12 @@ class Cuda(torch.Tensor):
         """Nothing: memory is never handed on."""
 
     def __repr__(self, **kwargs: Any) -> str:
-        return f"{self.inner!r} on cuda:0"
+        return f"{self.inner!r} on {self.device}"
+
+
+def on(device: torch.device) -> torch.device:
+    """The device with a number: ``cuda`` is the first."""
+    return torch.device("cuda", device.index or 0)
 
 
 def take_over() -> None:
@@ -117,7 +122,8 @@ def _made(factory: str, *args: Any, device: Any = None, **kwargs: Any) -> Cuda:
     name, _, overload = factory.partition(".")
     if name not in NO_KERNEL:
         launched(name)
-    return Cuda(getattr(getattr(torch.ops.aten, name), overload or "default")(*args, device=CPU, **kwargs))
+    made = getattr(getattr(torch.ops.aten, name), overload or "default")(*args, device=CPU, **kwargs)
+    return Cuda(made, DEVICE if device is None else torch.device(device))
 
 
 def _name(func: Any) -> str:
@@ -136,7 +142,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _copy(func, args, inside)
     if name == "is_pinned":
         return False
-    _refuse_mixed(func, name, args, tensors)
+    device = next((tensor.device for tensor in tensors if isinstance(tensor, Cuda)), DEVICE)
+    _refuse_mixed(func, name, args, tensors, device)
     if _waits(name, args, kwargs):
         waited()
     if not (func.is_view or name in NO_KERNEL):
@@ -147,11 +154,12 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if "out" in inside:
             inside["out"].copy_(out)
             return kwargs["out"]
-        return Cuda(out)
+        return Cuda(out, device)
     out = func(*plain, **inside)
     if asked is not None and asked.type != "cuda":
         return out
-    out = tree_map_only(torch.Tensor, Cuda, out)
+    made_on = device if asked is None else asked
+    out = tree_map_only(torch.Tensor, lambda tensor: Cuda(tensor, made_on), out)
     out = return_and_correct_aliasing(func, args, kwargs, out)
     if func._schema.is_mutable and any(isinstance(t, Cuda) and t.shape != t.inner.shape for t in tensors):
         raise NotImplementedError(f"the pretended GPU cannot change a shape in place: {func}")
@@ -164,12 +172,12 @@ def within(value: Any) -> Any:
 
 def _to_copy(func: Any, args: Any, inside: dict[str, Any], asked: torch.device | None) -> torch.Tensor:
     source = args[0]
-    target = source.device.type if asked is None else asked.type
-    if target != source.device.type and not inside.get("non_blocking"):
+    target = source.device if asked is None else on(asked) if asked.type == "cuda" else asked
+    if target != source.device and not inside.get("non_blocking"):
         waited()
     launched("_to_copy")
     out = func(within(source), *args[1:], **inside)
-    return Cuda(out) if target == "cuda" else out
+    return Cuda(out, target) if target.type == "cuda" else out
 
 
 def _copy(func: Any, args: Any, inside: dict[str, Any]) -> torch.Tensor:
@@ -182,17 +190,19 @@ def _copy(func: Any, args: Any, inside: dict[str, Any]) -> torch.Tensor:
     return target
 
 
-def _refuse_mixed(func: Any, name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+def _refuse_mixed(func: Any, name: str, args: Any, tensors: list[torch.Tensor], device: torch.device) -> None:
     for tensor in tensors:
-        if isinstance(tensor, Cuda):
+        if tensor.device == device:
             continue
-        if tensor.dim() == 0 and (torch.Tag.pointwise in func.tags or name in TAKE_NUMBERS):
+        here = not isinstance(tensor, Cuda)
+        if here and tensor.dim() == 0 and (torch.Tag.pointwise in func.tags or name in TAKE_NUMBERS):
             continue
-        if name in INDEXING and isinstance(args[0], Cuda) and any(tensor is index for index in args[1]):
+        if here and name in INDEXING and isinstance(args[0], Cuda) and any(tensor is index for index in args[1]):
             waited()  # an index is brought over
             continue
         raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            "Expected all tensors to be on the same device, "
+            f"but found at least two devices, {device} and {tensor.device}! "
             f"({func} of {', '.join(f'{tuple(t.shape)} on {t.device}' for t in tensors)})"
         )
 
@@ -215,7 +225,7 @@ class _Fused(torch.autograd.Function):
         launched("attention")
         inner = (t.inner for t in (q, k, v))
         out = _sdpa(*inner, attn_mask=within(mask), **settings)
-        return Cuda(out.contiguous())
+        return Cuda(out.contiguous(), q.device)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -225,7 +235,7 @@ class _Fused(torch.autograd.Function):
             leaves = [t.inner.detach().requires_grad_() for t in inputs]
             out = _sdpa(*leaves, attn_mask=within(mask), **ctx.settings)
             of_leaves = torch.autograd.grad(out, leaves, gradients[0].inner)
-        return *map(Cuda, of_leaves), None, None
+        return *(Cuda(of_leaf, gradients[0].device) for of_leaf in of_leaves), None, None
 
 
 def _flash_takes(params: Any, debug: bool = False) -> bool:
@@ -245,7 +255,8 @@ def attention(
     """`scaled_dot_product_attention`: one kernel, where the tensors are there."""
     states = (query, key, value)
     if isinstance(attn_mask, CausalBias):  # of the lower right: no mask in memory, which is not counted here
-        attn_mask = Cuda(torch.ones(query.size(2), key.size(2), dtype=torch.bool).tril(key.size(2) - query.size(2)))
+        lower = torch.ones(query.size(2), key.size(2), dtype=torch.bool).tril(key.size(2) - query.size(2))
+        attn_mask = Cuda(lower, query.device)
     settings = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not any(isinstance(tensor, Cuda) for tensor in (*states, attn_mask)):
         return _sdpa(*states, attn_mask=attn_mask, **settings)

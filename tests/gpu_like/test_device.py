@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.pretended_gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.pretended_gpu, pytest.mark.full]
 
 
+@pytest.mark.full
 def test_a_tensor_says_cuda_and_computes_what_a_cpu_computes():
     import torch
 

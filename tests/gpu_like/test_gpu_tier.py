@@ -15,7 +15,7 @@ REHEARSED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_gpu_tier_can_be_rehearsed():
     if reason := device.hindrance():
         pytest.skip(f"no pretended GPU: {reason}")

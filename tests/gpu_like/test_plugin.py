@@ -15,8 +15,8 @@ def test_without_a_compiler_the_reason_is_said(monkeypatch):
     assert device.hindrance() == "torch is not installed"
 
 
+@pytest.mark.full
 @pytest.mark.pretended_gpu
-@pytest.mark.slow
 def test_a_marked_test_has_the_device_and_its_fixtures(tmp_path):
     import torch
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 import trl
 import yaml
+from accelerate import dispatch_model
 from datasets import Dataset
 from peft import LoraConfig
 from small_trainers import PROMPTS, SMALL, config, letters, relative, weights
@@ -22,7 +24,7 @@ from small_trainers import PROMPTS, SMALL, config, letters, relative, weights
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-pytestmark = pytest.mark.pretended_gpu
+pytestmark = [pytest.mark.pretended_gpu, pytest.mark.full]
 
 ROOT = Path(__file__).parents[2]
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -79,6 +81,7 @@ def trained(tiny, tokenizer, folder, cpu: bool, **settings):
     return weights(trainer.model).cpu(), before
 
 
+@pytest.mark.full(keep=["full]"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_steps_end_with_the_weights_of_a_cpu(kind, tiny, tokenizer, tmp_path):
     there, before = trained(tiny, tokenizer, tmp_path, False, **KINDS[kind])
@@ -87,6 +90,7 @@ def test_two_steps_end_with_the_weights_of_a_cpu(kind, tiny, tokenizer, tmp_path
     assert relative(there - before, here - before) < 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["full", "lora", "kl with lora"])
 def test_float32_weights_under_autocast_end_near_those_of_float32(kind, tiny, tokenizer, tmp_path):
     settings = KINDS.get(kind, {})
@@ -96,6 +100,7 @@ def test_float32_weights_under_autocast_end_near_those_of_float32(kind, tiny, to
     assert 0 < relative(there - before, here - before) < 0.5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["full", "lora", "kl with lora"])
 def test_bfloat16_weights_are_trained(kind, tiny, tokenizer, tmp_path):
     """Their rounding samples other completions: there is nothing to compare with."""
@@ -103,6 +108,21 @@ def test_bfloat16_weights_are_trained(kind, tiny, tokenizer, tmp_path):
     there, before = trained(tiny, tokenizer, tmp_path, False, **settings, learning_rate=1.0, **KINDS.get(kind, {}))
     assert there.isfinite().all()
     assert not torch.equal(there, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["full", "kl with lora", "as TRL computes"])
+def test_a_model_with_layers_on_two_devices_is_not_packed_and_trains(kind, tiny, tokenizer, tmp_path, caplog):
+    """As TRL loads it in one process that sees two GPUs, with ``device_map="auto"``."""
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tiny("llama"), dtype=torch.float32)
+    places = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1, "model.norm": 1, "lm_head": 1}
+    model = dispatch_model(loaded, {**places, "model.rotary_emb": 0}, force_hooks=True)
+    settings = {**KINDS.get(kind, {}), "family": model}
+    there, before = trained(lambda model: model, tokenizer, tmp_path, False, **settings)
+    here, _ = trained(tiny, tokenizer, tmp_path, True, **KINDS.get(kind, {}))
+    assert relative(here, before) > 1e-4, "nothing was trained"
+    assert relative(there - before, here - before) < 1e-5
+    assert ("has layers on several devices" in caplog.text) == (kind != "as TRL computes")
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'
@@ -119,6 +139,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["full", "kl with lora"])
 def test_two_steps_with_a_tool_end_with_the_weights_of_a_cpu(kind, tiny, tokenizer, tmp_path):
     """Every other completion calls it: the words of its answer are in the row, and not in the loss."""
@@ -161,6 +182,7 @@ def test_two_steps_with_a_tool_end_with_the_weights_of_a_cpu(kind, tiny, tokeniz
     assert relative(there - before, here - before) < 1e-5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", sorted(ROOT.glob("launch/configs/*.yaml")), ids=lambda path: path.stem)
 def test_a_shipped_recipe_trains_two_steps(path, tiny, tmp_path, monkeypatch):
     """By the training program, in one process, with every other field as shipped: checkpoint and adapter included."""

@@ -1,23 +1,30 @@
-"""Many rows at once: one that cannot be read costs no other, and each is held to its own format."""
+"""Many rows at once, each with its own format, and what a grader may decide either way (`GradingPolicy`)."""
 
 from __future__ import annotations
 
-from grpo_math.grading import Verdict, batch, grade_batch
+import json
+import subprocess
+import sys
+
+import pytest
+
+from grpo_math.errors import ConfigError
+from grpo_math.grading import GradingPolicy, Verdict, batch, grade, grade_batch
 
 ROOTS = r"2\sqrt{3}"  # only a worker can tell that this is the root of 12
 
 
-def test_an_answer_that_breaks_the_reader_is_a_crash_and_the_rest_is_graded(monkeypatch):
-    extract = batch.extract
+def test_an_answer_that_breaks_the_reader_is_uncheckable_and_the_rest_is_graded(monkeypatch):
+    find = batch.find
 
     def breaks(completion, *rest, **more):
         if "evil" in completion:
             raise IndexError("no such group")
-        return extract(completion, *rest, **more)
+        return find(completion, *rest, **more)
 
-    monkeypatch.setattr(batch, "extract", breaks)
+    monkeypatch.setattr(batch, "find", breaks)
     first, second, third = grade_batch(["7"] * 3, ["#### 7", "#### evil", "#### 8"])
-    assert (first.verdict, second.verdict, third.verdict) == (Verdict.CORRECT, Verdict.CRASH, Verdict.WRONG)
+    assert (first.verdict, second.verdict, third.verdict) == (Verdict.CORRECT, Verdict.UNCHECKABLE, Verdict.WRONG)
     assert second.reason == "IndexError while reading the answer"
 
 
@@ -28,7 +35,38 @@ def test_rows_of_one_gold_and_answer_are_each_held_to_their_own_format():
     assert [grade.in_format for grade in grades] == [True, False, True]
 
 
-def test_an_answer_is_wrong_only_where_no_way_to_compare_it_is_left_to_a_worker():
-    gold = r"The sides are \boxed{\sqrt{12}} and \boxed{1}."  # 1, or both
-    (grade,) = grade_batch([gold], [rf"\boxed{{{ROOTS}, 1}}"])
-    assert grade.verdict is Verdict.CORRECT
+CASES = [
+    ("25", r"\boxed{25\%}", GradingPolicy(), "correct"),
+    ("25", r"\boxed{25\%}", GradingPolicy(percent_as_number=False), "wrong"),
+    ("0.25", r"\boxed{25\%}", GradingPolicy(percent_as_number=False), "correct"),
+    (r"\frac{1}{3}", "0.333333333333", GradingPolicy(), "correct"),
+    (r"\frac{1}{3}", "0.33333333333", GradingPolicy(), "wrong"),
+    (r"\frac{1}{3}", "0.333333", GradingPolicy(digits=6), "correct"),
+    (r"\sqrt{2}", "1.41421", GradingPolicy(digits=6), "correct"),
+    (r"\sqrt{2}", "1.41421356237309", GradingPolicy(digits=0), "wrong"),
+]
+
+
+@pytest.mark.parametrize(("gold", "text", "policy", "verdict"), CASES)
+def test_a_rule_of_the_policy_decides(gold, text, policy, verdict):
+    assert str(grade(gold, text, policy=policy)) == verdict
+
+
+def test_digits_that_would_pay_a_near_answer_are_refused():
+    with pytest.raises(ConfigError, match="digits=3 would pay answers that are only near: give 0, or 6 or more"):
+        grade_batch(["1"], ["1"], policy=GradingPolicy(digits=3))
+
+
+@pytest.mark.slow
+def test_the_command_takes_them(tmp_path):
+    rows = [{"gold": "25", "prediction": "25%"}, {"gold": "1/3", "prediction": "0.333333"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    def verdicts(*options):
+        command = [sys.executable, "-m", "grpo_math.cli", "grade", str(file), "--json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [result["verdict"] for result in json.loads(done.stdout)["results"]]
+
+    assert verdicts() == ["correct", "wrong"]
+    assert verdicts("--no_percent_as_number", "--digits", "6") == ["wrong", "correct"]

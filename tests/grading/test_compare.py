@@ -1,16 +1,12 @@
 """What two answers have in common: structure by structure, with the leaves compared exactly (None = the worker's)."""
 
-import re
-
 import pytest
 
-from grpo_math.grading import units
-from grpo_math.grading.clean import clean
-from grpo_math.grading.compare import compare
-from grpo_math.grading.exact import certainly_huge
-from grpo_math.grading.expression import MAX_DEPTH, TooLarge, Unreadable, parse
-from grpo_math.grading.numeric import NUMERIC
-from grpo_math.grading.symbolic import judge
+from grpo_math.grading.equal.clean import clean
+from grpo_math.grading.equal.compare import compare
+from grpo_math.grading.equal.expression import MAX_DEPTH, TooLarge, Unreadable, parse
+from grpo_math.grading.equal.numeric import NUMERIC
+from grpo_math.grading.judge import judge
 from grpo_math.grading.verdict import Verdict
 
 RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
@@ -21,9 +17,13 @@ RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
     [
         # lists and sets without order, tuples with it
         ("1, 2", "2, 1", RIGHT),
-        ("(1, 2)", "1 or 2", WRONG),
         ("x = 5", "2x = 10", WRONG),
         ("x = 5", "5 = x", RIGHT),
+        # an equation as the gold answer stands for its value
+        ("a + b = 6", "6", RIGHT),
+        ("6", "a + b = 6", RIGHT),
+        ("a + b = 6", "7", WRONG),
+        ("6", "5 = 6", WRONG),
         (r"\{1, 2\}", "2 and 1", RIGHT),
         ("1, 2", "1, 2, 3", WRONG),
         ("(1, 2)", "(2, 1)", WRONG),
@@ -69,9 +69,7 @@ RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
         ("(B) 12", "12", RIGHT),
         ("(B) 12", "(C) 12", WRONG),
         # sizes that nobody computes
-        ("42", "9^{9^{9^9}}", WRONG),
         ("9^{9^{9^9}}", "9^{9^{9^{9}}}", RIGHT),
-        ("42", "(10^9)!", WRONG),
         # the worker's
         (r"\sqrt{12}", r"2\sqrt{3}", OPEN),
         ("(x+1)^2", "x^2+2x+1", OPEN),
@@ -120,26 +118,6 @@ def test_math_verify_is_asked_only_about_formulas_beyond_our_grammar(gold, answe
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (r"\{1, 2\} + 3", "set in sum"),
-        (r"2 * \infty", "infinity in product"),
-        (r"\log \{5\}", "set in function"),
-        (r"|\{1, 2\}|", "set in function"),
-        (r"\sqrt{\{4\}}", "set in function"),
-        (r"\{2\}^2", "set in power"),
-        (r"\{3\}!", "set in factorial"),
-        (r"(1, 2) : 3", "tuple in ratio"),
-        (r"\{x : x = 5\}", "a set in builder notation, or of alternatives"),
-        ("(1 or 2)", "words between the members of a pair"),
-    ],
-)
-def test_what_may_not_stand_in_something_is_unreadable(text, said):
-    with pytest.raises(Unreadable, match=re.escape(said)):
-        parse(text)
-
-
-@pytest.mark.parametrize(
     "text", [r"(1, \infty)", r"\{(1, 2), 3\}", r"x \in \{1, 2\}", r"2\begin{pmatrix} 1 \\ 2 \end{pmatrix}"]
 )
 def test_and_what_may_is_read(text):
@@ -152,18 +130,11 @@ def test_what_is_outside_the_grammar_is_unreadable_and_never_guessed(text):
         parse(text)
 
 
-@pytest.mark.parametrize("text", [r"\sqrt{" * 100 + "2" + "}" * 100, "3" + "!" * 200, "1/" * 200 + "1", "9" * 5000])
+@pytest.mark.parametrize("text", [r"\sqrt{" * 100 + "2" + "}" * 100, "3" + "!" * 200, "1/" * 200 + "1"])
 def test_what_is_too_deep_or_too_long_says_so(text):
     assert MAX_DEPTH < 100
     with pytest.raises(TooLarge):
         parse(text)
-
-
-def test_towers_are_known_to_be_huge_only_where_that_is_certain():
-    assert certainly_huge(parse("9^{9^{9^9}}"))
-    assert certainly_huge(parse("(10^9)!"))
-    for text in ("9^9", "0^{9^{9^9}}", "1^{9^{9^9}}", "10^{-10^{10}}", "5!", r"\frac{9^{9^{9}}}{9^{9^{9}}}"):
-        assert not certainly_huge(parse(text)), text
 
 
 @pytest.mark.parametrize(
@@ -186,23 +157,7 @@ def test_spellings_become_one(text, cleaned):
     assert clean(text) == cleaned
 
 
-@pytest.mark.parametrize(
-    ("text", "bare", "unit"),
-    [
-        ("5 square inches", "5", "in^2"),
-        (r"5\text{ in}^2", "5", "in^2"),
-        ("60 mph", "60", "mile/h"),
-        ("3 apples", "3", "#apple"),
-        ("5m", "5m", None),
-        ("2 pi", "2 pi", None),
-        ("USD 20", "20", "dollar"),
-    ],
-)
-def test_a_unit_is_split_off_where_it_is_one(text, bare, unit):
-    assert units.split(text) == (bare, unit)
-
-
-def test_bad_golds_and_unreadable_answers_have_their_own_verdicts():
+def test_bad_golds_and_answers_of_any_size_have_their_own_verdicts():
     assert compare("  ", "5")[0] is Verdict.BAD_GOLD
     assert compare("1+" * 20_000 + "1", "5")[0] is Verdict.BAD_GOLD
-    assert compare("5", "1+" * 20_000 + "1")[0] is Verdict.UNPARSEABLE
+    assert compare("5", "1+" * 20_000 + "1")[0] is Verdict.UNCHECKABLE

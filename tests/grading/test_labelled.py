@@ -7,14 +7,16 @@ grading_pairs.jsonl was tuned on. The unseen sets were graded once before anythi
     grading_pairs_unseen_2.jsonl  193    144      1      38     10      99.3%    94.3%   chosen to be awkward
     grading_pairs_unseen_3.jsonl  149    110      0      37      2     100.0%    98.7%   after that
 
-Their misses were then mended. grading_pairs_farm.jsonl holds what tests/benchmarks/search_holes.py found that was paid,
-each read by a person, and right spellings of tests/rewrites.
+Their misses were then mended. grading_pairs_public.jsonl holds kinds of pairs from public data. The rows of
+grading_pairs_farm.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right spellings
+of tests/rewrites.
 """
 
 import json
 from pathlib import Path
 
 import pytest
+from benchmarks.candidates import CANDIDATES, paid_twice
 
 from grpo_math.grading import grade_batch
 
@@ -39,6 +41,7 @@ def confusion(rows):
         "grading_pairs_unseen.jsonl",
         "grading_pairs_unseen_2.jsonl",
         "grading_pairs_unseen_3.jsonl",
+        "grading_pairs_public.jsonl",
     ],
 )
 def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
@@ -53,8 +56,22 @@ def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
     assert right / len(rows) >= 0.97
 
 
-def test_what_the_search_found_stays_decided():
+@pytest.mark.slow
+def test_what_an_earlier_grader_decided_wrongly_stays_decided():
     assert confusion(pairs("grading_pairs_farm.jsonl"))[1] == []
+
+
+@pytest.mark.slow
+def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them():
+    total, found = paid_twice(CANDIDATES, every=97)
+    assert total > 1_000
+    assert found == []
+
+
+@pytest.mark.parametrize("text", [r"\boxed{x = ABC}", r"\boxed{\mathbf{ABC}}", "#### ABC"])
+def test_the_letters_of_a_word_or_an_ordering_keep_their_order(text):
+    for gold, verdict in (("ABC", "correct"), ("BCA", "wrong"), ("CAB", "wrong")):
+        assert str(grade_batch([gold], [text])[0].verdict) == verdict
 
 
 def test_the_sets_hold_at_least_300_pairs_of_both_labels_and_no_pair_twice():

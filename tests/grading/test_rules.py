@@ -1,4 +1,4 @@
-"""The rules of docs/rewards.md, example by example: the page and the grader say the same."""
+"""The tables of docs/grading.md, example by example: the page and the grader say the same."""
 
 import re
 from pathlib import Path
@@ -6,36 +6,42 @@ from pathlib import Path
 import pytest
 
 from grpo_math.grading import grade
+from grpo_math.grading.where import find
 
-PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
-
-
-def section(start: str, end: str) -> list[list[str]]:
-    """The cells of the table rows between two lines of the page."""
-    text = PAGE.partition(start)[2].partition(end)[0]
-    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row] for row in rows[1:]]
+PAGE = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
 
 
-def examples() -> list[tuple[str, str, str]]:
+def table(section: str) -> list[list[str]]:
+    """The cells of the first table of a section, without its head."""
+    text = re.search(rf"^## {section}\n(.*?)^## ", PAGE, re.MULTILINE | re.DOTALL)[1]
+    rows = re.search(r"^\| .*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE)[1].splitlines()
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))] for row in rows]
+
+
+def examples() -> list[tuple[str, str, bool]]:
     found = []
-    for _, gold, right, wrong, _ in section("## What counts as an answer", "Where the answer stands"):
-        for cell, verdict in ((right, "right"), (wrong, "wrong")):
-            found += [(gold.strip("`"), answer, verdict) for answer in re.findall("`([^`]+)`", cell)]
+    for gold, *sides, _ in table("What counts as equal"):
+        for cell, right in zip(sides, (True, False), strict=True):
+            found += [(gold.strip("`"), answer, right) for answer in re.findall("`([^`]+)`", cell)]
     return found
 
 
-@pytest.mark.parametrize(("gold", "answer", "verdict"), examples())
+@pytest.mark.slow
+@pytest.mark.parametrize(("gold", "answer", "right"), examples())
 @pytest.mark.parametrize("frame", [r"So it is $\boxed{%s}$.", "<answer>%s</answer>", "#### %s"])
-def test_an_example_of_a_rule(gold, answer, verdict, frame):
-    paid = str(grade(gold, frame.replace("%s", answer))) == "correct"
-    assert paid == (verdict == "right")
+def test_an_example_of_what_is_equal(gold, answer, right, frame):
+    assert (str(grade(gold, frame.replace("%s", answer))) == "correct") == right
 
 
-@pytest.mark.parametrize(("text", "verdict"), section("The text around it must stand by it", "Three of these rules"))
-def test_an_example_of_a_text(text, verdict):
-    assert (str(grade("42", text.strip("`"))) == "correct") == verdict.startswith("right")
+@pytest.mark.parametrize(("text", "answer", "rule"), table("Where the answer is"))
+def test_an_example_of_a_position(text, answer, rule):
+    assert find(text.strip("`")).text == ("" if answer == "none" else answer.strip("`"))
 
 
-def test_the_page_has_its_examples():
+def test_the_page_has_its_examples_and_is_short():
     assert len(examples()) > 100
+    assert len(table("Where the answer is")) <= 12
+    lines = [
+        (Path(__file__).parents[2] / "docs" / name).read_text().splitlines() for name in ("grading.md", "rewards.md")
+    ]
+    assert sum(map(len, lines)) <= 220

@@ -7,7 +7,7 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, memory, plan, serve_layout
 from grpo_math.planner.devices import Gpu
-from grpo_math.planner.model import shape_of, shipped
+from grpo_math.planner.model import shape_of, shapes
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run.machine import GB
 
@@ -89,7 +89,7 @@ def test_every_gpu_has_one_role_and_what_is_idle_has_a_reason(model, kind, gpus)
 
 def test_a_server_has_room_for_its_overhead():
     """1 GB, beside its weights and a sequence, in 90% of a GPU."""
-    shape, settings = shape_of("q", shipped()["Qwen/Qwen2.5-7B"]), resolve({**SERVER, "vllm_max_model_length": 1024})
+    shape, settings = shape_of("q", shapes()["Qwen/Qwen2.5-7B"]), resolve({**SERVER, "vllm_max_model_length": 1024})
     held = sum(memory.weights(shape, settings, 2).values()) + memory.sequence_bytes(shape, settings, 100)
     for room, gpus in ((1.01, 1), (0.99, 2)):
         assert devices.tensor_parallel(shape, settings, int((held + room * GB) / 0.9), 100, most=4) == gpus

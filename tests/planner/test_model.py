@@ -1,4 +1,4 @@
-"""config.json -> shapes: known models to the parameter, every family against transformers, and what is refused."""
+"""config.json -> shapes: known models to the parameter, measured families against transformers, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import FAMILIES, read_config, shape_of, shipped
+from grpo_math.planner.model import read_config, shape_of, shapes, targets
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -23,70 +23,32 @@ SMALL = {
 }
 
 
-def built(config: dict) -> int:
-    """Parameters of transformers' own model, made without memory."""
-    fields = {"pad_token_id": 0} | {name: value for name, value in config.items() if name != "model_type"}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **fields))
-    return sum(p.numel() for p in model.parameters())
-
-
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_shipped_shape_has_the_published_number_of_parameters(name):
-    assert shape_of(name, shipped()[name]).total == PARAMETERS[name]
+    assert shape_of(name, shapes()[name]).total == PARAMETERS[name]
 
 
 def test_every_shipped_shape_has_its_published_number_here():
-    assert set(PARAMETERS) == set(shipped())
+    assert set(PARAMETERS) == set(shapes())
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B", "google/gemma-2-2b"])
-def test_transformers_makes_as_many_parameters_of_it(name):
-    assert built(shipped()[name]) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_exact(family, tied):
-    config = {**SMALL, "model_type": family, "tie_word_embeddings": tied, "head_dim": 12}
-    assert shape_of(family, config).total == built(config)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma"])
-def test_attention_biases_are_counted(family):
-    config = {**SMALL, "model_type": family, "attention_bias": True, "head_dim": 16}
-    assert shape_of(family, config).total == built(config)
-
-
-def test_mlp_biases_are_counted():
-    config = {**SMALL, "model_type": "llama", "mlp_bias": True}
-    assert shape_of("llama", config).total == built(config)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_config_leaves_out_is_what_transformers_takes(family):
-    config = {**SMALL, "model_type": family}
-    assert shape_of(family, config).total == built(config)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_sliding_window_is_what_transformers_takes(family):
-    real = AutoConfig.for_model(family, **SMALL)
-    slides = getattr(real, "use_sliding_window", True) and getattr(real, "sliding_window", None)
-    config = json.loads(real.to_json_string(use_diff=False))
-    assert bool(shape_of(family, config).sliding_window) == bool(slides)
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["olmo2", "mixtral", "gemma3_text"])
+def test_a_family_is_measured_once_and_exact(family, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    config = {**SMALL, "model_type": family, "head_dim": 12}
+    with torch.device("meta"):
+        fields = {name: value for name, value in config.items() if name != "model_type"}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields))
+    assert shape_of(family, config).total == sum(p.numel() for p in model.parameters())
+    assert "measuring" in capsys.readouterr().err
+    monkeypatch.setattr("grpo_math.planner.model._ask", None)
+    assert shape_of(family, config).layers == 2
 
 
 @pytest.mark.parametrize(
     ("config", "says"),
-    [
-        ({"model_type": "mamba"}, "no formula"),
-        ({}, "no formula"),
-        ({**SMALL, "model_type": "llama", "hidden_size": None}, "hidden_size"),
-        ({**SMALL, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers"),
-        ({**SMALL, "model_type": "llama", "num_attention_heads": 7}, "not a multiple"),
-        ({**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "gptq"),
-    ],
+    [({}, "model_type"), ({**SMALL, "model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "gptq")],
 )
 def test_what_is_not_known_is_refused_by_name(config, says):
     with pytest.raises(ConfigError) as refused:
@@ -95,9 +57,26 @@ def test_what_is_not_known_is_refused_by_name(config, says):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
+def test_a_model_that_transformers_does_not_know_is_one_line():
+    with pytest.raises(ConfigError, match="cannot be measured") as refused:
+        shape_of("mine", {"model_type": "nobodys"})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_that_no_linear_map_has_is_refused():
+    shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
+    for wanted in (["q_proj", "query"], "query", ["query"]):
+        with pytest.raises(ConfigError, match="lora_target_modules='query'"):
+            targets(shape, {"use_peft": True, "lora_target_modules": wanted})
+    assert [
+        linear.name for linear in targets(shape, {"use_peft": True, "lora_target_modules": ["q_proj", "up_proj"]})
+    ] == ["q_proj", "up_proj"]
+
+
 def test_a_local_folder_is_read_before_anything_else(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
-    assert shape_of("x", read_config(str(tmp_path))).layers == 2
+    assert read_config(str(tmp_path))["num_hidden_layers"] == 2
 
 
 @pytest.mark.parametrize("suffix", ["", "-Instruct"])
@@ -108,7 +87,8 @@ def test_shipped_shapes_need_no_network(suffix, monkeypatch):
 
 
 def test_the_embedded_models_shape_is_its_folders(smollm):
-    assert shape_of("a", read_config("embedded")) == shape_of("b", read_config(smollm))
+    said, folder = read_config("embedded"), read_config(smollm)
+    assert {name: folder[name] for name in said} == said
 
 
 def test_a_model_that_cannot_be_had_is_one_line(monkeypatch):
@@ -122,7 +102,7 @@ def test_a_model_that_cannot_be_had_is_one_line(monkeypatch):
 @pytest.mark.parametrize("text", ["not json", "[]"])
 def test_a_broken_config_is_one_line(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json"):
+    with pytest.raises(UserError, match=r"config\.json"):
         read_config(str(tmp_path))
 
 

@@ -14,8 +14,7 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.planner import picture, plan
-from grpo_math.planner.model import shipped
+from grpo_math.planner import card_of, picture, plan, shipped_configs
 from grpo_math.planner.plan import MARGIN
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
@@ -27,7 +26,7 @@ MODELS = [
     "Qwen/Qwen2.5-7B",
     "Qwen/Qwen2.5-14B",
     "Qwen/Qwen2.5-32B",
-    "google/gemma-2-2b",
+    "meta-llama/Llama-3.1-8B",
 ]
 LORA = {
     "dtype": "bfloat16",
@@ -134,7 +133,6 @@ def test_the_cheapest_changes_are_suggested():
     }
     assert names["lora"] == {"update_token_budget"}
     assert names["lora without checkpointing"] == {"gradient_checkpointing"}
-    assert names["full"] == {"deepspeed"}  # with float32 weights still, in main memory
     assert names["dropout"] == {"lora_dropout"}
     assert names["float32"] == {"dtype"}
     share = {"vllm_max_model_length", "vllm_gpu_memory_utilization"}
@@ -252,7 +250,7 @@ def test_json_is_one_object_and_the_exit_code_says_whether_it_fits(recipe, capsy
         ({"model_name_or_path": None}, [*ONE, "24"], "model_name_or_path=None"),
         ({"model_name_or_path": "no/such-model"}, [*ONE, "24"], "no/such-model"),
         ({"num_generations": 7}, [*ONE, "24"], "per_device_train_batch_size=8"),
-        ({"deepspeed": "nowhere.json"}, [*ONE, "24"], "deepspeed='nowhere.json'"),
+        ({"deepspeed": "nowhere.json"}, [*ONE, "24"], "nowhere.json cannot be read"),
         ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, [*ONE, "24"], "vllm_tensor_parallel_size=2"),
     ],
 )
@@ -299,6 +297,21 @@ def test_the_picture_has_a_bar_for_each_phase_and_all_of_their_terms():
     assert sum(line.startswith("  ") for line in lines) == len(terms)
 
 
-def test_every_shipped_model_can_be_planned():
-    for model in shipped():
-        assert planned(model, {"max_completion_length": 256}, 1, 80)["peak_gb"] > 0
+def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
+    recipe = {"model_name_or_path": MODELS[1], "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}
+    answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
+    assert answer["accelerate_config"] == "zero2"
+    assert "accelerate config: zero2 (the first that fits)" in picture(answer)
+
+
+def test_a_card_has_its_memory_and_a_range_of_seconds():
+    answer = planned(MODELS[1], {}, 1, 24)
+    assert answer["seconds"] is None
+    recipe = {"model_name_or_path": MODELS[1], **LORA}
+    fast, slow = (plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64, card=card_of(name))["seconds"] for name in ("h100", "t4"))
+    for low, high in (*fast["ranges"].values(), *slow["ranges"].values()):
+        assert 0 < low < high
+    assert slow["ranges"]["step"][0] > fast["ranges"]["step"][0]
+    assert "not measured" in fast["assumed"]
+    with pytest.raises(ConfigError, match="card='h1'"):
+        card_of("h1")

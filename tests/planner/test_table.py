@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from benchmarks.layouts import GPUS, MAIN_MEMORY, MEMORY, MODELS, RECIPE, best, cells
 
-from grpo_math.cli import main
 from grpo_math.planner.plan import MARGIN
-from grpo_math.planner.table import GPUS, MAIN_MEMORY, MEMORY, MODELS, RECIPE, best, cells
 from grpo_math.run.machine import GB
 
 
@@ -60,13 +57,3 @@ def test_a_cell_is_what_a_plan_of_its_settings_says():
     answer = plan(recipe, gpus=8, gpu_gb=24, cpu_gb=MAIN_MEMORY, accelerate=zero)
     assert answer["fits"]
     assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_the_command_prints_the_table_and_its_cells(capsys):
-    assert main(["plan", "--table"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 + len(MODELS)
-    assert main(["plan", "--table", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["layouts"]["Qwen/Qwen2.5-7B"]["4x80"] == "2+2"
-    assert main(["plan", "--table", "--config", "x.yaml"]) == 2

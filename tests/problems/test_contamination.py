@@ -90,6 +90,7 @@ def test_a_training_set_goes_by_name_and_split():
         against(rows, "gsm9k")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "split", "training", "overlapping", "equal"),
     # MATH repeats its figures' code and its phrases: of its 688, three are copies (one letter for letter).

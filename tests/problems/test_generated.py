@@ -94,12 +94,14 @@ def calculated(text: str) -> int:
     return value(ast.parse(text, mode="eval").body)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_on_every_platform():
     made = [list(p) for split in SPLITS for seed in (0, 7) for p in generate(split, 200, seed, (1, 2, 4, 5))]
     digest = sha256(json.dumps(made).encode()).hexdigest()
     assert digest == "863454a356a28119fe90b7e0f125ec43d4f795d21466f0f458b54709d0819147"
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_hang_on_the_hash_seed_of_the_process():
     program = "from grpo_math.problems.generated import generate; print(generate('train', 60, 3, (1, 2, 3, 4, 5)))"
     printed = {
@@ -115,6 +117,7 @@ def test_the_bytes_do_not_hang_on_the_hash_seed_of_the_process():
     assert printed == {f"{generate('train', 60, 3, ALL)}\n"}
 
 
+@pytest.mark.slow
 def test_long_products_are_of_three_and_four_digits_and_split_like_the_others():
     made = {split: generate(split, 500, 0, (LEVELS["long_products"],)) for split in SPLITS}
     assert not {p.problem for p in made["train"]} & {p.problem for p in made["heldout"]}
@@ -129,6 +132,7 @@ def test_another_seed_gives_other_problems_in_another_order():
     assert {p.id for p in first} != {p.id for p in second}
 
 
+@pytest.mark.slow
 def test_train_and_heldout_are_disjoint_for_every_pair_of_seeds_and_ranges():
     wide = Ranges(sums=(0, 40), differences=(0, 50), products=(1, 20), two_step=(0, 12), word=(1, 13))
     texts: dict[str, set[str]] = {split: set() for split in SPLITS}
@@ -139,6 +143,7 @@ def test_train_and_heldout_are_disjoint_for_every_pair_of_seeds_and_ranges():
     assert not texts["train"] & texts["heldout"]
 
 
+@pytest.mark.slow
 def test_no_arithmetic_is_in_both_splits_whatever_the_order_or_the_story():
     of = {split: set() for split in SPLITS}
     shapes = {(level, form.name): form.shape for level, forms in FORMS.items() for form in forms}
@@ -171,6 +176,7 @@ def test_no_prompt_template_shows_a_heldout_problem_with_its_answer():
     assert "What is 4 + 3?" not in heldout
 
 
+@pytest.mark.slow
 def test_every_answer_of_the_arithmetic_levels_is_what_python_calculates():
     checked = 0
     for p in everything():
@@ -240,6 +246,7 @@ def test_a_story_names_two_different_people_and_says_he_or_she_rightly():
     assert both > 300
 
 
+@pytest.mark.slow
 def test_an_id_stands_for_one_text_across_seeds():
     text_of: dict[str, str] = {}
     for seed in range(4):

@@ -45,6 +45,11 @@ ACCEPTED = {
         "<reasoning>\n3 + 4\n= 7\n</reasoning>\n<answer>\n7\n</answer>\n",
         "\n <reasoning></reasoning> <answer>7</answer>",
     ),
+    "think": (
+        "<think>easy</think><answer>7</answer>",
+        "<think>\n3 + 4\n= 7\n</think>\n<answer>\n7\n</answer>\n",
+        "\n <think></think> <answer>7</answer>",
+    ),
 }
 REJECTED = {
     "gsm8k": (
@@ -103,6 +108,18 @@ REJECTED = {
         "<reasoning>easy</reasoning><answer>7</answer> done",
         "<reasoning>a</reasoning><reasoning>b</reasoning><answer>7</answer>",
         "<reasoning>a <answer>6</answer></reasoning><answer>7</answer>",
+    ),
+    "think": (
+        "",
+        "<answer>7</answer>",
+        "<think>easy</think>",
+        "<think>easy</think><answer></answer>",
+        "<think>easy</think><answer> </answer>",
+        "<answer>7</answer><think>easy</think>",
+        "Well: <think>easy</think><answer>7</answer>",
+        "<think>easy</think><answer>7</answer> done",
+        "<think>a</think><think>b</think><answer>7</answer>",
+        "<think>a <answer>6</answer></think><answer>7</answer>",
     ),
 }
 
@@ -241,6 +258,7 @@ def test_the_marker_finds_the_answers(name):
         assert marker.findall("<answer>7</answer> or <answer>\n8\n</answer>") == ["7", "\n8\n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_long_hostile_completion_is_judged_in_linear_time(name):
     """Ten times the length takes some ten times as long (a quadratic pattern: a hundred times), and never a second."""

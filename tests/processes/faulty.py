@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -24,6 +25,12 @@ def raises_on_one_rank(completions, trainer_state, **columns):
 def exits_on_one_rank(completions, trainer_state, **columns):
     if RANK == 1 and trainer_state.global_step == 1:
         os._exit(0)
+    return letters(completions)
+
+
+def killed_on_one_rank(completions, trainer_state, **columns):
+    if RANK == 1 and trainer_state.global_step == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     return letters(completions)
 
 

@@ -98,7 +98,7 @@ def calls() -> None:
 
 
 PLACES = {
-    "call": [(python, "_answer")],  # the program has run
+    "call": [(python, "Answer")],  # the program has run
     "generation": [],
     "grading": [(MathGRPOTrainer, "_grade")],
     "scoring": [(MathGRPOTrainer, "_set_advantages")],

@@ -9,18 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
+from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.grading import Grade, Verdict
-from grpo_math.trainer import tiles
+from grpo_math.trainer import scoring, tiles
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.reference import _whole
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -73,6 +79,29 @@ def sample_apart(trainer):
     trainer.vllm_importance_sampling_correction = True
 
 
+def unpackable(*args):
+    raise Unpackable("a layer that is not packed on this rank")
+
+
+UNPACKED = {
+    "model": (scoring.attention, "unsupported", lambda *args: "no packed attention on this rank"),
+    "layer": (scoring.PackedScorer, "_count", unpackable),
+    "log-probs": (scoring, "APART", -1.0),
+}
+
+
+@contextmanager
+def last_rank_unpacked(how):
+    """The last rank alone finds a reason not to pack. If the others wait for it, the run ends after a minute."""
+    patched = pytest.MonkeyPatch()
+    if how:
+        distributed_c10d._set_pg_timeout(timedelta(seconds=60))
+        if PartialState().is_last_process:
+            patched.setattr(*UNPACKED[how])
+    yield
+    patched.undo()
+
+
 def digest(model):
     """Of all weights, put together from the ranks where ZeRO-3 or FSDP2 has split them."""
     with _whole(list(model.parameters()), writes=False):
@@ -92,6 +121,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
         tiles.LEAST = own.pop("tile", 1024)
         poisoned, apart = own.pop("poisoned_step", None), own.pop("sampled_apart", False)
+        unpacked = own.pop("one_rank_unpacked", None)
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
         base = {
             "use_cpu": True,
@@ -119,10 +149,13 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         rows = [{"prompt": prompt} for prompt in PROMPTS * 4]
         if own.get("resample_groups"):
             rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
+        arguments = config_class(str(Path(folder) / name), **{**base, **own})
+        faults = ExitStack()
+        faults.enter_context(last_rank_unpacked(unpacked))
         trainer = trainer_class(
             model=model,
             reward_funcs=rewards,
-            args=config_class(str(Path(folder) / name), **{**base, **own}),
+            args=arguments,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             peft_config=lora,
@@ -142,7 +175,8 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             with_kwargs=True,
         )
         before = digest(model_)
-        trainer.train()
+        with faults:
+            trainer.train()
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         rank = trainer.accelerator.process_index
         about = {
@@ -156,7 +190,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
             "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
             "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
-            "position": trainer._resampler.reserve.position if getattr(trainer, "_resampler", None) else None,
+            "position": trainer._resampler.pool.position if getattr(trainer, "_resampler", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
         if rank == 0:

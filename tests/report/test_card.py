@@ -13,7 +13,7 @@ CONFIG = {
     "model_name_or_path": "Qwen/Qwen2.5-1.5B-Instruct",
     "dataset": "gsm8k",
     "dataset_split": "train",
-    "template": "gsm8k",
+    "prompt_template": "gsm8k",
     "loss_type": "dapo",
     "learning_rate": 1e-6,
     "lora_r": 20,
@@ -36,7 +36,15 @@ def results(right: str) -> dict:
         for i, y in enumerate(right)
     ]
     share = right.count("y") / len(right)
-    about = {"schema": 1, "data": "gsm8k", "split": "test", "template": "gsm8k", "samples": 1, "temperature": 0.0}
+    about = {
+        "format": 1,
+        "grader": 12,
+        "data": "gsm8k",
+        "split": "test",
+        "template": "gsm8k",
+        "samples": 1,
+        "temperature": 0.0,
+    }
     return {**about, "n": len(right), "accuracy": share, "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
 
 
@@ -90,7 +98,7 @@ def test_recipe_hardware_versions_and_command_stand_there(run):
     text = card(run)
     assert "| `learning_rate` | 1e-06 |" in text
     assert "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |" in text
-    assert "| software | grpo_math 0.1.0, trl 1.16.0, torch 2.13.0, python 3.11.7 |" in text
+    assert "| software | python 3.11.7, torch 2.13.0, grpo_math 0.1.0, trl 1.16.0 |" in text
     assert "python -m grpo_math.train --config r.yaml --hub_token ***\n" in text
     assert "on 2 processes that `accelerate launch` started" in text
 
@@ -99,7 +107,7 @@ def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
     for kind in ("adapter", "model", "merged"):
         run.config["load_in_4bit"] = kind == "adapter"
         for template in ("gsm8k", "r1_zero"):
-            run.config["template"] = template
+            run.config["prompt_template"] = template
             text = card(run, kind)
             compile(text.split("```python\n")[1].split("\n```")[0], "card", "exec")
             assert ("PeftModel" in text) == (kind == "adapter")
@@ -124,13 +132,6 @@ def test_a_base_that_is_a_folder_is_not_named_as_one_of_the_hub(run):
     assert (
         ModelCard(model_card(run, "ada/sums", base_of(run.config, "me/mine"), "adapter")).data.base_model == "me/mine"
     )
-
-
-def test_the_embedded_base_is_said_to_be_a_version_of_the_published_one(run):
-    run.config["model_name_or_path"] = "embedded"
-    text = card(run)
-    assert "base_model: HuggingFaceTB/SmolLM2-135M-Instruct" in text
-    assert "a 4-bit version of these weights" in text
 
 
 def test_a_licence_that_is_not_known_is_said_to_be(run):
@@ -167,10 +168,3 @@ def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
 def test_the_same_run_gives_the_same_card(run):
     assert card(run) == card(run)
     assert isinstance(base_of(run.config), Base)
-
-
-def test_settings_of_any_kind_make_a_card(run):
-    names = [*run.config, "command", "lora_r", "hardware", "versions", "num_processes", "max_completion_length"]
-    for value in (5, [1], {"a": 1}, "x", float("nan")):
-        run.config.update(dict.fromkeys(names, value))
-        assert "## Training" in card(run), value

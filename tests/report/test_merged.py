@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from grpo_math.cli import main
-from grpo_math.errors import UserError
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.report import merged
 
 
 @pytest.fixture
@@ -20,12 +16,13 @@ def run(tiny, tmp_path):
 
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text(f"model_name_or_path: {tiny()}\ntemplate: gsm8k\n")
+    (folder / "config.yaml").write_text(f"model_name_or_path: {tiny()}\nprompt_template: gsm8k\n")
     lora = LoraConfig(r=8, lora_alpha=100, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
     get_peft_model(AutoModelForCausalLM.from_pretrained(tiny()), lora).save_pretrained(folder / "adapter")
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_merged_model_gives_the_adapters_log_probs(dtype, run, tiny, tmp_path, capsys):
     from peft import PeftModel
@@ -33,33 +30,23 @@ def test_the_merged_model_gives_the_adapters_log_probs(dtype, run, tiny, tmp_pat
 
     target = tmp_path / "Whole"
     assert main(["export", str(run), "--merge", str(target), "--dtype", dtype]) == 0
-    out = capsys.readouterr().out
-    assert f"convert_hf_to_gguf.py {target} --outfile whole.gguf" in out
-    assert "ollama create whole -f Modelfile" in out
+    assert capsys.readouterr().out == f"merged   {target}\n"
     assert (target / "model.safetensors").exists()
     assert not (target / "adapter_config.json").exists()
     base = AutoModelForCausalLM.from_pretrained(tiny())
     tokenizer, prompt = load_tokenizer(str(target)), [{"role": "user", "content": "2 + 2?"}]
-    before = merged.logps(base, tokenizer, prompt)
-    both = merged.logps(PeftModel.from_pretrained(base, run / "adapter"), tokenizer, prompt)
-    whole = merged.logps(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), tokenizer, prompt)
+    ids = tokenizer.apply_chat_template(prompt, return_tensors="pt", return_dict=True)["input_ids"]
+
+    def logps(model):
+        with torch.no_grad():
+            return model(ids).logits.log_softmax(-1).gather(2, ids[..., None])
+
+    before = logps(base)
+    both = logps(PeftModel.from_pretrained(base, run / "adapter"))
+    whole = logps(AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32))
     apart, moved = (whole - both).abs().mean().item(), (before - both).abs().mean().item()
     assert apart < (1e-4 if dtype == "float32" else 0.2)
     assert apart < moved / 4
-
-
-def test_the_figures_of_the_check_are_answered(run, tmp_path, capsys):
-    assert main(["export", str(run), "--merge", str(tmp_path / "whole"), "--dtype", "float32", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["apart"] < 1e-4 < answer["moved"]
-
-
-def test_a_merge_that_is_not_the_adapter_is_said(run, tmp_path, monkeypatch):
-    from peft.tuners.lora import LoraModel
-
-    monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)  # the base alone
-    with pytest.raises(UserError, match=r"nats a token from those of base and adapter: .* is not to be used"):
-        merged.export(str(run), str(tmp_path / "whole"), "float32")
 
 
 @pytest.mark.parametrize(

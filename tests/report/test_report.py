@@ -4,7 +4,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, results, write_completions
 
 from grpo_math.checks.diagnosis import CHECKS
@@ -30,18 +30,9 @@ from grpo_math.report import (
     terminal_changes,
     terminal_table,
 )
-from grpo_math.report.memory import planned
-from grpo_math.report.plots import (
-    CSS_COLOURS,
-    DETAILS,
-    TRAINING,
-    captions,
-    condensed,
-    moving_average,
-    render,
-    two_rewards,
-)
+from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, captions, condensed, moving_average, render
 from grpo_math.report.run_dir import Run, read_run
+from grpo_math.report.viewer import sources
 from grpo_math.run import metrics
 from grpo_math.run.metrics import IN_FORMAT
 
@@ -53,9 +44,9 @@ def page_of(run):
     return report(run).html.read_text(encoding="utf-8")
 
 
-def data_of(page):
-    """What the viewer parses, as a browser would find it."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+def rows_of(run, source=0):
+    """The rows of the viewer's source."""
+    return sources(read_run(run), comparable=True)[source].rows
 
 
 def test_the_headline_says_by_how_much_and_how_sure(run):
@@ -63,14 +54,14 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     paired = compare(read_results(run / "before.json"), read_results(run / "after.json"))
     assert (paired.gained, paired.lost, paired.n) == (110, 14, 256)
     # (190 - 94) / 256 = 0.375
-    assert "36.7% <span class=arrow>→</span> 74.2%" in page
+    assert '36.7% <span class="arrow">→</span> 74.2%' in page
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
     assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
     assert "on the same 256 problems: 110 went from wrong to right and 14 back (McNemar p &lt; 0.0001)" in page
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
-    assert "Missing or skipped" not in page
+    assert "Missing or left out" not in page
 
 
 def test_an_interval_that_holds_zero_is_called_no_clear_change(run):
@@ -89,9 +80,9 @@ def test_the_outcome_table_counts_every_category_before_and_after(run):
             ("wrong_answer", "format right, answer wrong"),
         ):
             n = sum(row["category"] == category for row in rows)
-            assert re.search(rf"<th scope=row>{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>", page)
-    assert "<th scope=row>correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>" in page
-    assert "<th scope=row>accuracy, in whatever form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>" in page
+            assert re.search(rf'<th scope="row">{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>', page)
+    assert '<th scope="row">correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>' in page
+    assert '<th scope="row">accuracy, in whatever form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
 
 
 def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
@@ -103,16 +94,14 @@ def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
     for path in files.plots:
         assert path.read_bytes().startswith(b"\x89PNG")
     page = files.html.read_text(encoding="utf-8")
-    assert page.count("<svg ") == 14
-    assert "main memory: 1.5 GB at first, 1.75 GB at last" in page
-    assert "<p>Measured: 1.75 GB, most main memory that the main process took since its start.</p>" in page
+    assert page.count("<svg ") == 10
     for colour in CSS_COLOURS:
         assert colour not in page.split("</style>")[1]
 
 
 def test_the_page_loads_nothing_from_anywhere(whole_run):
     page = page_of(whole_run)
-    assert not re.findall(r"(?:src|href|action)\s*=\s*[\"']?(?!#)[^\"'\s>]+", page.split("<script type=")[0])
+    assert not re.findall(r"(?:src|href|action)\s*=\s*[\"']?(?!#)[^\"'\s>]+", page.split("<script>")[0])
     assert "@import" not in page
     assert not re.findall(r"url\((?!#)", page)
     assert "default-src 'none'" in page
@@ -132,12 +121,9 @@ def test_hostile_text_never_becomes_markup(run):
     page = page_of(hostile_run(run))
     tags = Tags()
     tags.feed(page)
-    assert tags.scripts == 2  # the viewer's data and the viewer
-    assert tags.forbidden == []
-    data = data_of(page)
-    assert data["sources"][0]["rows"][0]["sides"][0]["text"] == HOSTILE.replace("\u2028", "⟨U+2028⟩")
-    assert "\u2028" not in page.split('id="data">')[1]
-    assert re.search(r'id="data">[^<>&]*</script>', page)
+    assert (tags.scripts, tags.forbidden) == (1, [])
+    assert "\u2028" not in page
+    assert str(escape(HOSTILE.replace("\u2028", "⟨U+2028⟩").partition(" \\boxed")[0])) in page
 
 
 class Tags(HTMLParser):
@@ -157,12 +143,12 @@ class Tags(HTMLParser):
 
 def test_a_note_that_quotes_a_hostile_id_is_escaped_and_stays_one_line(run):
     rows = [{"id": HOSTILE + "\n", "completion": "", "category": "correct"}] * 2
-    (run / "after.json").write_text(json.dumps({"schema": 1, "rows": rows}))
+    (run / "after.json").write_text(json.dumps({"format": 1, "rows": rows}))
     files = report(run)
     assert "\n" not in files.notes[0]
     tags = Tags()
     tags.feed(files.html.read_text(encoding="utf-8"))
-    assert (tags.scripts, tags.forbidden) == (2, [])
+    assert (tags.scripts, tags.forbidden) == (1, [])
 
 
 def test_lone_surrogates_control_and_direction_characters_are_shown_by_name(run):
@@ -170,66 +156,19 @@ def test_lone_surrogates_control_and_direction_characters_are_shown_by_name(run)
     broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\r\n\u202e1\U000e0041"
     for name in ("before", "after"):
         (run / f"{name}.json").write_text(json.dumps(broken))
-    data = data_of(page_of(run))
-    assert data["sources"][0]["rows"][0]["sides"][0]["text"] == "⟨U+D800⟩ ␀ ␛[31m ␋\n⟨U+202E⟩1⟨U+E0041⟩"
+    assert rows_of(run)[0].sides[0].turns[0][1] == "⟨U+D800⟩ ␀ ␛[31m ␋\n⟨U+202E⟩1⟨U+E0041⟩"
 
 
 def test_credentials_of_the_config_are_not_on_the_page(run):
     page = page_of(run)
     assert "hf_verysecret" not in page
-    assert "<th scope=row>hub_token</th><td>(not shown)</td>" in page
-    assert "<th scope=row>peft.r</th><td>16</td>" in page
-    assert "<th scope=row>trl</th><td>1.16.0</td>" in page
+    assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
+    assert '<th scope="row">peft.r</th><td>16</td>' in page
+    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
     assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
 
 
-def test_the_memory_plan_is_a_bar_for_each_phase_and_its_terms(run):
-    settings = {"model_name_or_path": "embedded", "use_cpu": True, "use_peft": True, "dtype": "bfloat16"}
-    settings |= {"hardware": {"memory_gb": 16.0}, "num_processes": 1, "generation_batch_size": 64}
-    (run / "config.yaml").write_text(json.dumps(settings))
-    # 64 prompts of 100 tokens and completions of 12.5 on average.
-    first = {"step": 1, "reward": 0, "num_tokens": 7200, "completions/mean_length": 12.5}
-    (run / "history.jsonl").write_text(json.dumps(first) + "\n")
-    answer = planned(settings, 100)
-    page = page_of(run)
-    assert "for prompts of 100 tokens: " in page
-    bars = re.findall(r"<dt>(\w+)<br><small>([\d.]+)&nbsp;GB</small></dt><dd><div class=bar>(.*?)</div>", page)
-    assert [phase for phase, _, _ in bars] == list(answer["phases"]) == ["training", "generation"]
-    for (_, total, bar), sizes in zip(bars, answer["phases"].values(), strict=True):
-        assert float(total) == pytest.approx(sum(sizes.values()) / 2**30, abs=0.005)
-        widths = [float(width) for width in re.findall(r"width:([\d.]+)%", bar)]
-        peak = max(sum(terms.values()) for terms in answer["phases"].values())
-        scale = max(16 * 2**30, peak) if 4 * peak >= 16 * 2**30 else peak
-        assert widths == pytest.approx([100 * size / scale for size in sizes.values()], abs=0.006)
-    assert "<span class='swatch t0'></span>base weights</th>" in page
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"model_name_or_path": "embedded"}, "config.yaml does not say how much memory a GPU has"),
-        (
-            {"model_name_or_path": "no/such-model", "use_cpu": True},
-            "model_name_or_path=&#x27;no/such-model&#x27; is no",
-        ),
-        ({"use_cpu": True, "per_device_train_batch_size": "four"}, "model_name_or_path=None is missing"),
-        ({"distributed_type": "DEEPSPEED"}, "the settings of DeepSpeed are not in config.yaml"),
-    ],
-)
-def test_a_plan_that_cannot_be_made_is_one_line_and_asks_nobody(run, settings, reason, monkeypatch):
-    asked = []
-
-    def download(name, file, local_files_only=False, **options):
-        asked.append(local_files_only)
-        raise OSError("not in the cache")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    (run / "config.yaml").write_text(json.dumps(settings))
-    page = page_of(run)
-    assert re.search(f"<p>No plan: [^<]*{re.escape(reason)}[^<]*</p>", page)
-    assert all(asked)
-
-
+@pytest.mark.full
 def test_a_run_that_is_still_going_is_reported_and_what_is_missing_is_named(whole_run):
     (whole_run / "after.json").unlink()
     (whole_run / "config.yaml").unlink()
@@ -238,29 +177,26 @@ def test_a_run_that_is_still_going_is_reported_and_what_is_missing_is_named(whol
         file.write('{"step": 81, "rew')
     files = report(whole_run)
     assert files.notes == [
-        "config.yaml is missing: the settings and versions of this run are not known",
-        "history.jsonl line 85 is half written: it was skipped",
-        "after.json is missing: the accuracy after training is not known",
-        "completions/ is missing or empty: there are no training completions to show (see log_completions)",
+        "config.yaml is missing: settings and versions are not known",
+        "history.jsonl: 1 lines are not JSON objects and are left out, first line 85",
+        "after.json is missing: there is no such evaluation",
+        "completions/ has no files: there are no training completions to show (see log_completions)",
     ]
     page = files.html.read_text(encoding="utf-8")
     for note in files.notes:
         assert note in page
-    assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in page
+    assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in " ".join(page.split())
     assert "Problems that changed" not in page
 
 
+@pytest.mark.full
 def test_a_corrupted_line_in_the_middle_is_skipped_and_named(whole_run):
     lines = (whole_run / "history.jsonl").read_text().splitlines()
     lines[10] = "\x00\x00\ufffd{"
     lines[20] = "[1, 2]"
-    lines[30] = '{"reward": 1}'
-    lines[40] = '{"step": 1e999}'
     (whole_run / "history.jsonl").write_text("\n".join(lines) + "\n")
     files = report(whole_run)
-    assert files.notes == [
-        f"history.jsonl line {number} is not a JSON object with a step: it was skipped" for number in (11, 21, 31, 41)
-    ]
+    assert files.notes == ["history.jsonl: 2 lines are not JSON objects and are left out, first line 11"]
 
 
 def test_bytes_that_are_no_text_only_cost_their_own_line(run):
@@ -269,7 +205,7 @@ def test_bytes_that_are_no_text_only_cost_their_own_line(run):
     )
     read = read_run(run)
     assert [row["step"] for row in read.history] == [1, 3]
-    assert [note.split(":")[0] for note in read.notes] == ["history.jsonl line 2 is not a JSON object with a step"]
+    assert read.notes == ["history.jsonl: 1 lines are not JSON objects and are left out, first line 2"]
     assert report(run).plots
 
 
@@ -277,10 +213,20 @@ def test_the_lines_of_one_step_are_one_row(run):
     (run / "history.jsonl").write_text(
         '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
     )
-    assert read_run(run).history == [
-        {"step": 1, "reward": 0.5, "heldout/accuracy_in_format": 0.25},
-        {"step": 2, "reward": 1.0},
-    ]
+    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy": 0.25}, {"step": 2, "reward": 1.0}]
+
+
+@pytest.mark.slow
+def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_comparison(run, capsys):
+    from grpo_math.report.verdict import print_verdict
+
+    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
+    files = print_verdict(run, run / "adapter")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
+    assert line.startswith("accuracy 36.7% before, 74.2% after; not compared: grader differs (before 11, after 12): ")
+    (note,) = files.notes
+    assert note.startswith("before.json and after.json are not compared: grader differs")
+    assert "95% paired interval" not in files.html.read_text()
 
 
 def test_a_resumed_run_counts_its_newest_attempt(run):
@@ -288,7 +234,6 @@ def test_a_resumed_run_counts_its_newest_attempt(run):
     (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = read_run(run)
     assert [(row["step"], row["reward"]) for row in read.history] == [(1, 0), (2, 0), (3, 1)]
-    assert read.notes == ["history.jsonl line 6: the run was resumed and repeats step 3, which counts anew"]
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
@@ -296,7 +241,7 @@ def test_a_history_without_a_step_leaves_no_plots_and_says_so(run, content):
     (run / "history.jsonl").write_text(content)
     files = report(run)
     assert files.plots == []
-    assert "history.jsonl has no step yet: there are no training curves" in files.notes
+    assert "history.jsonl has no step yet: there are no curves" in files.notes
     assert "74.2%" in files.html.read_text(encoding="utf-8")
 
 
@@ -338,8 +283,7 @@ def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run,
     assert line.startswith("error: held-out accuracy is below the base model's: 37% of 256")
     assert main(["report", str(run), "--json"]) == 0
     [finding] = json.loads(capsys.readouterr().out)["findings"]
-    assert set(finding) == {"level", "check", "message", "remedy", "evidence"}
-    assert finding["evidence"] == {"before": 94 / 256, "now": 40 / 256}
+    assert set(finding) == {"level", "check", "message", "remedy"}
 
 
 def test_a_run_with_nothing_but_before_is_reported(tmp_path):
@@ -352,32 +296,23 @@ def test_a_run_with_nothing_but_before_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        ("", "after.json: is not JSON (Expecting value, column 1): it is half written or damaged, evaluate again"),
+        ("", "JSONDecodeError: "),
+        ('{"format": 2}', "is not a results file of format 1: run the evaluation again"),
+        ('{"format": 1, "rows": []}', "contains no rows: run the evaluation again"),
+        ('{"format": 1, "rows": [{"id": 1, "category": "correct"}]}', "is damaged (KeyError: 'completion')"),
         (
-            '{"schema": 1, "rows": [{"id',
-            "after.json: is not JSON (Unterminated string starting at, column 25): it is half written or damaged, "
-            "evaluate again",
-        ),
-        ("[]", "after.json: is not a results file of schema 1: evaluate again with this version"),
-        ('{"schema": 2}', "after.json: is not a results file of schema 1: evaluate again with this version"),
-        ('{"schema": 1, "rows": []}', "after.json: rows is empty: there is nothing to report, evaluate again"),
-        (
-            '{"schema": 1, "rows": [{"id": 1, "category": "correct"}]}',
-            "after.json: row 1 has no completion: it is damaged, evaluate again",
-        ),
-        (
-            json.dumps({"schema": 1, "rows": [{"id": "7", "completion": "", "category": "correct"}] * 2}),
-            "after.json: row 2 repeats the id '7': ids must be unique to be paired",
+            json.dumps({"format": 1, "rows": [{"id": "7", "completion": "", "category": "correct"}] * 2}),
+            "contains an id twice",
         ),
     ],
 )
 def test_a_damaged_results_file_is_one_line(run, content, note):
     (run / "after.json").write_text(content)
     files = report(run)
-    assert files.notes == [note]
+    (line,) = files.notes
+    assert line.startswith("after.json cannot be read and is left out: ")
+    assert note in line
     assert "accuracy before training" in files.html.read_text(encoding="utf-8")
-    with pytest.raises(ResultsError, match=re.escape(note)):
-        read_results(run / "after.json")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -428,7 +363,7 @@ def test_runs_over_different_problems_or_templates_are_not_compared(run, change,
     page = files.html.read_text(encoding="utf-8")
     assert "paired interval" not in page
     assert "not compared" in page
-    assert len(data_of(page)["sources"][0]["rows"]) == 512
+    assert page.count("<article ") == 512 + 8 * 4
 
 
 def test_problems_are_paired_by_id_and_not_by_place():
@@ -469,26 +404,26 @@ def test_training_completions_come_as_chats_or_as_text(run):
     shutil.rmtree(run / "completions")
     write_completions(run, [1], rows=8)
     write_completions(run, [2], rows=8, conversational=False)
-    data = data_of(page_of(run))
-    rows = data["sources"][1]["rows"]
-    assert [len(row["sides"]) for row in rows] == [8, 8]  # a problem's completions are one row
-    assert [row["sides"][0]["text"] for row in rows] == ["3 + 4 = 7\n#### 7 (1.0)", "3 + 4 = 7\n#### 7 (2.0)"]
-    assert data["prompts"][rows[0]["prompt"]] == ["What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?"]
-    assert data["prompts"][rows[1]["prompt"]] == ["What is 2 + 0?", ""]
-    assert rows[0]["sides"][5]["facts"] == "correctness_reward none, advantage -0.5"
-    assert rows[0]["sides"][7]["facts"] == "correctness_reward none, advantage -1"
-    assert rows[0]["sides"][5]["badge"] == "timeout"
-    assert rows[0]["fields"]["step"] == "1"
-    assert rows[0]["fields"]["verdict"] == ["correct", "wrong", "no_answer", "timeout"]
-    assert rows[0]["title"] == "step 1: 3 of 8 right, rewards 0 to 1"
-    assert data["sources"][1]["filters"][0] == {"field": "step", "values": ["1", "2"]}
+    rows = rows_of(run, 1)
+    assert [len(row.sides) for row in rows] == [8, 8]  # a problem's completions are one row
+    assert [row.sides[0].turns for row in rows] == [[("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)]
+    assert (rows[0].question, rows[0].prompt) == ("What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?")
+    assert (rows[1].question, rows[1].prompt) == ("What is 2 + 0?", "")
+    assert rows[0].sides[5].facts == "correctness_reward none, advantage -0.5"
+    assert rows[0].sides[7].facts == "correctness_reward none, advantage -1"
+    assert rows[0].sides[5].badge == "crash"
+    assert rows[0].fields["verdict"] == ["correct", "wrong", "no_answer", "crash"]
+    assert rows[0].title == "step 1: 3 of 8 right, rewards 0 to 1"
+    assert sources(read_run(run), comparable=True)[1].filters["step"] == ["1", "2"]
 
 
 def test_a_damaged_completions_file_is_skipped_and_named(run):
     (run / "completions" / "completions_00030.parquet").write_bytes(b"PAR1 half")
-    files = report(run)
-    assert files.notes == ["completions/completions_00030.parquet is half written or damaged: it was skipped"]
-    assert len(data_of(files.html.read_text(encoding="utf-8"))["sources"][1]["rows"]) == 7 * 4
+    read = read_run(run)
+    assert [note.partition(":")[0] for note in read.notes] == [
+        "completions/completions_00030.parquet cannot be read and is left out"
+    ]
+    assert len(read.completions) == 7 * 32
 
 
 def test_a_batch_that_is_logged_again_is_shown_once(run):
@@ -508,6 +443,7 @@ def test_a_long_run_is_thinned_by_whole_steps_and_says_so(run, monkeypatch):
     assert sorted({row["step"] for row in read_run(run).completions}) == [20, 80]
 
 
+@pytest.mark.full
 def test_a_second_report_replaces_the_first_and_leaves_no_temporary_file(run):
     report(run)
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
@@ -534,6 +470,7 @@ def test_a_report_that_cannot_be_written_keeps_the_old_one(run, monkeypatch):
     assert not list(run.rglob(".*"))
 
 
+@pytest.mark.full
 def test_reporting_touches_neither_pyplot_nor_torch_nor_the_settings_of_matplotlib(whole_run):
     program = (
         "import sys, matplotlib\n"
@@ -558,8 +495,8 @@ def test_importing_the_report_imports_no_matplotlib_yet():
 def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
     files = report(run)
-    # Reward, reward range, and accuracy from before.json and after.json.
-    assert files.html.read_text(encoding="utf-8").count("<svg ") == 3
+    # Reward, and accuracy from before.json and after.json.
+    assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
     assert [path.name for path in files.plots] == ["training.png"]
 
 
@@ -577,12 +514,11 @@ def test_a_moving_average_of_a_straight_line_is_that_line_inside():
 
 def test_a_caption_gives_the_ends_of_the_line_that_is_drawn(tmp_path):
     """Of a moving average its own, with the last value beside them; of few values and of the edges, these."""
-    history = [{"step": s, "reward": float(s % 2), "reward_min": -1.0, "reward_max": 2.0} for s in range(1, 41)]
+    history = [{"step": s, "reward": float(s % 2)} for s in range(1, 41)]
     run = Run(tmp_path, history=history)
-    average, *_, band = TRAINING
+    average = TRAINING[0]
     (said,) = captions(run, average)
-    assert said.startswith("reward: 0.667 at first, 0.333 at last, a moving average; the last value itself is 0 (")
-    assert captions(run, band)[1].startswith("min: -1 at first, -1 at last (")
+    assert said.startswith("reward: 0.667 at first, 0.333 at last, of the moving average (")
     (few,) = captions(Run(tmp_path, history=history[:5]), average)
     assert few.startswith("reward: 1 at first, 1 at last (")
     drawn = render(run, [average], "svg").decode()
@@ -590,39 +526,14 @@ def test_a_caption_gives_the_ends_of_the_line_that_is_drawn(tmp_path):
     assert "moving average" not in render(Run(tmp_path, history=history[:5]), [average], "svg").decode()
 
 
-@pytest.mark.parametrize(
-    ("config", "completions", "two"),
-    [
-        ({"rewards": ["gsm8k"]}, [], (0.0, 1.0)),
-        ({"rewards": ["shaped"]}, [], None),
-        ({"rewards": ["own:mine"]}, [{"mine": 1.0}, {"mine": 0.0}], (0.0, 1.0)),
-        ({"rewards": ["a:b", "c:d"]}, [{"reward": 1.0}, {"reward": 0.0}], (0.0, 1.0)),
-        ({"rewards": ["a:b", "c:d"]}, [{"reward": 1.0}, {"reward": 0.5}, {"reward": 0.0}], None),
-        ({}, [], None),
-    ],
-)
-def test_a_reward_of_two_values_has_a_share_and_no_band(config, completions, two, tmp_path):
-    history = [{"step": s, "reward": 0.25, "reward_min": 0.0, "reward_max": 1.0} for s in range(1, 6)]
-    run = Run(tmp_path, config=config, completions=completions, history=history)
-    assert two_rewards(run) == two
-    band = TRAINING[-1]
-    said = captions(run, band)
-    if two:
-        assert len(said) == 1
-        assert said[0].startswith("get 1 and not 0: 25% at first, 25% at last")
-    else:
-        assert [line.partition(":")[0] for line in said] == ["mean", "min", "max"]
-    assert ("Share of the higher reward" in render(run, [band], "svg").decode()) == bool(two)
-
-
 def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
-    history = [{"step": s, "reward": s % 2, "reward_min": -1.0 if s == 700 else 0.0} for s in range(1, 1001)]
-    history[3]["reward"] = math.nan
+    history = [{"step": s, "reward": s % 2, "completions/max_length": 9.0 if s == 700 else 5.0} for s in range(1, 1001)]
+    del history[3]["reward"]
     rows = condensed(Run(Path("run"), history=history)).history
     assert len(rows) == 500
     assert [row["step"] for row in rows[:3]] == [2, 4, 6]
-    # Steps 1 and 2 have rewards 1 and 0; step 4 is no number, so that step 3 counts alone.
+    # Steps 1 and 2 have rewards 1 and 0; step 4 has none, so that step 3 counts alone.
     assert [row["reward"] for row in rows[:3]] == [0.5, 1, 0.5]
-    assert [row["reward_min"] for row in rows[348:351]] == [0, -1, 0]
+    assert [row["completions/max_length"] for row in rows[348:351]] == [5, 9, 5]
     short = Run(Path("run"), history=history[:500])
     assert condensed(short) is short

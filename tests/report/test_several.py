@@ -20,7 +20,7 @@ def results(right, in_format=None, ids=range(40)):
     for i in ids:
         category = "bad_format" if i >= right else "correct" if i < in_format else "correct_answer_bad_format"
         rows.append({"id": str(i), "problem": "p", "gold": "1", "completion": "c", "category": category})
-    return {"schema": 1, "model": "tiny", "seconds": 30.0, "rows": rows}
+    return {"format": 1, "grader": 12, "model": "tiny", "seconds": 30.0, "rows": rows}
 
 
 def a_run(folder, after, **config):

@@ -21,12 +21,13 @@ def going(folder, steps=6, total=60):
     lines = [{"step": s, "reward": 0.1, "step_time": 12.0, "seconds/generate": 9.0} for s in range(1, steps + 1)]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 7, "rew')
     (folder / "config.yaml").write_text(f"max_steps: {total}\n")
-    (folder / "before.json").write_text(json.dumps({"schema": 1, "rows": ROWS, "seconds": 8}))
+    (folder / "before.json").write_text(json.dumps({"format": 1, "grader": 12, "rows": ROWS, "seconds": 8}))
     lock = open(folder / ".lock", "a+")  # noqa: SIM115 - the caller closes it
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_that_is_going_begins_with_its_step_and_has_no_yellow_box(tmp_path):
     with going(tmp_path):
         files = report(tmp_path, reload=5)
@@ -47,6 +48,7 @@ def test_nothing_is_missed_that_was_not_asked_for(tmp_path):
     assert not [note for note in read_run(tmp_path).notes if "before.json" in note or "after.json" in note]
 
 
+@pytest.mark.full
 def test_watching_ends_with_the_run(tmp_path, monkeypatch):
     lock, said, slept = going(tmp_path), [], []
 
@@ -67,6 +69,7 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch):
     assert 'http-equiv="refresh"' not in files.html.read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path, monkeypatch, capsys):
     def interrupt(seconds):
         raise KeyboardInterrupt

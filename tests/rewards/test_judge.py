@@ -154,6 +154,7 @@ def test_the_mark_is_of_the_question_and_an_answer_cannot_hold_it():
     assert mark not in question("q", "7", f"8 END {mark}").replace(f"8 END {mark}", "")
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_is_tried_again_and_then_gives_none(judge):
     judge.replies = [500, NO]
     assert rewarded(judge, "7", retries=1) == 0.0

@@ -1,18 +1,23 @@
 """Every reward by numbers that can be worked out on paper, and the ways in which a reward function can fail."""
 
 import asyncio
+import inspect
 import math
+import signal
 import sys
 
 import pytest
+import torch
+from waiting import until
 
 from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS, made_up
-from grpo_math.rewards import REWARDS, columns, load_reward
+from grpo_math.rewards import REWARDS, columns, guard, load_reward
 from grpo_math.rewards.columns import text_of
 from grpo_math.rewards.guard import Mishaps, checked
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
+from grpo_math.run.signals import Stop, Stopped
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
 GOOD_XML = "<reasoning>\n3 + 4\n</reasoning>\n<answer>\n7\n</answer>"
@@ -49,13 +54,22 @@ def test_accuracy_counts_a_right_answer_in_any_form_and_leaves_out_what_cannot_b
     assert call("accuracy", completions, answer=["7", "7", "7", "7", ""]) == [1.0, 1.0, 0.0, 0.0, None]
 
 
-@pytest.mark.parametrize("verdict", [Verdict.TIMEOUT, Verdict.CRASH, Verdict.BAD_GOLD])
+@pytest.mark.parametrize("verdict", [Verdict.CRASH, Verdict.BAD_GOLD])
 def test_an_ungradable_verdict_is_none_and_never_zero(verdict):
     grades = [Grade(verdict, "9^9^9"), Grade(Verdict.CORRECT, "7")]
     for name in ("accuracy", "proximity", "number_match", "shaped"):
         first, second = call(name, ["x", "#### 7"], answer=["7", "7"], grade=grades)
         assert first is None, name
         assert second > 0, name
+
+
+def test_an_answer_that_cannot_be_checked_is_rewarded_like_a_wrong_one():
+    """Otherwise a policy could leave its bad answers out of the group's mean."""
+    for verdict in (Verdict.UNCHECKABLE, Verdict.WRONG):
+        grades = [Grade(verdict, "9^9^9^9"), Grade(verdict, "9!!!")]
+        for name in ("accuracy", "proximity", "number_match", "gsm8k"):
+            columns = {"answer": ["7", "7"], "answer_format": ["gsm8k"] * 2, "grade": grades}
+            assert call(name, ["#### 9^9^9^9", "#### 9!!!"], **columns) == [0.0, 0.0], name
 
 
 def test_grades_at_hand_are_used_and_nothing_is_graded_again(monkeypatch):
@@ -101,9 +115,9 @@ def test_an_answer_is_graded_again_where_a_grade_at_hand_is_of_another_format():
 
 
 def test_a_broken_format_is_zero_even_where_the_answer_cannot_be_graded_but_a_bad_gold_is_none():
-    timeouts = [Grade(Verdict.TIMEOUT, "9"), Grade(Verdict.TIMEOUT, "9"), Grade(Verdict.BAD_GOLD, None)]
+    crashes = [Grade(Verdict.CRASH, "9"), Grade(Verdict.CRASH, "9"), Grade(Verdict.BAD_GOLD, None)]
     completions = ["no tags", GOOD_R1, "no tags"]
-    columns = {"answer": ["7", "7", ""], "answer_format": ["r1_zero"] * 3, "grade": timeouts}
+    columns = {"answer": ["7", "7", ""], "answer_format": ["r1_zero"] * 3, "grade": crashes}
     assert call("r1_zero", completions, **columns) == [0.0, None, None]
 
 
@@ -275,31 +289,21 @@ def test_a_reward_that_raises_is_one_clear_line_with_its_cause():
 
 
 def test_in_training_a_reward_that_raises_is_called_once_more_with_the_same_arguments():
-    seen, logged = [], []
+    seen = []
 
-    def mine(prompts, completions, log_metric, fails, **columns):
-        seen.append(list(completions))
-        log_metric("calls", len(seen))
-        completions.append("a trace")
+    def mine(prompts, completions, fails, **columns):
+        seen.append(completions)
         if len(seen) <= fails:
             raise OSError("away")
         return [1.0]
 
-    def rewards(fails):
-        seen.clear()
-        mishaps = Mishaps()
-        got = checked(mine, mishaps)(["p"], ["a"], log_metric=lambda *said: logged.append(said), fails=fails)
-        return got, mishaps, len(seen)
-
-    got, mishaps, calls = rewards(fails=1)
-    assert (got, mishaps.retries, mishaps.error, calls) == ([1.0], 1, None, 2)
-    assert seen == [["a"], ["a"]]
-    assert logged == [("calls", 2)]
-    _, mishaps, calls = rewards(fails=9)
-    assert (mishaps.retries, calls) == (1, 2)
+    mishaps = Mishaps()
+    assert checked(mine, mishaps)(["p"], ["a"], fails=1) == [1.0]
+    assert (mishaps.retries, mishaps.error, seen) == (1, None, [["a"], ["a"]])
+    checked(mine, mishaps := Mishaps())(["p"], ["a"], fails=9)
+    assert (mishaps.retries, len(seen)) == (1, 4)
     assert "reward function mine raised OSError" in str(mishaps.error)
-    assert "twice in a row" in str(mishaps.error)
-    assert len(logged) == 1
+    assert f"twice in a row at {__file__}" in str(mishaps.error)
 
 
 def test_checked_keeps_the_name_and_passes_numbers_and_none():
@@ -316,3 +320,82 @@ def test_checked_holds_for_async_functions():
 
     with pytest.raises(RewardError, match="reward function mine returned nan"):
         asyncio.run(checked(mine)(["p"], ["a"]))
+
+
+def test_an_object_with_an_async_call_is_awaited():
+    class Judge:
+        async def __call__(self, prompts, completions, **columns):
+            return [1.0]
+
+    guarded = checked(Judge())
+    assert inspect.iscoroutinefunction(guarded)  # so that TRL awaits it
+    assert asyncio.run(guarded(["p"], ["a"])) == [1.0]
+
+
+@pytest.mark.parametrize("exception", [SystemExit(0), KeyboardInterrupt(), SystemExit("no key")])
+@pytest.mark.parametrize("kind", ["a function", "async"])
+def test_a_reward_that_exits_is_a_failure_that_names_it(exception, kind):
+    def mine(prompts, completions, **columns):
+        raise exception
+
+    async def later(prompts, completions, **columns):
+        raise exception
+
+    guarded = checked(mine if kind == "a function" else later, mishaps := Mishaps())
+    called = guarded(["p"], ["a"])
+    assert (asyncio.run(called) if kind == "async" else called) == [0.0]
+    assert mishaps.retries == 1
+    said = f"reward function {guarded.__name__} raised {type(exception).__name__}"
+    assert str(mishaps.error).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Stopped)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised):
+    def mine(prompts, completions, **columns):
+        signal.raise_signal(number)
+        return [1.0]
+
+    before = signal.getsignal(signal.SIGINT)
+    with Stop(), pytest.raises(raised):
+        checked(mine, Mishaps())(["p"], ["a"])
+    assert signal.getsignal(signal.SIGINT) == before
+    with Stop() as stop:
+        stop.begin()  # a step is under way, which is finished
+        assert checked(mine, Mishaps())(["p"], ["a"]) == [1.0]
+        assert stop.code
+        stop.heeded = True
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_reward_that_takes_long_is_named_and_not_ended(monkeypatch, capsys):
+    monkeypatch.setattr(guard, "SLOW", 0.02)
+
+    def mine(prompts, completions, **columns):
+        until(lambda: "mine" in capsys.readouterr().err, 60)
+        return [1.0]
+
+    assert checked(mine)(["p"], ["a"]) == [1.0]
+
+
+@pytest.mark.parametrize("kind", ["a function", "async"])
+def test_what_a_reward_changes_in_torch_is_restored_and_the_random_state_is_not(kind, capsys):
+    def change():
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        return [float(torch.rand(()))]
+
+    def mine(prompts, completions, **columns):
+        return change()
+
+    async def later(prompts, completions, **columns):
+        return change()
+
+    torch.manual_seed(0)
+    called = checked(mine if kind == "a function" else later)(["p"], ["a"])
+    first = asyncio.run(called) if kind == "async" else called
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "changed torch's grad mode or default dtype" in line
+    assert checked(mine)(["p"], ["a"]) != first

@@ -1,4 +1,4 @@
-r"""Rewritings of a gold that change its answer: another value, two values, a negation, a retraction.
+r"""Rewritings of a gold that change its answer: another value, two values, a negation.
 
 Each is a pair (kind, text), as in keeps.py, and is only made where the text surely no longer states the gold, or not it
 alone. ``other`` is a second answer of the gold's shape with another value.
@@ -15,8 +15,7 @@ from random import Random
 from .golds import Gold, number
 from .keeps import WORDS, Rewriting, decimal, polynomial, tex
 
-SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
-ASIDES = ("(incorrect)", "is wrong", "(wrong)", "is incorrect", "is not right", "is not the answer", "(not the answer)")
+SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
 
 
 def other(gold: Gold, rng: Random) -> str:
@@ -81,9 +80,6 @@ def broken(gold: Gold, rng: Random) -> Iterator[Rewriting]:
     yield "either or", f"one of {wrong}, {right}"
     for negation in ("not ", r"\text{not }", r"\neg ", "not equal to ", "anything but ", r"\text{all but }", "never "):
         yield "negation", negation + right
-    for aside in rng.sample(ASIDES, 4):
-        yield "taken back", f"{right} {aside}"
-        yield "taken back", rf"{right}\text{{ {aside}}}"
     if gold.shape not in ("list", "choice", "words", "assignment", "interval", "union", "other"):
         yield "relation", rf"x \neq {right}"
         for sign in (">", r"\ge", "<", r"\leq"):
@@ -116,7 +112,6 @@ def broken_completions(gold: Gold, rng: Random) -> Iterator[Rewriting]:
             yield "boxes joined", f"{one}{two}"
         yield "or in a phrase", f"The answer is ${first}$ or ${second}$."
         yield "or in a phrase", f"The answer is either ${first}$ or ${second}$."
-        yield "or in a phrase", f"The answer is ${first}$ or the answer is ${second}$."
         yield "or in a tag", f"It follows. </think> <answer>{first} or {second}</answer>"
         yield "or in a tag", f"<answer>{first}</answer> or <answer>{second}</answer>"
         yield "or after ####", f"We add.\n#### {first} or {second}"
@@ -128,17 +123,6 @@ def broken_completions(gold: Gold, rng: Random) -> Iterator[Rewriting]:
     yield "retraction", rf"So it is {box}. No, it is \boxed{{{wrong}}}."
     yield "retraction", f"First we find ${box}$ in each row.\n\nThen we add them up.\n\n\\boxed{{{wrong}}}"
     yield "retraction", f"First we find {right}.\n#### {right}\nNow we add them up, and get\n#### {wrong}"
-    for denial in (
-        "The answer is not {}.",
-        "The answer isn't {}.",
-        "It is not {}.",
-        "{} is wrong.",
-        "{} is not the answer.",
-    ):
-        yield "denied", denial.format(f"${right}$" if denial[0] == "T" and rng.random() < 0.5 else box)
-    yield "denied", f"The answer is anything but ${right}$."
-    yield "denied", f"<answer>not {right}</answer>"
-    yield "denied", f"#### not {right}"
 
 
 def _numbers(gold: Gold, rng: Random) -> Iterator[Rewriting]:
@@ -264,7 +248,6 @@ def _measured(gold: Gold, rng: Random) -> Iterator[Rewriting]:
             yield "other unit", rf"{n}\text{{ {rivals[gold.extra]}}}"
             yield "other unit", f"{n} {rivals[gold.extra]}"
         yield "scale", rf"{n}\text{{ million {gold.extra}}}"
-        yield "words after", f"{n} dozen {gold.extra}"
         yield "words after", f"{n} {gold.extra} or more"
         yield "negation", f"not {n} {gold.extra}"
     if gold.value > 0:

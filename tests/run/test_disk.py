@@ -49,8 +49,8 @@ def small_files():
     [
         (text, "FOLDER/x could not be written: File too large ("),
         (parquet, "a file in FOLDER could not be written: File too large ("),
-        (save_model, "the trained weights in FOLDER could not be written: File too large ("),
-        (_save_checkpoint, "a checkpoint in FOLDER could not be written: the write failed ("),
+        (save_model, "a file in FOLDER could not be written: File too large ("),
+        (_save_checkpoint, "a file in FOLDER could not be written: the write failed ("),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
+from small_runs import promised
 from transformers import PrinterCallback, TrainerCallback
 
 from grpo_math.checks.live import Diagnosis
-from grpo_math.grading import Verdict
+from grpo_math.grading import GRADER, Verdict
 from grpo_math.run import metrics
 from grpo_math.run.log import History, trackers
 from grpo_math.train.heldout import HeldOut
@@ -59,6 +60,7 @@ def trained(model, tokenizer, folder, rows=ROWS, reward=ramp, callbacks=lambda t
     return trainer, history.lines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "when"),
     [
@@ -79,7 +81,7 @@ def test_a_line_holds_exactly_what_the_table_promises(settings, when, tiny, toke
     assert [line["step"] for line in lines] == [1, 2]
     for i, line in enumerate(lines):
         fresh = not (reused and i)
-        expected = metrics.promised(
+        expected = promised(
             when | ({"rollout", "graded"} if fresh else set()),
             rewards=["ramp", "accuracy"] if fresh else [],
             verdicts=map(str, Verdict) if fresh else [],
@@ -89,6 +91,7 @@ def test_a_line_holds_exactly_what_the_table_promises(settings, when, tiny, toke
         assert line[metrics.TOKENS_PER_SECOND] > 0
 
 
+@pytest.mark.slow
 def test_the_phases_add_up_to_the_step_also_where_one_line_covers_several(tiny, tokenizer, tmp_path):
     for steps in (1, 4):
         settings = {"max_steps": 4, "num_iterations": 2, "beta": 0.1, "logging_steps": steps}
@@ -100,6 +103,7 @@ def test_the_phases_add_up_to_the_step_also_where_one_line_covers_several(tiny, 
             assert min(seconds) >= 0
 
 
+@pytest.mark.slow
 def test_each_phase_is_the_time_of_its_own_work(tiny, tokenizer, tmp_path, monkeypatch):
     """A clock that only the slowed work moves: what a phase reports is then exact."""
     now = [0.0]
@@ -130,6 +134,7 @@ def test_each_phase_is_the_time_of_its_own_work(tiny, tokenizer, tmp_path, monke
     assert line[metrics.TOKENS_PER_SECOND] == pytest.approx(tokens / 124.5)
 
 
+@pytest.mark.slow
 def test_bringing_weights_to_vllm_is_a_phase_of_its_own(tiny, tokenizer, tmp_path, monkeypatch):
     trainer, _ = trained(tiny(), tokenizer, tmp_path, max_steps=1)
     now = [0.0]
@@ -159,7 +164,8 @@ def test_the_held_out_accuracy_is_a_line_of_its_own(tmp_path):
     state = SimpleNamespace(global_step=3, is_world_process_zero=True)
     HeldOut(lambda *_: results, [], 3, history, lambda *_: None).on_step_end(None, state, None)
     (line,) = [json.loads(text) for text in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert set(line) == metrics.promised({"heldout"})
+    heldout = {name for name, metric in metrics.METRICS.items() if metric.when == "heldout"}
+    assert set(line) == {metrics.STEP, *heldout}
 
 
 def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp_path, capsys):
@@ -179,10 +185,11 @@ def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp
 
 def test_a_run_below_the_base_model_is_said_while_training(tmp_path, capsys):
     history = History(tmp_path)
-    (tmp_path / "before.json").write_text('{"accuracy": 0.5, "n": 64}')
     history.append(3, {metrics.HELDOUT_ACCURACY: 0.1, metrics.HELDOUT_IN_FORMAT: 0.1, metrics.HELDOUT_N: 64})
-    Diagnosis(history, {}).on_train_end(None, SimpleNamespace(global_step=3, is_world_process_zero=True), None)
-    assert "(heldout_worse)" in capsys.readouterr().err
+    for grader, is_compared in ((GRADER, True), (GRADER - 1, False)):  # the run was resumed with another grader
+        (tmp_path / "before.json").write_text(json.dumps({"accuracy": 0.5, "n": 64, "grader": grader}))
+        Diagnosis(history, {}).on_train_end(None, SimpleNamespace(global_step=3, is_world_process_zero=True), None)
+        assert ("(heldout_worse)" in capsys.readouterr().err) == is_compared
 
 
 class Tracker(TrainerCallback):
@@ -195,6 +202,7 @@ class Tracker(TrainerCallback):
         self.told.append((state.global_step, dict(logs)))
 
 
+@pytest.mark.slow
 def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tokenizer, tmp_path):
     tracker, settings = Tracker(), {"max_completion_length": 8}
 
@@ -203,7 +211,7 @@ def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tok
         score = lambda rows, progress: {"accuracy": 0.25, "accuracy_in_format": 0.2, "n": len(rows)}  # noqa: E731
         return tracker, HeldOut(score, ROWS, 2, history, tell), Diagnosis(history, settings, every=20, tell=tell)
 
-    (tmp_path / "before.json").write_text('{"accuracy": 0.9, "n": 512}')
+    (tmp_path / "before.json").write_text(f'{{"accuracy": 0.9, "n": 512, "grader": {GRADER}}}')
     _, lines = trained(tiny(), tokenizer, tmp_path, callbacks=callbacks, max_steps=4)
     told: dict[int, dict] = {}
     for step, values in tracker.told:
@@ -215,6 +223,7 @@ def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tok
     assert told[4][f"{metrics.FINDING_PREFIX}heldout_worse"].startswith("error: held-out accuracy is below")
 
 
+@pytest.mark.slow
 def test_the_truncated_share_is_the_share_of_completions_that_did_not_end(tiny, tokenizer, tmp_path):
     made = []
 
@@ -229,6 +238,7 @@ def test_the_truncated_share_is_the_share_of_completions_that_did_not_end(tiny, 
     assert line[metrics.TRUNCATED] == pytest.approx(sum(cut) / len(cut))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
 def test_truncated_completions_that_are_masked_move_no_weight(packed, loss_type, tiny, tokenizer, tmp_path):
@@ -260,6 +270,7 @@ def test_truncated_completions_that_are_masked_move_no_weight(packed, loss_type,
     assert ((every - expected).norm() / expected.norm()).item() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_run_in_which_all_rewards_sit_on_masked_completions_trains_nothing(packed, tiny, tokenizer, tmp_path):
     """End to end, with TRL's own mask: weights do not move for what was cut off, and move for what was not."""

@@ -72,6 +72,7 @@ def test_a_folder_that_is_not_there_is_made_when_it_is_asked_for(tmp_path):
     assert (tmp_path / "a/b" / lock.NAME).exists()
 
 
+@pytest.mark.slow
 def test_what_a_run_goes_on_from_is_decided_once_the_folder_is_its_own(tiny, tmp_path, monkeypatch):
     """Another run may have made the folder since: nothing of it may be touched."""
     held = []
@@ -85,9 +86,16 @@ def test_what_a_run_goes_on_from_is_decided_once_the_folder_is_its_own(tiny, tmp
         return decide(*arguments)
 
     monkeypatch.setattr(program, "go_on", decides)
-    monkeypatch.setattr(program, "trainer_of", lambda *arguments: sys.exit(3))
+
+    class Decided(BaseException):
+        pass
+
+    def decided(*arguments):
+        raise Decided
+
+    monkeypatch.setattr(program, "trainer_of", decided)
     arguments = ["--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run"), *RUN]
-    with pytest.raises(SystemExit):
+    with pytest.raises(Decided):
         main(arguments)
     assert held == [False, True, None]
 
@@ -101,6 +109,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     assert "cannot be locked (No locks available): see that no other run writes to it" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_second_run_is_refused_while_the_first_trains_and_its_report_can_be_read(tiny, tmp_path, capsys):
     folder, go = tmp_path / "run", tmp_path / "go"
     command = launch(tiny(), folder, "hangs_on_one_rank")

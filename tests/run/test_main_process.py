@@ -8,7 +8,7 @@ import pytest
 from launching import ROOT, TORCHRUN, run
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_work_longer_than_a_collective_may_take_and_any_error_reach_every_process(tmp_path):
     run([*TORCHRUN, str(ROOT / "tests/processes/on_main.py"), str(tmp_path)])
     main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

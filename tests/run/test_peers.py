@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 from small_runs import STEPS, history, rank, settings, start, steps_done, two, until
 from waiting import alive
 
-from grpo_math.run.ports import free_port
+from grpo_math.run.machine import free_port
 from grpo_math.run.signals import GONE
 
 LINE = "was killed or has crashed, and the others cannot go on without it: the same command goes on from checkpoint-"
@@ -24,7 +23,7 @@ def killed(command: list[str], run_dir, log, victim: int) -> tuple[int, str]:
     """The exit code of a run whose rank gets SIGKILL after a checkpoint, and what was said."""
     process = start(command, log)
     until(lambda: steps_done(run_dir, 3), process, log)
-    os.kill(rank(run_dir, victim), signal.SIGKILL)
+    rank(process, victim).kill()
     code = process.wait(60)
     said = log.read_text()
     assert said.count("error:") == 1
@@ -37,13 +36,6 @@ def killed(command: list[str], run_dir, log, victim: int) -> tuple[int, str]:
     return code, said
 
 
-def any_rank(run_dir, number: int) -> bool:
-    try:
-        return rank(run_dir, number) > 0
-    except (ValueError, OSError):  # not there yet
-        return False
-
-
 def until_none(run_dir) -> None:
     deadline = time.monotonic() + 60
     while alive(str(run_dir)):
@@ -51,6 +43,7 @@ def until_none(run_dir) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("config", "victim"), [("multi_gpu", 0), ("zero2", 1)])
 def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(config, victim, tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
@@ -68,6 +61,7 @@ def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(conf
     assert [line["step"] for line in history(run_dir)] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.full
 def test_under_plain_accelerate_the_line_stands_before_torchs_page(tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     more = ("--save_strategy=steps", "--save_steps=2")
@@ -79,11 +73,12 @@ def test_under_plain_accelerate_the_line_stands_before_torchs_page(tiny, tmp_pat
     assert "exitcode  : -9" in said.partition("Root Cause")[2], "the others ended after the agent had seen it"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_before_it_has_begun_is_said_by_what_started_it(tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     process = start([*two(tmp_path, "grpo_math.train.ranks"), *settings(tiny, run_dir)], log)
-    until(lambda: any_rank(run_dir, 1), process, log)
-    os.kill(rank(run_dir, 1), signal.SIGKILL)
+    until(lambda: rank(process, 1), process, log)
+    rank(process, 1).kill()
     assert process.wait(60) == 128 + signal.SIGKILL
     assert log.read_text().endswith("error: training was ended by SIGKILL: the same command starts it again\n")
     until_none(run_dir)
@@ -133,6 +128,7 @@ def ranks():
         process.communicate()
 
 
+@pytest.mark.full
 def test_a_rank_that_waits_outside_of_python_ends_too(ranks):
     """As one does in a collective over NCCL: no signal handler runs, and no agent is there."""
     one, other = ranks("killed")
@@ -142,6 +138,7 @@ def test_a_rank_that_waits_outside_of_python_ends_too(ranks):
     assert "ADVICE" in err
 
 
+@pytest.mark.full
 def test_a_rank_that_ended_by_itself_is_followed_without_a_word(ranks):
     one, _ = ranks("failed")
     _, err = one.communicate(timeout=120)
@@ -149,6 +146,7 @@ def test_a_rank_that_ended_by_itself_is_followed_without_a_word(ranks):
     assert "error:" not in err
 
 
+@pytest.mark.full
 def test_a_rank_that_is_done_leaves_the_others_to_their_work(ranks):
     one, _ = ranks("done")
     out, _ = one.communicate(timeout=120)

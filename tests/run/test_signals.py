@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import ROOT
+from launching import ROOT, variables
 from small_runs import STEPS, ends, history, rank, settings, start, steps_done, two, until
 from transformers import TrainerControl
 from waiting import alive
@@ -130,6 +132,7 @@ def test_a_signal_while_a_checkpoint_is_written_needs_no_further_step():
 # One process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("seconds", [0.3, 3.0])
 def test_a_signal_while_modules_are_imported_has_its_code_too(number, seconds, tiny, tmp_path):
@@ -139,6 +142,7 @@ def test_a_signal_while_modules_are_imported_has_its_code_too(number, seconds, t
     assert "Stopped after" not in ends(process, tmp_path / "log", AGAIN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", ["grpo_math.train", "grpo_math.cli train"])
 def test_sigterm_in_the_middle_of_generation_finishes_the_step_and_the_run_goes_on(command, tiny, tmp_path):
     run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "generates"
@@ -156,6 +160,38 @@ def test_sigterm_in_the_middle_of_generation_finishes_the_step_and_the_run_goes_
     assert (run_dir / "adapter").exists()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("more", [[], ["--accelerate_config", "multi_gpu"]], ids=["in the process", "two ranks"])
+def test_a_terminal_that_hangs_up_loses_no_step(more, tiny, tmp_path):
+    """Each line to such a terminal fails, and all that the run writes goes there."""
+    run_dir, (terminal, theirs) = tmp_path / "run", os.openpty()
+    command = [sys.executable, "-m", "grpo_math.cli", "train", *more, *settings(tiny, run_dir)]
+    log_in = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", log_in, *command], stdin=theirs, cwd=ROOT, env=variables())
+    os.close(theirs)
+    said = b""
+    while not steps_done(run_dir, 2):
+        said += os.read(terminal, 4096) if select.select([terminal], [], [], 0.1)[0] else b""
+        assert process.poll() is None, said[-4000:].decode()
+    os.close(terminal)
+    assert process.wait(120) == AGAIN
+    step = history(run_dir)[-1]["step"]
+    assert step < STEPS
+    assert (run_dir / f"checkpoint-{step}").is_dir()
+
+
+@pytest.mark.full
+def test_a_run_that_ignores_a_hangup_from_the_start_goes_on(tiny, tmp_path):
+    run_dir, log = tmp_path / "run", tmp_path / "log"
+    ignoring = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", sys.executable, "-m", "grpo_math.cli", "train"]
+    process = start([*ignoring, *settings(tiny, run_dir, "--max_steps=6")], log)
+    until(lambda: steps_done(run_dir, 1), process, log)
+    process.send_signal(signal.SIGHUP)
+    ends(process, log, 0)
+    assert [line["step"] for line in history(run_dir)] == list(range(1, 7))
+
+
+@pytest.mark.full
 def test_a_run_that_was_stopped_twice_ends_as_one_that_was_not(tiny, tmp_path):
     """The same command each time: weights and losses are the same, bit for bit."""
     pytest.importorskip("grpo_math.run.resume")
@@ -178,6 +214,7 @@ def test_a_run_that_was_stopped_twice_ends_as_one_that_was_not(tiny, tmp_path):
     assert run("stopped", *STOPPING) == run("whole")
 
 
+@pytest.mark.full
 def test_a_signal_while_the_model_loads_ends_the_run_before_it_has_begun(tiny, tmp_path):
     run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "loads"
     process = start([*waits("generation.models.load_tokenizer", mark), *settings(tiny, run_dir)], log)
@@ -187,6 +224,7 @@ def test_a_signal_while_the_model_loads_ends_the_run_before_it_has_begun(tiny, t
     assert not (run_dir / "config.yaml").exists()
 
 
+@pytest.mark.full
 def test_a_signal_in_the_final_evaluation_loses_no_step(tiny, tmp_path):
     run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "evaluates"
     arguments = settings(tiny, run_dir, "--max_steps=2", "--save_strategy=steps", "--eval_n=4")
@@ -207,6 +245,7 @@ def test_a_signal_in_the_final_evaluation_loses_no_step(tiny, tmp_path):
 # Two processes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("program", "number", "config"),
     [
@@ -228,15 +267,17 @@ def test_what_started_the_ranks_passes_a_signal_on_and_ends_with_its_code(progra
     assert not alive(str(run_dir))
 
 
+@pytest.mark.full
 def test_one_rank_that_gets_the_signal_stops_all_after_the_same_step(tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     process = start([*two(tmp_path, "grpo_math.train.ranks"), *settings(tiny, run_dir)], log)
     until(lambda: steps_done(run_dir, 1), process, log)
-    os.kill(rank(run_dir, 1), signal.SIGTERM)
+    rank(process, 1).send_signal(signal.SIGTERM)
     saved_after(run_dir, ends(process, log, AGAIN))
     assert not alive(str(run_dir))
 
 
+@pytest.mark.full
 def test_plain_accelerate_saves_too_but_says_so_with_torchs_page_and_exit_code_1(tiny, tmp_path):
     run_dir, log = tmp_path / "run", tmp_path / "log"
     process = start([*two(tmp_path, "accelerate.commands.launch"), *settings(tiny, run_dir)], log)

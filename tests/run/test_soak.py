@@ -6,7 +6,7 @@ import pytest
 from benchmarks import soak
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_holds_no_more_files_threads_or_processes_at_its_end_than_in_its_middle(tmp_path):
     lines = soak.run(tmp_path, 120, 5, ["--max_completion_length=4", "--eval_n=0", "--save_steps=20"])
     assert lines[-1]["step"] >= 115

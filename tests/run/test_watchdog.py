@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import time
@@ -12,9 +11,8 @@ import pytest
 from launching import ROOT, accelerate, variables
 from small_runs import PATH, RUN
 
-from grpo_math.run.watchdog import PHASES, Watchdog
+from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings.recipe import read
-from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def wait_for(holds, alive=lambda: True):
@@ -28,6 +26,7 @@ def told(path: Path) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("watchdog: ")]
 
 
+@pytest.mark.full
 def test_both_ranks_say_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
     folder, go, log = tmp_path / "run", tmp_path / "go", tmp_path / "log"
     command = [*accelerate("multi_gpu", tmp_path, "--num_processes", "2"), "-m", "grpo_math.train"]
@@ -38,7 +37,7 @@ def test_both_ranks_say_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
         run = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=file, stderr=file)
 
     def stalled(rank):
-        return [line for line in told(log) if f"rank {rank}: no step for 0.1 minutes, since step 1; " in line]
+        return [line for line in told(log) if f"rank {rank}: no step for 0.1 minutes, since step 1;" in line]
 
     try:
         wait_for(lambda: stalled(0) and stalled(1), lambda: run.poll() is None)
@@ -46,30 +45,30 @@ def test_both_ranks_say_where_they_wait_and_the_run_goes_on(tiny, tmp_path):
         assert run.wait(timeout=300) == 0, log.read_text()
     finally:
         run.kill()
-    ((waits,), (hangs,)) = stalled(0), stalled(1)
-    assert re.search(r"phase grade; waits at \S+processes/faulty.py:\d+ in hangs_on_one_rank; ", hangs)
-    assert re.search(r"phase grade; waits at \S+torch/distributed/\S+.py:\d+ in \w+; ", waits)
-    for rank, line in ((0, waits), (1, hangs)):
+    for rank in (0, 1):
         path = folder / f"stacks-rank{rank}.txt"
+        (line,) = stalled(rank)
         assert str(path) in line
-        stack = path.read_text().split(line)[1]
-        assert "Thread MainThread:" in stack
+        stack = path.read_text()
+        assert told(path) == [line.partition(";")[0]]
         assert "in _calculate_rewards" in stack
         assert "in training_step" in stack
+        assert ("in hangs_on_one_rank" in stack) == (rank == 1)
 
 
+@pytest.mark.slow
 def test_a_stall_is_told_once_and_the_next_one_again(tmp_path):
     path = tmp_path / "made/stacks-rank0.txt"
     with Watchdog(tmp_path / "made", 0.002) as watchdog:
         wait_for(lambda: told(path))
         time.sleep(0.5)  # several times as long as a stall
         assert len(told(path)) == 1
-        watchdog.step(7)
+        watchdog.again("since step 7")
         wait_for(lambda: len(told(path)) == 2)
     first, second = told(path)
-    assert "rank 0: no step for 0.002 minutes, since the start; phase loading; waits at " in first
-    assert f"{__file__}:" in path.read_text()
-    assert "since step 7; " in second
+    assert first == "watchdog: rank 0: no step for 0.002 minutes, since the start"
+    assert f'"{__file__}", line ' in path.read_text()
+    assert second.endswith("since step 7")
 
 
 def test_a_folder_that_cannot_be_written_still_leaves_the_terminal(tmp_path, capfd):
@@ -79,41 +78,30 @@ def test_a_folder_that_cannot_be_written_still_leaves_the_terminal(tmp_path, cap
         while "cannot be written" not in said:
             said += capfd.readouterr().err
             time.sleep(0.05)
-    assert "since the start; phase loading" in said
+    assert "since the start;" in said
 
 
 def test_zero_is_off(tmp_path):
     with Watchdog(tmp_path, 0) as watchdog:
-        watchdog.step(1)
+        watchdog.again("since step 1")
         time.sleep(0.1)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_c_code_that_holds_pythons_lock_is_seen_too(tmp_path):
     program = (
         "import ctypes, pathlib\n"
         "from grpo_math.run.watchdog import Watchdog\n"
         "def holds_the_lock():\n"
         "    ctypes.PyDLL(None).usleep(6_000_000)\n"
-        "with Watchdog(pathlib.Path('.'), 0.03, grace=0.2):\n"
+        "with Watchdog(pathlib.Path('.'), 0.03):\n"
         "    holds_the_lock()\n"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=variables(), cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
-    said = done.stderr.partition("watchdog: ")[0]
-    assert "Timeout" in said
-    assert "in holds_the_lock" in said
-
-
-def test_every_phase_is_a_method_of_the_trainer_or_a_function_of_ours():
-    from grpo_math import report
-    from grpo_math.evaluation import pass_rates, results
-
-    of_trainer = {name for name in PHASES if hasattr(MathGRPOTrainer, name)}
-    others = {"evaluate": results, "measure": pass_rates, "report": report}
-    assert of_trainer | set(others) == set(PHASES)
-    assert all(hasattr(module, name) for name, module in others.items())
+    assert "in holds_the_lock" in done.stderr.partition("Timeout")[2].partition("watchdog: ")[0]
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "soon"])

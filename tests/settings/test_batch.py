@@ -39,7 +39,7 @@ def test_a_solution_makes_the_step_with_the_most_rows_that_the_limit_allows(proc
         else:
             with pytest.raises(ConfigError) as refused:
                 solve(prompts, generations, processes, limit)
-            offered = int(refused.value.remedy.removeprefix("use "))
+            offered = int(refused.value.remedy.removeprefix("use ").partition(",")[0])
             solve(offered, generations, processes, limit)
             nearer = range(prompts - abs(offered - prompts) + 1, prompts + abs(offered - prompts))
             assert not any(p * generations % processes == 0 for p in nearer if p > 0)

@@ -189,6 +189,7 @@ def sample() -> list[dict]:
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", sample(), ids=str)
 def test_what_is_allowed_trains_a_step(setting, tiny, tokenizer, tmp_path):
     def letters(completions, **columns):

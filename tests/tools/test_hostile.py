@@ -1,10 +1,11 @@
-"""Programs that fork, hang, flood, look around and break out: each row of cases/hostile_programs.yaml, with all layers
-of the walls and as in a container without namespaces; and the machine afterwards."""
+"""Programs that fork, hang, flood, look around and break out: each row of cases/hostile_programs.yaml, and the state of
+the machine afterwards."""
 
 import os
 import re
 import socket
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,29 +41,33 @@ def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-@pytest.fixture(scope="module", params=[(), ("spaces",)], ids=["all layers", "no namespaces"])
-def answers(request, tmp_path_factory):
-    """What each row's program gave, by its name; and the server."""
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """Return each program's answer by its name, the server, the trainer's secret file and the growth of memory."""
+    folder = tmp_path_factory.mktemp("programs")
+    tempfile.tempdir = str(folder)  # where the programs get their folders
     secret = tmp_path_factory.mktemp("trainer") / "secret"
     secret.write_text(CANARY)
     os.environ["GRPO_MATH_CANARY"] = CANARY
-    server = python._Server(without=request.param)
+    python._servers.clear()
+    server = python.server(packages=True)
+    python._servers[os.getpid(), False] = server  # for every program
+    tempfile.tempdir = None
     with socket.create_server(("127.0.0.1", 0)) as listening:
         words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
         calls = []
         for case in CASES:
             code = re.sub("|".join(words), lambda found: words[found[0]], case["code"])
             limits = PythonLimits(**{**LIMITS, **case.get("limits", {})})
-            calls.append((code, limits, server))
+            calls.append((code, limits))
         before = memory()
         with ThreadPoolExecutor(6) as threads:  # more than there are cores: many sleep
-            answered = list(threads.map(lambda one: python.Program(one[1], lambda: one[2]).run(one[0]), calls))
+            answered = list(threads.map(lambda one: python.call(*one), calls))
         given = dict(zip([case["name"] for case in CASES], answered, strict=True))
         grown = memory() - before
-    yield given, server, secret, grown
+    yield given, server, secret, grown, folder
     del os.environ["GRPO_MATH_CANARY"]
-    server.close()
-    assert not server.layers["folder"] or not Path(server.layers["folder"]).exists()
+    python._servers.clear()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -75,17 +80,15 @@ def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
 
 
 def test_nothing_is_left_behind(answers):
-    _, server, secret, grown = answers
+    _, server, secret, grown, folder = answers
     assert len(CASES) >= 80
     until(lambda: not descendants(server.process.pid))
-    litter = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*grpo_math_pwned*")]
-    if folder := server.layers["folder"]:
-        litter += Path(folder).iterdir()
-    assert litter == []
+    assert list(folder.iterdir()) == []
+    assert not Path("/dev/shm/grpo_math_pwned").exists()
     assert secret.read_text() == CANARY
     assert secret.stat().st_mode & 0o777 == 0o644
     assert grown < 50_000_000
 
 
 def test_the_tool_works_on_afterwards(answers):
-    assert python.call("1 + 1", PythonLimits(**LIMITS), answers[1]) == "2"
+    assert python.call("1 + 1", PythonLimits(**LIMITS)) == "2"

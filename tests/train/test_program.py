@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_runs import TINY, history
+from small_runs import TINY, history, promised
 
 from grpo_math.evaluation.compare import SAME
-from grpo_math.grading import Verdict
-from grpo_math.run.metrics import VERDICT_PREFIX, promised
+from grpo_math.grading import GRADER, Verdict
+from grpo_math.run.metrics import VERDICT_PREFIX
 from grpo_math.settings import recipe
-from grpo_math.train.program import main
+from grpo_math.train.program import _lay_out_memory, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +32,20 @@ def launch(*arguments: str, check: bool = True, **kwargs) -> subprocess.Complete
     return done
 
 
+def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(monkeypatch):
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.setenv(name, "")  # so that it is restored
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    for stated, expected in (({"use_vllm": True}, None), ({}, "expandable_segments:True")):
+        monkeypatch.delenv(name)
+        _lay_out_memory(stated)
+        assert os.environ.get(name) == expected
+        monkeypatch.setenv(name, "backend:native")
+        _lay_out_memory(stated)
+        assert os.environ[name] == "backend:native"
+
+
+@pytest.mark.full
 def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):
     recipe = ROOT / "launch/configs/gsm8k_smoke_cpu.yaml"
     launch("--config", recipe, "--output_dir", tmp_path / "run", "--max_completion_length", "24")
@@ -56,6 +70,7 @@ def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):
     assert (adapter / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_every_logged_name_is_in_the_table_of_metrics_and_the_batch_is_said_in_a_line(tmp_path, tiny):
     done = launch("--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY)
     (line,) = history(tmp_path / "run")
@@ -101,12 +116,51 @@ def test_an_evaluation_of_weights_that_accelerate_will_shard_is_refused(monkeypa
 
 def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loaded(tmp_path, capsys):
     rates = tmp_path / "rates.jsonl"
-    about = {"model": "no/such/model", "template": "gsm8k", "temperature": 0.5, "max_tokens": 8, "samples": 8}
+    about = {
+        "model": "no/such/model",
+        "template": "gsm8k",
+        "temperature": 0.5,
+        "max_tokens": 8,
+        "samples": 8,
+        "grader": GRADER,
+    }
     rates.write_text(json.dumps({"measured": about}) + "\n")
     arguments = [*TINY, "--output_dir", tmp_path / "run", "--difficulty_band", "0.1", "0.9", "--difficulty_file", rates]
     assert "was measured with temperature=0.5, not 1.0" in refused(capsys, *arguments)
 
 
+OWN_COLUMNS = """
+def by_column(completions, solution, ease, steps, **columns):
+    assert set(solution) <= {"so $5$", "so $6$"} and set(ease) <= {1, None} and "prompt" not in columns
+    return [float(len(str(completion)) % 7) + len(step or "") for completion, step in zip(completions, steps)]
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_gets_each_column_of_the_file_and_trls_own_reward_its_solution(tmp_path, tiny, monkeypatch):
+    (tmp_path / "own_columns.py").write_text(OWN_COLUMNS)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = [{"problem": "2 + 3?", "answer": "5", "solution": "so $5$", "ease": 1}]
+    rows += [{"problem": "3 + 3?", "answer": "6", "solution": "so $6$", "steps": ["a", "b"]}]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY]
+    words += [
+        "--dataset",
+        tmp_path / "mine.jsonl",
+        "--eval_n",
+        "0",
+        "--report_to",
+        "none",
+        "--prompt_template",
+        "boxed",
+    ]
+    words += ["--rewards", "own_columns:by_column", "trl.rewards:accuracy_reward"]
+    assert main(list(map(str, words))) == 0
+    (line,) = history(tmp_path / "run")
+    assert {"rewards/by_column/mean", "rewards/accuracy_reward/mean"} <= set(line)
+
+
+@pytest.mark.full
 def test_a_recipe_that_is_edited_once_it_was_read_changes_nothing(tmp_path, tiny, monkeypatch):
     """config.yaml states what was trained: the file that names a command line's settings is read once."""
     path, run_dir, read = tmp_path / "recipe.yaml", tmp_path / "run", recipe.read_recipe
@@ -127,9 +181,10 @@ def test_a_recipe_that_is_edited_once_it_was_read_changes_nothing(tmp_path, tiny
 
 
 def made_up_rates(path, model, rate_of):
+    from grpo_math.grading import GRADER
     from grpo_math.problems.datasets import load_problems
 
-    about = {"model": model, "template": "gsm8k", "temperature": 1.0, "max_tokens": 8, "samples": 8}
+    about = {"model": model, "template": "gsm8k", "grader": GRADER, "temperature": 1.0, "max_tokens": 8, "samples": 8}
     lines = [{"measured": about}]
     for i, row in enumerate(load_problems("generated:sums", seed=42)):  # as the run
         lines.append({"problem": row["problem"], "answer": row["answer"], "correct": rate_of(i), "graded": 8})
@@ -137,6 +192,7 @@ def made_up_rates(path, model, rate_of):
     return [line["problem"] for line in sorted(lines[1:], key=lambda line: -line["correct"])]
 
 
+@pytest.mark.full
 def test_only_the_band_is_trained_on_from_easy_to_hard(tmp_path, tiny):
     rates, run_dir = tmp_path / "rates.jsonl", tmp_path / "run"
     ordered = made_up_rates(rates, tiny(), lambda i: i * 5 % 9)
@@ -156,6 +212,7 @@ def test_only_the_band_is_trained_on_from_easy_to_hard(tmp_path, tiny):
     assert yaml.safe_load((run_dir / "config.yaml").read_text())["shuffle_dataset"] is False
 
 
+@pytest.mark.full
 def test_a_band_with_nothing_in_it_ends_in_one_line(tmp_path, tiny):
     rates = tmp_path / "rates.jsonl"
     made_up_rates(rates, tiny(), lambda i: 8 * (i % 2))
@@ -166,6 +223,7 @@ def test_a_band_with_nothing_in_it_ends_in_one_line(tmp_path, tiny):
     assert not (tmp_path / "run/history.jsonl").exists()
 
 
+@pytest.mark.full
 def test_two_processes_share_the_measuring_and_the_batch(tmp_path, tiny):
     rates, run_dir = tmp_path / "rates.jsonl", tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "grpo_math.train"]
@@ -214,6 +272,7 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
     assert (tmp_path / "run/model/model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_evaluating_in_between_changes_nothing_in_what_is_trained(tmp_path, tiny):
     weights = []
     evaluated = ["--eval_n", "4", "--heldout_every", "1", "--heldout_n", "2", "--eval_split=train"]
@@ -226,6 +285,7 @@ def test_evaluating_in_between_changes_nothing_in_what_is_trained(tmp_path, tiny
     assert json.loads((run_dir / "after.json").read_text())["contamination"]["equal"] == 4
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_a_run_that_goes_on_where_it_stopped(tmp_path, tiny):
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(run_dir)]
@@ -248,6 +308,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_where_it_stopped(tmp_path, tiny):
     assert [line["step"] for line in history(run_dir)] == list(range(1, stopped + 3))
 
 
+@pytest.mark.full
 def test_no_token_reaches_the_run_directory(tmp_path, tiny):
     secret = "hf_" + "s3cr3t" * 5
     arguments = ["--model_name_or_path", tiny(), "--output_dir", tmp_path / "run", "--max_steps", "1", *TINY]

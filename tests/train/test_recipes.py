@@ -12,8 +12,8 @@ import yaml
 
 from grpo_math import planner
 from grpo_math.cli import main as command
+from grpo_math.settings.build import build
 from grpo_math.settings.conflicts import check
-from grpo_math.settings.parser import Parser
 from grpo_math.settings.recipe import read
 from grpo_math.train.program import main as train
 
@@ -44,7 +44,7 @@ def commands(path, program):
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_parses_with_the_real_config_class_and_passes_its_checks(path, tmp_path):
-    parsed = Parser().parse(read(["--config", str(path), "--output_dir", str(tmp_path)]))
+    parsed = build(read(["--config", str(path), "--output_dir", str(tmp_path)]))
     check(parsed.arguments, parsed.config, tmp_path)
     assert parsed.model.model_name_or_path
     assert parsed.config.generation_batch_size % parsed.config.num_generations == 0
@@ -91,7 +91,7 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
     visible = [word.partition("=")[2].split(",") for word in launch if word.startswith("CUDA_VISIBLE_DEVICES=")]
     assert not visible or visible == [list(map(str, policy))]
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    config = Parser().parse(read(["--config", str(path)])).config
+    config = build(read(["--config", str(path)])).config
     rows = processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
     assert rows % config.num_generations == 0
 
@@ -100,7 +100,7 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
 def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, accelerate):
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
-    made = Parser().parse(read(["--config", str(path), *settings.split()]))
+    made = build(read(["--config", str(path), *settings.split()]))
     parsed = {**vars(made.arguments), **vars(made.config), **vars(made.model)}
     changed = [word[2:] for word in settings.split() if word.startswith("--")]
     given = yaml.safe_load(path.read_text()) | {field: parsed[field] for field in changed}
@@ -108,6 +108,7 @@ def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, a
     assert planner.plan(given, gpus=gpus, gpu_gb=gb, cpu_gb=32, accelerate=config)["fits"]
 
 
+@pytest.mark.full(keep=["gsm8k_8gb"])
 @pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
 def test_a_recipe_trains_one_step_of_a_tiny_model_on_a_cpu(path, tiny, tmp_path):
     """With every other field as shipped: what a CPU, a missing vLLM or a test's patience rule out is replaced."""

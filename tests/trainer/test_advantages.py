@@ -106,6 +106,7 @@ def test_dtype_and_shape_are_those_of_the_rewards():
 REWARDS = [1.0, 0.0, 0.25, 0.0, 1.0, None, 0.0, 0.5, *[0.5] * 4, None, 1.0, None, None, *[None] * 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_group_mean_gives_the_advantages_that_trl_trains_on(scale, tiny, tokenizer, tmp_path):
     args = GRPOConfig(

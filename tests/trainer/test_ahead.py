@@ -91,6 +91,7 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
     assert (found[0] - found[1]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its_rollout(
     small, tiny, tokenizer, tmp_path
 ):
@@ -136,6 +137,7 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
         assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
 
 
+@pytest.mark.full
 def test_a_server_that_restarts_while_two_adapters_are_at_work_gets_both_again(small, tiny, tokenizer, tmp_path):
     settings = {**AHEAD, "vllm_server_timeout": 30.0}
     whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", **settings)
@@ -157,6 +159,7 @@ def test_a_server_that_restarts_while_two_adapters_are_at_work_gets_both_again(s
     assert torch.equal(trained(again.model), trained(whole.model))
 
 
+@pytest.mark.full
 def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkpoint_to_go_on_from(
     small, tiny, tokenizer, tmp_path
 ):
@@ -170,6 +173,7 @@ def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkp
     assert again.state.global_step == 5
 
 
+@pytest.mark.slow
 def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(small, tiny, tokenizer, tmp_path):
     settings = {**AHEAD, "resample_groups": 1, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, row={"answer": "0"}, **settings)
@@ -204,6 +208,7 @@ def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "rollouts", "staleness"),
     [
@@ -224,6 +229,7 @@ def test_rollouts_that_are_no_steps_are_asked_for_once_each(
     assert [line.get(metrics.STALENESS) for line in lines(trainer)] == staleness
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, tokenizer, tmp_path, caplog):
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
     trainer.ahead._next = lambda: [[1], [2]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from types import SimpleNamespace
 
 import flash_reference
@@ -14,7 +13,7 @@ from small_trainers import make, padded_batch, relative
 from transformers import modeling_flash_attention_utils as flash
 from trl import GRPOTrainer
 
-from grpo_math.trainer import attention, cascade, varlen
+from grpo_math.trainer import attention, varlen
 from grpo_math.trainer.attention import Unpackable, packed_attention
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import GroupLayout
@@ -73,11 +72,6 @@ def torchs_kernel(monkeypatch):
     monkeypatch.setattr(varlen, "flash_takes", lambda *states: True)
 
 
-@pytest.fixture
-def cascaded(monkeypatch):
-    monkeypatch.setattr(cascade, "pays", lambda *sizes: True)
-
-
 def attend(q, k, v, scores):
     """By the kernel that is there."""
     return varlen.attend(q, k, v, GROUPS, scores, varlen.kernel(q, k, v, scores))
@@ -90,12 +84,6 @@ def close(way, scores=PLAIN, dtype=torch.float64):
     results = [(out, *torch.autograd.grad(out, inputs, grad)) for out in (way(*inputs), plainly(*inputs, scores))]
     for ours, theirs in zip(*results, strict=True):
         assert (ours - theirs).abs().max() < 100 * torch.finfo(dtype).eps * theirs.abs().max().clamp(min=1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("scale", [None, 0.7])
-def test_a_cascade_gives_the_output_and_gradients_of_plain_attention(dtype, scale):
-    close(lambda q, k, v: cascade.attend(q, k, v, GROUPS, scale), Scores(scale), dtype)
 
 
 SCORES = {
@@ -120,7 +108,7 @@ def test_one_call_of_torchs_varlen_kernel_gives_the_same(case, torchs_kernel):
     close(lambda q, k, v: attend(q, k, v, SCORES[case]), SCORES[case])
 
 
-def test_what_torchs_kernel_cannot_do_is_asked_of_flash_attn(torchs_kernel, monkeypatch):
+def test_flash_attn_that_the_model_was_loaded_with_goes_first(torchs_kernel, monkeypatch):
     """A stand-in for flash-attn 2, which needs a GPU: its arguments are held, and what it is asked to leave out."""
     asked = []
 
@@ -129,15 +117,12 @@ def test_what_torchs_kernel_cannot_do_is_asked_of_flash_attn(torchs_kernel, monk
         asked.append({name: value for name, value in given.items() if value and value != (-1, -1)})
         return flash_reference.flash_attn_varlen_func(q, k, v, window_size=window_size, **rest)
 
-    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
-    varlen._installed.cache_clear()
+    monkeypatch.setattr(flash, "_flash_varlen_fn", flash_attn_varlen_func)
     with torch.no_grad():
         attend(*states(), Scores(dropout=0.1, softcap=30.0))
-        monkeypatch.setattr(varlen, "_torchs", lambda: None)
         for case in ("as they are", "scaled", "window"):
             out = attend(*states(), SCORES[case])
             assert torch.allclose(out, plainly(*states(), SCORES[case]))
-    varlen._installed.cache_clear()
     left = SCORES["window"].window - 1
     assert asked == [{"dropout_p": 0.1, "softcap": 30.0}, {}, {}, {"window_size": (left, 0)}]
 
@@ -161,6 +146,7 @@ def flash_attention_2(torchs_kernel, monkeypatch):
     flash.lazy_import_flash_attention("flash_attention_2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_a_model_with_flash_attention_is_packed_with_it(family, tokenizer, tmp_path, flash_attention_2, monkeypatch):
     model = tiny_model(family)  # of mistral, with a window
@@ -187,25 +173,23 @@ def test_dropout_is_not_dropped(softcap):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_given_scaling_and_dropout_reach_the_kernel(dropout, cascaded, monkeypatch):
+def test_a_given_scaling_and_dropout_reach_the_kernel(dropout, monkeypatch):
     seen = []
-    monkeypatch.setattr(cascade, "attend", lambda q, k, v, groups, scale: seen.append(Scores(scale)) or q)
     monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores) or q)
     q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
     packed_attention(torch.nn.Module(), q, k, v, None, scaling=0.3, dropout=dropout, packed_groups=GROUPS)
     assert seen == [Scores(0.3, dropout)]
 
 
-def test_a_window_that_no_row_reaches_is_none(cascaded, monkeypatch):
+def test_a_window_that_no_row_reaches_is_none(monkeypatch):
     seen = []
-    monkeypatch.setattr(cascade, "attend", lambda q, k, v, groups, scale: seen.append("all") or q)
     monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores.window) or q)
     q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
     for window in (19, 18):
         module = torch.nn.Module()
         module.config = SimpleNamespace(sliding_window=window)
         packed_attention(module, q, k, v, None, sliding_window=window, packed_groups=GROUPS)
-    assert seen == ["all", 18]
+    assert seen == [None, 18]
 
 
 def test_a_mask_that_a_layer_has_made_is_not_ignored():
@@ -239,11 +223,10 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("way", ["torchs_kernel", "cascaded"])
-def test_each_way_gives_trls_log_probs_and_gradients(way, shape, request, tiny, tokenizer, tmp_path):
+def test_torchs_kernel_gives_trls_log_probs_and_gradients(shape, torchs_kernel, tiny, tokenizer, tmp_path):
     """As `test_equivalence.py` holds the way that a CPU takes."""
-    request.getfixturevalue(way)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
     ids, mask, longest = padded_batch(*SHAPES[shape])
     results = []

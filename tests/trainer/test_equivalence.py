@@ -30,6 +30,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, shape, tiny, tokenizer, tmp_path):
@@ -54,6 +55,7 @@ def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, sha
     assert relative(gradient, plain_gradient) < 1e-5
 
 
+@pytest.mark.slow
 def test_scoring_in_chunks_and_with_checkpointing_gives_the_same(tiny, tokenizer, tmp_path):
     ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
     gradients = []
@@ -154,6 +156,7 @@ def sparse(completions, **columns):
     return [float(len(t) % 3) if "".join(g) > "K" else 1.0 for g in groups for t in g]
 
 
+@pytest.mark.full(keep=["dense-kl]", "sparse-grpo]", "dense-two updates"])
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
 def test_five_steps_end_with_trls_weights(run, rewards, trl_weights, tiny, tokenizer, tmp_path):
@@ -166,6 +169,7 @@ def test_five_steps_end_with_trls_weights(run, rewards, trl_weights, tiny, token
     assert relative(weights(trainer.model), plain) < (1e-5 if "entropy" in run else 1e-6)
 
 
+@pytest.mark.full
 def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, tokenizer, tmp_path):
     from peft import LoraConfig
 
@@ -186,6 +190,7 @@ def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, toke
     assert relative(adapters[1], adapters[0]) < 1e-5
 
 
+@pytest.mark.full(keep=["dense-dapo-20"])
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
 @pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
@@ -204,6 +209,7 @@ def test_a_token_budget_changes_no_weight(budget, loss_type, rewards, trl_weight
     assert relative(weights(trainer.model), trl_weights(rewards, settings)[1]) < 1e-6
 
 
+@pytest.mark.full
 def test_a_plain_grpo_config_trains_as_trl_does(tiny, tokenizer, tmp_path):
     runs = []
     for kind in (GRPOTrainer, MathGRPOTrainer):
@@ -233,18 +239,21 @@ def test_what_is_compiled_is_scored_the_plain_way_under_a_config_that_cannot_say
     assert "LlamaForCausalLM has torch_compile" in caplog.text
 
 
+@pytest.mark.full
 def test_pack_updates_false_leaves_the_model_as_it_is(tiny, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, pack_updates=False)
     assert trainer.model.config._attn_implementation != attention.NAME
     trainer.train()
 
 
+@pytest.mark.slow
 def test_beams_are_left_to_transformers(tiny, tokenizer, tmp_path):
     """Beams repeat the rows inside `generate`: a cache of our own would not fit them."""
     kwargs = {"generation_kwargs": {"num_beams": 2, "do_sample": False}, "max_steps": 1}
     make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, **kwargs).train()
 
 
+@pytest.mark.slow
 def test_a_prompt_learning_adapter_is_scored_the_plain_way(tiny, tokenizer, tmp_path, caplog):
     from peft import PromptTuningConfig
 

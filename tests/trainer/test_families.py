@@ -39,6 +39,7 @@ def scored_alike(trainer, prompts=(7, 3, 12)):
     assert relative(gradient, plain_gradient) < 1e-5
 
 
+@pytest.mark.full(keep=["mistral", "falcon_h1"])
 @pytest.mark.parametrize("family", PACKED)
 def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(family, tokenizer, tmp_path):
     model = tiny_model(family)
@@ -52,6 +53,7 @@ def test_a_family_that_is_packed_has_trls_log_probs_gradients_and_completions(fa
     assert (shapes[0][0] == len(PROMPTS)) == (family not in SAMPLED_PLAIN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ["lfm2", "mamba2", "qwen3_next"])
 def test_states_go_on_from_prompts_of_any_length(family, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path)
@@ -60,6 +62,7 @@ def test_states_go_on_from_prompts_of_any_length(family, tokenizer, tmp_path):
     assert trainer.scorer is not None
 
 
+@pytest.mark.slow
 def test_a_layer_that_takes_up_a_state_for_one_token_alone_is_scored_the_plain_way(tokenizer, tmp_path, caplog):
     model = tiny_model("jamba")
     for layer in model.model.layers:  # told of packed rows, as Zamba's is
@@ -77,12 +80,13 @@ def test_a_layer_that_takes_up_a_state_for_one_token_alone_is_scored_the_plain_w
     assert "layers (JambaMambaMixer) that take up a state for one token alone" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", PLAIN)
 def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(family, tokenizer, tmp_path, caplog):
     reason, model = PLAIN[family], tiny_model(family)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path)
     scored_alike(trainer)
-    assert (trainer.scorer, trainer.budget.cuts) == (None, False)
+    assert (trainer.scorer, trainer.budget.splits) == (None, False)
     assert caplog.text.count(f"pack_updates: {type(model).__name__} has {reason}") == 1
 
 
@@ -90,10 +94,11 @@ def test_a_family_that_cannot_be_packed_is_scored_the_plain_way_and_named_once(f
 def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, tokenizer, tmp_path, caplog):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
     try_first(trainer)
-    assert (trainer.scorer, trainer.budget.cuts) == (None, False)
+    assert (trainer.scorer, trainer.budget.splits) == (None, False)
     assert "has log-probs that packing puts" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, tmp_path):
     own = {"longest_first": False, "model_init_kwargs": {"dtype": "bfloat16"}}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, smollm, tokenizer, tmp_path, **own)
@@ -101,6 +106,7 @@ def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_
     assert trainer.scorer is not None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("longest_first", [False, True])
 def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(longest_first, tokenizer, tmp_path):
     settings = {"max_steps": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
@@ -126,6 +132,15 @@ def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(lo
         assert plain.numel() == 16
 
 
+@pytest.mark.slow
+def test_an_evaluation_before_training_tries_packing_first_and_stays_an_evaluation(tokenizer, tmp_path):
+    own = {"longest_first": False, "per_device_eval_batch_size": 4}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model("nemotron"), tokenizer, tmp_path, **own)
+    figures = trainer.evaluate(trainer.train_dataset.select(range(4)))
+    assert (trainer.scorer, trainer._first_passes) == (None, [])
+    assert "eval_reward" in figures
+
+
 @pytest.mark.parametrize("name", ["position_bias", "s_aux", "block_table"])
 def test_an_argument_that_packing_would_ignore_is_refused_by_name(name):
     states = torch.randn(1, 2, 5, 8)
@@ -138,6 +153,7 @@ def test_an_argument_that_packing_would_ignore_is_refused_by_name(name):
         packed_attention(torch.nn.Module(), states, states, states, None, packed_groups=groups, is_causal=False)
 
 
+@pytest.mark.slow
 def test_attention_with_a_sink_is_scored_the_plain_way(tokenizer, tmp_path, caplog):
     from functools import partial
 

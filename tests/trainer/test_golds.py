@@ -27,6 +27,7 @@ def trainer(model, tokenizer, folder, reward, data, **settings):
     return MathGRPOTrainer(model, reward, args, data, processing_class=tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -52,20 +53,23 @@ def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, c
     assert "gold" not in caplog.text
 
 
+@pytest.mark.slow
 def test_resampling_judges_by_a_solution_too(tiny, tokenizer, tmp_path):
     made = trainer(tiny(), tokenizer, tmp_path, by_grade, rows(*map(str, range(8))), resample_groups=1)
     made.train()
     assert "resample/drawn" in made.state.log_history[0]
 
 
+@pytest.mark.slow
 def test_rows_without_a_gold_are_said_once_and_are_ungradable(tiny, tokenizer, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         made = trainer(tiny(), tokenizer, tmp_path, "accuracy", rows("7", None), max_steps=2)
         made.train()
-    assert caplog.text.count("1 of 2 rows of train_dataset have no gold (answer or solution)") == 1
+    assert caplog.text.count("1 of 2 rows of train_dataset have no gold answer (answer or solution)") == 1
     assert float(made.state.log_history[0]["grading/bad_gold"]) == 0.5
 
 
+@pytest.mark.slow
 def test_data_without_golds_says_so_and_trains(tiny, tokenizer, tmp_path, caplog):
     data = Dataset.from_list([{"prompt": "Hello"}] * 4)
     with caplog.at_level(logging.WARNING):
@@ -96,3 +100,11 @@ def test_rewards_that_read_no_gold_need_none():
     said = look_for_golds(["format_soft", lambda completions, grade=None, **columns: []], data)
     assert said.startswith("train_dataset has no gold")
     assert look_for_golds(by_grade, None) is None
+
+
+@pytest.mark.parametrize("name", ["completions", "grade", "trainer_state"])
+def test_a_column_that_training_would_replace_is_refused_before_weights_load(name, tiny, tokenizer, tmp_path):
+    data = rows("7", "8").add_column(name, ["a", "b"])
+    with pytest.raises(ConfigError, match=f"dataset='train_dataset' has a column '{name}'"):
+        trainer(tiny(), tokenizer, tmp_path, by_grade, data)
+    assert look_for_golds(lambda completions, **columns: [], Dataset.from_list([{"prompt": "a?", "grade": "5th"}]))

@@ -83,6 +83,7 @@ def test_the_reference_of_an_adapter_is_scored_with_the_adapter_off(tiny, tokeni
     assert relative(runs[1], runs[0]) < 1e-5
 
 
+@pytest.mark.full(keep=["[grpo]"])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "vespo"])
 def test_the_importance_correction_of_a_vllm_follows_its_row(loss_type, tiny, tokenizer, tmp_path):
     """A vLLM's own log-probs are made up here: what is tested is that each row keeps them wherever it goes."""

@@ -34,6 +34,7 @@ def passes(model):
     return seen
 
 
+@pytest.mark.full(keep=["max_seq_length_train"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -44,7 +45,6 @@ def passes(model):
         {"entropy_coef": 0.01},
         {"num_iterations": 2, "kl_estimator": "k1", "beta": 0.1},
         {"gradient_checkpointing": True},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
         {"max_seq_length_train": 20},
     ],
     ids=str,
@@ -87,6 +87,7 @@ class Sums:
         return 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "rows"),
     [
@@ -117,6 +118,7 @@ def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, token
     assert trainer.state.global_step == 1
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):
     trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True)
     seen = passes(trainer.model)
@@ -133,6 +135,7 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
     assert trainer.state.global_step == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "advice"),
     [
@@ -158,6 +161,7 @@ def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice,
         trainer.train()
 
 
+@pytest.mark.full
 def test_offloaded_activations_give_the_same_gradients(tiny, tokenizer, tmp_path, monkeypatch):
     """TRL's manager, with the CPU in the GPU's place."""
     with pytest.raises(ConfigError, match="activation_offloading=True has no GPU here"):

@@ -13,7 +13,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_part
+from grpo_math.trainer.losses import aggregate, hold_ratio_at_one, importance_ratio, kl_per_token, weight_of_micro_batch
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 V = 5
@@ -191,7 +191,6 @@ def loss_and_gradient(trainer, compute, inputs, logps):
     trainer._metrics["eval"].clear()
 
     def score(*args, **kwargs):
-        trainer._logps = logps
         return logps, torch.ones_like(logps), None
 
     trainer._get_per_token_logps_and_entropies = score
@@ -297,7 +296,7 @@ def test_the_ratio_held_at_one_keeps_everything_but_the_old_log_probs():
 def test_the_weight_of_a_part_is_what_the_loss_type_divides_by():
     scored = torch.tensor([[1, 1, 0], [1, 0, 0]])
     for loss_type in ("grpo", "sapo", "dr_grpo", "luspo"):
-        assert weight_of_part(loss_type, scored, 8, torch.tensor(10)) == 2 / 8
+        assert weight_of_micro_batch(loss_type, scored, 8, torch.tensor(10)) == 2 / 8
     for loss_type in ("dapo", "cispo", "vespo"):  # divide by a number of the whole batch
-        assert weight_of_part(loss_type, scored, 8, torch.tensor(10)) == 1.0
-    assert float(weight_of_part("bnpo", scored, 8, torch.tensor(10))) == pytest.approx(3 / 10)
+        assert weight_of_micro_batch(loss_type, scored, 8, torch.tensor(10)) == 1.0
+    assert float(weight_of_micro_batch("bnpo", scored, 8, torch.tensor(10))) == pytest.approx(3 / 10)

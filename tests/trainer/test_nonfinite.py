@@ -28,6 +28,7 @@ def trainer_of(tiny, tokenizer, tmp_path, poisoned, factor=float("nan"), **setti
     return trainer, snapshots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
 def test_the_step_is_left_out_and_the_run_goes_on(factor, max_grad_norm, tiny, tokenizer, tmp_path):
@@ -42,6 +43,7 @@ def test_the_step_is_left_out_and_the_run_goes_on(factor, max_grad_norm, tiny, t
     assert skipped == [0.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_so_many_in_a_row_end_the_run_with_a_checkpoint_of_finite_weights(tiny, tokenizer, tmp_path):
     trainer, before = trainer_of(tiny, tokenizer, tmp_path, {1, 2, 3}, max_nonfinite_steps=2)
     with pytest.raises(
@@ -52,6 +54,7 @@ def test_so_many_in_a_row_end_the_run_with_a_checkpoint_of_finite_weights(tiny, 
     assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_follow_each_other_do_not_end_it(tiny, tokenizer, tmp_path):
     trainer, _ = trainer_of(tiny, tokenizer, tmp_path, {0, 2}, max_nonfinite_steps=2)
     trainer.train()

@@ -39,6 +39,7 @@ def runs_out_backward(model, limit):
     model.model.layers[0].register_full_backward_hook(hook)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("where", [runs_out_forward, runs_out_backward])
 @pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
 def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
@@ -54,6 +55,7 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
     assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_training_steps_before_in_an_optimizer_step_are_done_again_too(trl_weights, tiny, tokenizer, tmp_path):
     settings = {"loss_type": "bnpo"}  # whose training steps each have their own parts
     trainer, steps = trainer_of(tiny, tokenizer, tmp_path, **settings), []
@@ -69,6 +71,25 @@ def test_the_training_steps_before_in_an_optimizer_step_are_done_again_too(trl_w
     assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
+@pytest.mark.slow
+def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_weights, tiny, tokenizer, tmp_path):
+    settings = {"loss_type": "bnpo"}
+    trainer, failures = trainer_of(tiny, tokenizer, tmp_path, **settings), []
+
+    def hook(module, args, kwargs):
+        # Once in a second training step, and once more while the first one is replayed for it.
+        replays = trainer._redo.done and trainer._redo.running is trainer._redo.done[0]
+        if torch.is_grad_enabled() and trainer._redo.done and len(failures) < 2 and bool(replays) == bool(failures):
+            failures.append(replays)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
+    trainer.train()
+    assert failures == [False, True]
+    assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
+
+
+@pytest.mark.slow
 def test_one_completion_that_does_not_fit_ends_with_advice(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path)
     runs_out_forward(trainer.model, 0)
@@ -76,6 +97,7 @@ def test_one_completion_that_does_not_fit_ends_with_advice(tiny, tokenizer, tmp_
         trainer.train()
 
 
+@pytest.mark.slow
 def test_a_loss_over_whole_micro_batches_is_not_cut(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path, entropy_coef=0.01)
     runs_out_forward(trainer.model, 0)
@@ -83,6 +105,7 @@ def test_a_loss_over_whole_micro_batches_is_not_cut(tiny, tokenizer, tmp_path):
         trainer.train()
 
 
+@pytest.mark.slow
 def test_a_process_that_others_wait_for_ends_with_advice(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path)
     trainer.budget.alone = False  # as with several: the others would not do the step again
@@ -91,6 +114,7 @@ def test_a_process_that_others_wait_for_ends_with_advice(tiny, tokenizer, tmp_pa
         trainer.train()
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_in_generation_is_not_ours_to_mend(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from small_trainers import SMALL, letters, make, relative, weights
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
 
 from grpo_math.errors import ConfigError
-from grpo_math.trainer.advantages import advantages
+from grpo_math.trainer.advantages import SCALES, advantages
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -71,6 +73,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.full(keep=["one update a rollout-False"])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("updates", UPDATES)
 def test_the_clipped_ratio_as_a_function_of_ones_own_trains_the_same_weights(
@@ -81,9 +84,28 @@ def test_the_clipped_ratio_as_a_function_of_ones_own_trains_the_same_weights(
     assert relative(own, trained(tiny, tokenizer, tmp_path / "built in", **settings)) < 1e-5
 
 
+@pytest.mark.full
 def test_group_mean_as_a_function_of_ones_own_trains_what_trl_trains(trl_weights, tiny, tokenizer, tmp_path):
     own = trained(tiny, tokenizer, tmp_path, baseline="own_math:group_mean")
     assert relative(own, trl_weights(letters, SMALL)[1]) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_scale_that_trl_does_not_know_trains_and_one_that_nobody_knows_is_refused(
+    monkeypatch, tiny, tokenizer, tmp_path
+):
+    monkeypatch.setitem(SCALES, "twice", lambda rewards: 2 * SCALES["group"](rewards))
+    kept = {"advantage_eps": 1e-30, "max_steps": 1, "learning_rate": 0.05}
+    start = weights(AutoModelForCausalLM.from_pretrained(tiny("llama")))
+    moved = [
+        relative(trained(tiny, tokenizer, tmp_path / scale, scale_rewards=scale, **kept), start)
+        for scale in ("group", "twice")
+    ]
+    assert moved[0] == pytest.approx(2 * moved[1], rel=1e-3)
+    with pytest.raises(ConfigError, match="scale_rewards='thrice' is not known"):
+        MathGRPOConfig(str(tmp_path), scale_rewards="thrice")
+    with pytest.raises(ConfigError, match="scale_rewards='thrice' is not known"):
+        make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, scale_rewards="thrice")
 
 
 def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none():

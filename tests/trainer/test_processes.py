@@ -70,6 +70,20 @@ def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_pa
     assert counts["resample/kept"] > 4 / 3  # as many as chance would give
 
 
+@pytest.mark.full
+def test_a_rank_that_cannot_pack_leaves_every_rank_unpacked(tiny, tmp_path):
+    start = accelerate("multi_gpu", tmp_path, "--num_processes", "2")
+    runs = {how: {"one_rank_unpacked": how, "rewards": "sparse"} for how in ("model", "layer", "log-probs")}
+    launch(start, "trl", tiny("llama"), tmp_path / "trl", {"plain": {"rewards": "sparse"}})
+    launch(start, "ours", tiny("llama"), tmp_path / "ours", runs)
+    plain = ranks(tmp_path / "trl", "plain", "MULTI_CPU", 2)
+    for how in runs:
+        assert relative(tmp_path / f"ours/{how}.pt", tmp_path / "trl/plain.pt") < 1e-6, how
+        seen = ranks(tmp_path / "ours", how, "MULTI_CPU", 2)
+        assert [rank["tokens"] for rank in seen] == [rank["tokens"] for rank in plain], how
+
+
+@pytest.mark.full(keep=["zero2_offload"])
 @pytest.mark.parametrize(("name", "zero"), [("zero2_offload", [2, "cpu", None]), ("zero3_offload", [3, "cpu", "cpu"])])
 def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_path):
     pytest.importorskip("deepspeed")
@@ -80,6 +94,7 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
 
 
+@pytest.mark.full
 def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny, tmp_path):
     runs = {"small_budget": {"update_token_budget": 12, "use_cpu": False}}  # several parts in each training step
     start = accelerate("fsdp2", tmp_path, "--num_processes", "2")

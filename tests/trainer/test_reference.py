@@ -102,6 +102,7 @@ class Watch(TrainerCallback):
             self.reference.append(logps(frozen or model, self.ids))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it(kind, tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, KINDS[kind], reference_refresh_steps=2, max_steps=6)
@@ -113,6 +114,7 @@ def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it(kind, tiny, 
             assert value > 1e-4, step
 
 
+@pytest.mark.full(keep=["lora"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_is_the_policy_as_it_was_at_the_refresh(kind, tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, KINDS[kind], reference_refresh_steps=2, pack_updates=False)
@@ -125,6 +127,7 @@ def test_the_reference_is_the_policy_as_it_was_at_the_refresh(kind, tiny, tokeni
         assert step % 2 == 0 or not torch.equal(frozen, watch.policy[step - 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "full"])
 def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, tiny, tokenizer, tmp_path):
     plain = make(tiny(), tokenizer, tmp_path, KINDS[kind])
@@ -150,6 +153,7 @@ def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, tiny,
     assert not any(p.requires_grad for name, p in named.items() if ".ref" in name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["full", "lora", "dora"])
 def test_a_refresh_that_never_comes_changes_nothing(kind, tiny, tokenizer, tmp_path):
     runs = []
@@ -165,6 +169,7 @@ def test_a_refresh_that_never_comes_changes_nothing(kind, tiny, tokenizer, tmp_p
     assert not same(plain, often)
 
 
+@pytest.mark.full
 def test_trls_own_trainer_agrees_where_it_has_the_same(tiny, tokenizer, tmp_path):
     """TRL's sync_ref_model with alpha 1, full fine-tuning."""
     sgd = {"optim": "sgd", "learning_rate": 0.05}  # Adam would turn rounding at a zero gradient into a full step
@@ -179,6 +184,7 @@ def test_trls_own_trainer_agrees_where_it_has_the_same(tiny, tokenizer, tmp_path
         assert not same(weights(other), start)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["full", "lora", "dora", "modules", "embedding"])
 def test_a_run_that_was_stopped_between_two_refreshes_ends_with_the_same_weights(kind, tiny, tokenizer, tmp_path):
     settings = {"reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3}
@@ -196,6 +202,7 @@ def test_a_run_that_was_stopped_between_two_refreshes_ends_with_the_same_weights
     assert not any(p.requires_grad for p in other.values())
 
 
+@pytest.mark.full
 def test_a_checkpoint_without_a_reference_is_refused_and_so_is_one_whose_reference_would_be_lost(
     tiny, tokenizer, tmp_path
 ):
@@ -208,6 +215,7 @@ def test_a_checkpoint_without_a_reference_is_refused_and_so_is_one_whose_referen
             again.train(resume_from_checkpoint=str(folder / "checkpoint-1"))
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_an_adapter_and_the_first_reference_is_that_adapter(tiny, tokenizer, tmp_path):
     """With an adapted embedding, which TRL's own copy leaves out."""
     base = AutoModelForCausalLM.from_pretrained(tiny())
@@ -220,6 +228,7 @@ def test_training_goes_on_from_an_adapter_and_the_first_reference_is_that_adapte
     assert min(values[1], values[3]) > 1e-6
 
 
+@pytest.mark.slow
 def test_the_saved_adapter_is_the_policys_alone(tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, KINDS["lora"], reference_refresh_steps=2, pack_updates=False)
     trainer.train()
@@ -234,6 +243,7 @@ def test_the_saved_adapter_is_the_policys_alone(tiny, tokenizer, tmp_path):
     assert list(trainer.model.peft_config) == ["default", "ref"]
 
 
+@pytest.mark.full
 def test_the_program_leaves_an_adapter_that_peft_loads(tiny, tmp_path):
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     command += ["-m", "grpo_math.train", "--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")]
@@ -319,6 +329,7 @@ def test_an_adapter_that_cannot_be_copied_is_refused(adapter, named, tiny, token
         make(tiny("qwen2"), tokenizer, tmp_path, adapter, reference_refresh_steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_steps_are_counted_in_optimizer_steps(kind, tiny, tokenizer, tmp_path):
     """Two micro-batches a step, two steps a rollout: KL is zero at the first step of steps 1, 5."""
@@ -338,6 +349,7 @@ def test_steps_are_counted_in_optimizer_steps(kind, tiny, tokenizer, tmp_path):
     assert zero == [True, False, False, False, True, False]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_on_two_processes(stage, tiny, tmp_path):
     """Real ZeRO on the CPU: zero KL after the refresh, the same reference on both ranks, and kept by a checkpoint."""

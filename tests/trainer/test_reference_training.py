@@ -313,6 +313,7 @@ COVERING.append(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("setting", COVERING, ids=lambda setting: "-".join(map(str, setting.values())))
 def test_five_steps_give_the_losses_and_the_weights_of_the_formulas(setting, tiny, tokenizer, tmp_path, monkeypatch):
     ours, theirs, before, trainer = train_both(tiny(), tokenizer, tmp_path, monkeypatch, setting, sgd)
@@ -338,6 +339,7 @@ def test_five_steps_of_adamw_give_the_weights_of_the_formulas(tiny, tokenizer, t
     assert_same(ours, theirs, before)
 
 
+@pytest.mark.full
 def test_every_two_values_of_two_options_that_are_allowed_together_meet_in_a_run():
     for (a, b), (one, other) in itertools.product(itertools.combinations(OPTIONS, 2), [(0, 0), (-1, -1), (0, -1)]):
         pair = {a: OPTIONS[a][one], b: OPTIONS[b][other]}
@@ -358,6 +360,7 @@ def trained(folder, tokenizer, tmp_path, **settings):
     return weights(trainer.model)
 
 
+@pytest.mark.full(keep=["[grpo]"])
 @pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo", "bnpo"])
 def test_sixteen_rows_in_one_two_or_four_micro_batches_give_the_same_weights(loss_type, tiny, tokenizer, tmp_path):
     """But for bnpo, which divides by the tokens of each micro-batch: there the split is part of the loss."""
@@ -431,6 +434,7 @@ def main(folder: str, output: str) -> None:
         torch.save(results, output)
 
 
+@pytest.mark.full
 def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(tiny, tmp_path):
     pytest.importorskip("deepspeed")
     starts = {

@@ -34,6 +34,7 @@ class Plain(GRPOTrainer):
         return output
 
 
+@pytest.mark.full(keep=["[{}-mask"])
 @pytest.mark.parametrize("longer", ["truncate", "mask"])
 @pytest.mark.parametrize(
     "settings", [{}, {"loss_type": "grpo", "beta": 0.1}, {"num_iterations": 2, "loss_type": "bnpo"}], ids=str
@@ -73,6 +74,7 @@ def test_the_weights_are_those_of_stock_trl_on_the_shorter_rows(longer, settings
     assert max(widest) == LIMIT or (longer == "mask" and 0 < max(widest) < LIMIT)
 
 
+@pytest.mark.slow
 def test_what_is_graded_is_the_whole_completion(tiny, tokenizer, tmp_path):
     lengths = []
 

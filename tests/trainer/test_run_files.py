@@ -59,6 +59,7 @@ def folder(tiny, tokenizer, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_directory_holds_what_a_run_of_the_program_holds(folder, tiny):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["model_name_or_path"] == tiny()
@@ -81,6 +82,7 @@ def test_the_completions_have_their_verdict_and_gold(folder):
     assert set(table["verdict"]) <= {"correct", "wrong", "no_answer", "unparseable"}
 
 
+@pytest.mark.slow
 def test_it_is_reported_with_before_and_after(folder):
     files = report(folder)
     page = files.html.read_text(encoding="utf-8")
@@ -93,6 +95,7 @@ def test_evaluate_run_and_the_card_take_it(folder):
     assert read.trained[1] == str(folder / "adapter")
 
 
+@pytest.mark.slow
 def test_findings_come_of_its_history(folder, tmp_path):
     lines = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -100,6 +103,7 @@ def test_findings_come_of_its_history(folder, tmp_path):
     assert "flat_reward" in [finding.check for finding in report(tmp_path).findings]
 
 
+@pytest.mark.slow
 def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path, capsys):
     trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
     diagnosis = Diagnosis(History(tmp_path), {})
@@ -112,6 +116,7 @@ def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path, capsys
     assert "flat_reward" in diagnosis.said
 
 
+@pytest.mark.slow
 def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tokenizer, tmp_path):
     for name in ("before.json", "after.json", "finished.json"):
         (tmp_path / name).write_text("{}")
@@ -124,12 +129,14 @@ def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tok
     assert not (tmp_path / "adapter").exists()  # nothing is saved where saving is off
 
 
+@pytest.mark.slow
 def test_trls_own_table_of_completions_is_not_written_twice(tiny, tokenizer, tmp_path):
     make(tiny(), tokenizer, tmp_path, max_steps=1, log_completions=True).train()
     (table,) = (tmp_path / "completions").iterdir()
     assert "verdict" in pandas.read_parquet(table).columns
 
 
+@pytest.mark.slow
 def test_it_can_be_left_out(tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
     trainer.remove_callback(RunFiles)
@@ -137,6 +144,7 @@ def test_it_can_be_left_out(tiny, tokenizer, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [MathGRPOConfig, GRPOConfig])
 def test_a_token_is_in_no_file(args, tiny, tokenizer, tmp_path):
     secret = {"hub_token": "hf_abcdefghijklmnop", "save_strategy": "no"}
@@ -160,6 +168,7 @@ def test_a_row_that_cannot_be_evaluated_is_named(row, message):
         evaluate("embedded", [row])
 
 
+@pytest.mark.full
 def test_the_script_of_the_docs_runs_and_is_reported(tiny, tmp_path):
     text = (ROOT / "docs/training.md").read_text()
     (script,) = re.findall(r"^```python\n(# sums\.py\n.*?)^```$", text, re.MULTILINE | re.DOTALL)

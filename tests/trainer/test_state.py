@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from launching import TORCHRUN, run
 from small_trainers import letters, make
 
 from grpo_math.trainer.config import MathGRPOConfig
@@ -10,7 +12,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 NAMES = {  # as of the first checkpoints
     *("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy"),
-    *("_rollout_tokens", "_tokens_per_step", "rollout", "cut_for", "nonfinite", "budget", "reserve", "sampled"),
+    *("_rollout_tokens", "_tokens_per_step", "rollout", "cut_for", "nonfinite", "budget", "pool", "sampled"),
     *("metrics", "table", "asked"),
 }
 
@@ -31,3 +33,31 @@ def test_the_names_stay_and_what_they_hold_comes_back(tiny, tokenizer, tmp_path)
     assert (trainer.meter.rollout_tokens, trainer.meter.tokens_per_step) == ([7], 3.5)
     go_on(trainer, {**held, "rollout": [{"half": "trained on"}]})
     assert trainer._buffered_inputs == [{"half": "trained on"}]
+
+
+READ = """
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from grpo_math.trainer import state
+
+ranks, folder = PartialState(cpu=True), Path(sys.argv[1])
+for there in (0, 1):  # the ranks that have left their file
+    if ranks.process_index == there:
+        torch.save({"rollout": there}, folder / f"state_{there}.pt")
+    ranks.wait_for_everyone()
+    held = state.read(folder, ranks.process_index, ranks.device)
+    assert held == ({"rollout": ranks.process_index} if there else None), held
+ranks.wait_for_everyone()
+torch.distributed.destroy_process_group()  # a process that ends while gloo's threads run may abort
+"""
+
+
+@pytest.mark.full
+def test_a_rank_whose_file_is_missing_keeps_the_others_from_going_on_with_theirs(tmp_path):
+    program = tmp_path / "read.py"
+    program.write_text(READ)
+    run([*TORCHRUN, str(program), str(tmp_path)], timeout=120)

@@ -46,6 +46,7 @@ def ramp(completions, **columns):
     return [float(i) for i in range(len(completions))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("baseline", "scale"),
     [*((b, s) for b in ("group_mean", "leave_one_out") for s in ("group", "batch", "none")), ("none", "none")],
@@ -65,6 +66,7 @@ def test_the_trained_advantages_are_those_of_the_formula(baseline, scale, tiny, 
     assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_completion_without_a_reward_is_left_out_of_its_group(tiny, tokenizer, tmp_path):
     rewards = [None, 1.0, 0.0, 1.0, 2.0, None, None, None]
     trainer = make(tiny(), tokenizer, tmp_path, lambda completions, **columns: rewards)
@@ -73,6 +75,7 @@ def test_a_completion_without_a_reward_is_left_out_of_its_group(tiny, tokenizer,
     torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), advantages(exact).flatten())
 
 
+@pytest.mark.slow
 def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats(
     tiny, tokenizer, tmp_path, monkeypatch
 ):
@@ -142,6 +145,7 @@ def test_clip_depends_on_the_old_log_probs_and_reinforce_does_not(tiny, tokenize
         assert torch.allclose(near, far) == same, surrogate
 
 
+@pytest.mark.slow
 def test_completions_are_graded_once_and_reward_functions_get_the_grades(tiny, tokenizer, tmp_path):
     seen = []
 
@@ -158,6 +162,7 @@ def test_completions_are_graded_once_and_reward_functions_get_the_grades(tiny, t
     assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
 
 
+@pytest.mark.slow
 def test_an_ungradable_answer_is_no_reward_and_its_text_is_kept(tiny, tokenizer, tmp_path):
     rows = [{"prompt": "What is 3 + 4?", "answer": ""}, {"prompt": "What is 2 + 2?", "answer": "4"}]
     trainer = make(tiny(), tokenizer, tmp_path, "accuracy", rows)
@@ -170,6 +175,7 @@ def test_an_ungradable_answer_is_no_reward_and_its_text_is_kept(tiny, tokenizer,
     assert {row["verdict"] for row in kept} == {"bad_gold"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "message"),
     [

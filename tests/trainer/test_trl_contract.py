@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
+import torch
 import trl
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -41,7 +44,7 @@ SIGNATURES = {
         "steps_trained_in_current_epoch",
     ],
     "_get_train_sampler": ["self", "dataset"],
-    "_get_output_dir": ["self", "trial"],
+    "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
     "_save": ["self", "output_dir", "state_dict"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_maybe_log_save_evaluate": [
@@ -161,3 +164,39 @@ def test_the_attributes_that_we_read_are_set_in_trls_constructor():
         "_metrics",
     ):
         assert f"self.{name} = " in source, name
+
+
+def bare_trainer(rollout):
+    """Return a trainer that has only the attributes that TRL's `_generate` reads: `__init__` did not run."""
+    trainer = object.__new__(MathGRPOTrainer)
+    trainer.accelerator = SimpleNamespace(device=torch.device("cpu"), gather=lambda values: values)
+    trainer.model = SimpleNamespace(training=True)
+    trainer.state = SimpleNamespace(global_step=0, num_input_tokens_seen=0)
+    trainer.processing_class = SimpleNamespace(batch_decode=lambda rows, **_: ["text" for _ in rows])
+    trainer._tokenizer, trainer.eos_token_ids = SimpleNamespace(pad_token_id=0), [2]
+    trainer.tools, trainer.use_vllm, trainer.rollout_func = None, False, rollout
+    trainer._metrics = {"train": defaultdict(list)}
+    return trainer
+
+
+# TRL's own tests make a trainer in this way to see who generates.
+
+
+def test_a_rollout_func_generates_for_a_trainer_without_its_constructor():
+    asked = []
+
+    def rollout(prompts, trainer):
+        asked.append((prompts, trainer))
+        return {"prompt_ids": [[5, 6]], "completion_ids": [[7, 2]], "logprobs": [[-0.5, 0.0]], "env_mask": [[0, 1]]}
+
+    trainer = bare_trainer(rollout)
+    prompt_ids, completion_ids, mask, *_ = trainer._generate(["What is 1 + 1?"])
+    assert (prompt_ids, completion_ids, mask) == ([[5, 6]], [[7, 2]], [[0, 1]])
+    assert asked == [(["What is 1 + 1?"], trainer)]
+
+
+def test_trls_errors_of_a_rollout_func_are_raised_for_such_a_trainer():
+    with pytest.raises(ValueError, match="must return keys"):
+        bare_trainer(lambda *_: {"prompt_ids": [[5]], "completion_ids": [[2]]})._generate(["What?"])
+    with pytest.raises(RuntimeError, match="No completions were generated"):
+        bare_trainer(lambda *_: {"prompt_ids": [], "completion_ids": [], "logprobs": []})._generate(["What?"])

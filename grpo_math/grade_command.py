@@ -1,0 +1,42 @@
+"""`grpo-math grade`: the verdicts of a file of answers."""
+
+import argparse
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from grpo_math.errors import UserError
+from grpo_math.grading.file import grade_file
+from grpo_math.grading.verdict import GradingPolicy
+from grpo_math.run.streams import Answer, json_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file")
+    add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
+    add("--format", help="the answer format that was asked for (default: any)")
+    add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
+    digits = "a decimal of so many significant digits may stand for an exact number (default: 12; 0: never)"
+    add("--no_percent_as_number", action="store_true", help="25%% answers 0.25 and not 25")
+    add("--digits", type=int, default=12, metavar="N", help=digits)
+
+
+def run(args: argparse.Namespace) -> Answer | int:
+    """Grade the file and count its verdicts, or print a line for each row."""
+    if args.json and args.jsonl:
+        raise UserError("--json would be ignored by --jsonl: leave it out")
+    policy = GradingPolicy(not args.no_percent_as_number, args.digits)
+    options: dict[str, Any] = {"answer_format": args.format, "timeout": args.timeout, "policy": policy}
+    with ExitStack() as stack:
+        with suppress(ImportError):  # if the grader alone is installed, there is no progress bar
+            from tqdm import tqdm
+
+            bar = stack.enter_context(tqdm(desc="grading", unit="answer", delay=2))
+            options["progress"] = lambda n: bar.update(n) and None
+        graded = grade_file(args.file, **options)
+    if args.jsonl:
+        for result in graded["results"]:
+            print(json_text(result))
+        return 0
+    counts = "  ".join(f"{verdict} {count}" for verdict, count in graded["verdicts"].items() if count)
+    return Answer(graded, f"{graded['rows']} rows: {counts}")

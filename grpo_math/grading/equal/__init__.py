@@ -1,0 +1,1 @@
+"""Whether an answer equals a gold answer: compare.py is the way in."""

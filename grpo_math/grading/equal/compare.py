@@ -1,0 +1,217 @@
+r"""Two answer texts -> a verdict, or None where only symbolic mathematics can tell.
+
+The order is exact numbers, the same text, words and choice letters (words.py), and then the trees (structure.py) of
+every way in which the texts can be read: with a unit or without, with a label such as "Area =" or without.
+
+>>> compare("1/2", r"\frac{1}{2}")[0].value, compare("3", "4")[0].value, compare(r"\sqrt{12}", r"2\sqrt{3}")[0] is None
+('correct', 'wrong', True)
+
+Does not import sympy, and takes at most about 10 ms in the calling process: a long text is left to a worker.
+"""
+
+import re
+from contextlib import suppress
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from grpo_math.grading.equal import units
+from grpo_math.grading.equal.clean import CACHED_CHARACTERS, clean
+from grpo_math.grading.equal.exact import rational
+from grpo_math.grading.equal.expression import TooLarge, Tree, Unreadable, parse
+from grpo_math.grading.equal.relations import stated
+from grpo_math.grading.equal.structure import EXACT, Rules, equal
+from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
+from grpo_math.grading.equal.units import Unit
+from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, is_time_date_or_choice, same_words
+from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
+
+ASIDE = re.compile(r"(?<=[\d}]) ?\(([A-Za-z]{2}[A-Za-z \-]{0,40})\)\Z")
+THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
+QUICK_CHARACTERS = 400  # of a text that is compared in the calling process
+ORDINARY = 160  # characters; golds of GSM8K and MATH have at most 159
+LABEL = re.compile(
+    r"(?:\\text\s*\{[^{}\d\\]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
+    r"|P\([^()]{1,24}\)"
+    r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
+)
+
+LEAD = re.compile(  # before a number alone: "What is 4 + 1" is no answer 5
+    r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
+)
+NO_LABEL = re.compile(r"\b(?:not|but|or|and|with)\b", re.IGNORECASE)
+SUM = re.compile(r"(?<=[\w}] )([+-])(?= )")
+
+_SIGNS: dict[str, Unit] = {"degrees": {"degree": 1}, "percent": {"%": 1}}
+
+
+class Reading(NamedTuple):
+    tree: Tree
+    unit: Unit | None
+
+
+def compare(
+    gold: str, answer: str, rules: Rules | None = None, policy: GradingPolicy = POLICY
+) -> tuple[Verdict | None, str]:
+    """The verdict on an extracted answer and the rule that gave it; None where `rules` cannot tell."""
+    gold_number, answer_number = _fast_number(gold), _fast_number(answer)
+    if gold_number is not None and answer_number is not None:
+        (p, p_percent), (q, q_percent) = gold_number, answer_number
+        if p_percent == q_percent:
+            return (Verdict.CORRECT if p == q else Verdict.WRONG), "exact"
+        if "$" not in gold + answer:
+            same = (p == q and policy.percent_as_number) or (p / 100 == q if p_percent else p == q / 100)
+            return (Verdict.CORRECT if same else Verdict.WRONG), "exact"
+    for side, verdict in ((gold, Verdict.BAD_GOLD), (answer, Verdict.UNCHECKABLE)):
+        if len(side) > MAX_CHARACTERS:
+            return verdict, f"longer than {MAX_CHARACTERS} characters"
+    if rules is None and max(len(gold), len(answer)) > QUICK_CHARACTERS:
+        return None, "long"
+    return _compared(gold, answer, (rules or EXACT)._replace(policy=policy))
+
+
+def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str]:
+    gold, answer, raw = clean(gold), clean(answer), answer
+    if not gold:
+        return Verdict.BAD_GOLD, "the gold is empty"
+    if len(answer) > MAX_CHARACTERS:
+        return Verdict.UNCHECKABLE, f"longer than {MAX_CHARACTERS} characters"
+    if not answer:
+        return Verdict.NO_ANSWER, "the answer is empty"
+    if _spaceless(gold) == _spaceless(answer):
+        return Verdict.CORRECT, "same text"
+    decided = same_words(gold, answer, compare)
+    if decided is not None:
+        return (Verdict.CORRECT if decided else Verdict.WRONG), "text"
+    try:
+        golds = readings(gold)[: 1 if THOUSANDS.fullmatch(gold) else None]  # a gold 1,200 is no list
+    except TooLarge as error:
+        return Verdict.BAD_GOLD, f"the gold is {error}"
+    try:
+        answers = readings(answer, True)
+    except TooLarge as error:
+        return Verdict.UNCHECKABLE, f"the answer is {error}"
+    if not golds or not answers:
+        if not answers and not (for_math_verify(strip_wrappers(raw)) and for_math_verify(answer)):
+            return Verdict.UNPARSEABLE, "the answer cannot be read"
+        if not golds and not beyond(gold):
+            return Verdict.WRONG, "text"
+        return None, "unreadable"
+    united = any(g.unit and a.unit for g in golds for a in answers)  # both name a unit: no reading without counts
+    pairs = [
+        (g, a) for g in golds for a in answers if not united or (g.unit and a.unit and units.agree(g.unit, a.unit))
+    ]
+    results = {equal(g.tree, a.tree, rules) for g, a in pairs}
+    if True in results:
+        return Verdict.CORRECT, "trees"
+    return (None, "") if None in results else (Verdict.WRONG, "trees")
+
+
+def is_text_only(gold: str) -> bool:
+    r"""Return whether a gold answer has no structure. Apart from case and articles, only its own text is right.
+
+    >>> [is_text_only(gold) for gold in (r"\forall x", "east", r"\frac{1}{2}", "4:30 p.m.", r"\sum_{i=1}^{9} i")]
+    [True, True, False, False, False]
+    """
+    cleaned = clean(gold)
+    if len(cleaned) > QUICK_CHARACTERS or is_time_date_or_choice(cleaned) or for_math_verify(cleaned):
+        return False
+    with suppress(TooLarge):
+        return not readings(cleaned)
+    return False
+
+
+def value(text: str) -> Fraction | None:
+    r"""The rational number that a text is, units and labels aside; None where it is none.
+
+    >>> value("$1,200"), value(r"x = \frac{3}{4}"), value("five"), value("a lot")
+    (Fraction(1200, 1), Fraction(3, 4), Fraction(5, 1), None)
+    """
+    fast = _fast_number(text)
+    if fast is not None:
+        return fast[0] / 100 if fast[1] else fast[0]
+    with suppress(TooLarge):
+        for reading in readings(clean(text)) if len(text) <= QUICK_CHARACTERS else ():
+            found = stated(reading.tree)
+            numbers = {rational(side) for side in ((reading.tree,) if found is None else found[1])}
+            if len(numbers) == 1 and None not in numbers:
+                return numbers.pop()
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _fast_number(text: str) -> tuple[Fraction, bool] | None:
+    found = FAST_NUMBER.fullmatch(text) if len(text) < 900 else None
+    if found is None:
+        return None
+    sign, whole, decimals, percent = found.groups()
+    whole = whole.replace(",", "")
+    number = Fraction(int(whole)) if decimals is None else Fraction(whole + decimals)
+    return (-number if sign else number), percent is not None
+
+
+def _spaceless(text: str) -> str:
+    """Without the spaces that separate nothing.
+
+    >>> _spaceless("x + 4 2")
+    'x+4 2'
+    """
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
+
+
+@lru_cache(maxsize=8192)
+def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
+    short = len(text) <= ORDINARY  # a longer one is read as it stands, with its unit or without
+    label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
+    if label is not None and NO_LABEL.search(label.group()):
+        label = None  # "anything but x ="
+    if aside is not None and units.measure(aside[1]) is not None:  # "5 (cm)"
+        text = f"{text[: aside.start()]} {aside[1]}"
+    # Words that lead up to a value, as in "about 5", unless they change it.
+    lead = LEAD.match(text) if short and answer else None
+    if lead is not None and units.measure(lead.group()) is not None:
+        text = text[lead.end() :]
+    found: list[Reading] = []
+    for candidate in [text] if label is None else [text[label.end() :], text]:
+        bare, unit = _without_units(candidate)
+        chain = candidate.count("=") > 1  # in which 6 cm cannot be 6 times c times m, a name
+        spellings = [(bare, unit)] if unit is None or chain else [(bare, unit), (candidate, None)]
+        for spelling, its_unit in spellings:
+            for thousands in (True, False) if short and re.search(r"\d,\d{3}(?!\d)", spelling) else (True,):
+                try:
+                    tree = parse(TEXT.sub(r" \1 ", spelling), thousands)
+                except TooLarge:
+                    raise
+                except Unreadable:
+                    continue
+                kind = _SIGNS.get((tree[1] if tree[0] == "neg" else tree)[0])
+                reading = Reading(tree, its_unit or kind)
+                if reading not in found:
+                    found.append(reading)
+    return tuple(found)
+
+
+def _without_units(text: str) -> tuple[str, Unit | None]:
+    """Without the unit at its end, and in a chain of equalities without the same one behind the other members."""
+    bare, unit = units.split(text)
+    if "=" not in bare:
+        return bare, unit
+    unit = unit or units.split(text.rpartition("=")[2].strip())[1]  # 20 + 5 = $25
+    if unit is None:
+        return bare, unit
+    members = []
+    for member in bare.split("="):
+        member = re.sub(r"\\?\$\s?(?=[\d.])", "", member) if unit.keys() == {"dollar"} else member  # 54(\$0.15)
+        terms = [units.split(term.strip()) for term in SUM.split(member)]  # 20 cents + 5 cents
+        same = all(one in (None, unit) for _, one in terms)
+        members.append("".join(term for term, _ in terms) if same else "?")
+    return " = ".join(members), unit
+
+
+def readings(text: str, answer: bool = False) -> tuple[Reading, ...]:
+    """Return every way to read a cleaned text: with its unit or without, "1,200" as a number or a list.
+
+    The words that lead up to the value of an ``answer`` are left out, unless they change it.
+    """
+    return (_readings if len(text) <= CACHED_CHARACTERS else _readings.__wrapped__)(text, answer)

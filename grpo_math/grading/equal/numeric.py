@@ -1,0 +1,214 @@
+r"""Worker side: are two expressions equal, by their values at high precision in a few points?
+
+Two constants are equal where their difference vanishes as fast as the precision grows; expressions in variables where
+that holds at every sampled point. The precision goes beyond what the largest part needs before the point and the
+smallest behind it, so that no term is lost beside another.
+
+This says "different" with certainty (up to mpmath's own correctness) and "equal" with a chance of error that no model
+output will meet.
+
+>>> from grpo_math.grading.equal.expression import parse
+>>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))
+(True, False)
+
+Does not bound its own time or memory: the worker process does.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import mpmath
+from mpmath import mp
+
+from grpo_math.grading.equal.expression import Tree
+from grpo_math.grading.equal.relations import names as names_of
+from grpo_math.grading.equal.structure import Rules, exact_leaf, places
+from grpo_math.grading.verdict import POLICY
+
+LOW, HIGH = 40, 90  # decimal digits, beyond those that the largest and the smallest term of a sum need
+MOST = 10_000  # of these
+SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
+MAX_EXPONENT = 10**15
+
+
+class Overflow(Exception):
+    """A power too large to compute even in floating point."""
+
+
+def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | None:
+    """True, False, or None where neither can be evaluated anywhere; `Overflow` where a power is beyond computing."""
+    exact = exact_leaf(gold, answer, digits)
+    if exact is not None:
+        return exact
+    names = sorted(names_of(gold) | names_of(answer))
+    if not names and (_stands_for(gold, answer, digits) or _stands_for(answer, gold, digits)):
+        return True
+    verdicts = []
+    for number, sign in SAMPLES if names else SAMPLES[:1]:
+        verdicts.append(_equal_at(gold, answer, _point(names, number, sign), real=bool(names) and sign < 0))
+        if verdicts[-1] is False:
+            return False
+    return True if True in verdicts else None
+
+
+def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
+    """Is one a decimal of so many significant digits or more that the other is rounded or cut off to?"""
+    at = places(decimal[1], digits) if decimal[0] == "num" else None
+    found = None if at is None else _real(exact, at + 20)
+    with mp.workdps((at or 0) + 30):
+        return found is not None and abs(_value(decimal, {}) - found) * 10 ** (at or 0) < 1
+
+
+def _real(tree: Tree, precision: int = LOW) -> Any:
+    """The real number that a tree is, to 10 digits less than the precision; None where it is none."""
+    try:
+        with mp.workdps(precision):
+            found = _value(tree, {})
+        with mp.workdps(precision - 10):
+            return +mpmath.re(found) if mpmath.im(found) == 0 and mpmath.isfinite(found) else None
+    except (ArithmeticError, ValueError, TypeError, KeyError):
+        return None
+
+
+def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
+    """Is gold = k * answer for one number k (positive where asked), not 0?"""
+    names = sorted(names_of(gold) | names_of(answer))
+    if names_of(gold) != names_of(answer):
+        return False if names else None
+    ratios = []
+    with mp.workdps(LOW):
+        for number, sign in SAMPLES:
+            point = _point(names, number, sign)
+            try:
+                above, below = _value(gold, point), _value(answer, point)
+                if below == 0 or above == 0:
+                    return None
+                ratios.append(above / below)
+            except (ArithmeticError, ValueError, TypeError):
+                continue
+        if len(ratios) < 2:
+            return None
+        same = all(abs(ratio - ratios[0]) <= abs(ratios[0]) * mpmath.mpf(10) ** (10 - LOW) for ratio in ratios[1:])
+        return bool(same and (not positive or (mpmath.im(ratios[0]) == 0 and mpmath.re(ratios[0]) > 0)))
+
+
+def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bool | None:
+    try:
+        near = _near(gold, answer, point, real)
+        if not near:
+            return near
+        apart = max(_places(gold, point), _places(answer, point))
+        if apart > MOST:
+            return None
+        return near if apart < LOW // 2 else _near(gold, answer, point, real, apart)
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+
+
+def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> bool | None:
+    """Does the difference vanish as the precision grows, with ``apart`` digits more? None where a side has no value."""
+    gaps = []
+    for digits in (LOW + apart, HIGH + apart):
+        with mp.workdps(digits):
+            p, q = _value(gold, point), _value(answer, point)
+            if not (mpmath.isfinite(p) and mpmath.isfinite(q)):
+                return None
+            if real and (mpmath.im(p) != 0 or mpmath.im(q) != 0):
+                return None
+            gaps.append(abs(p - q))
+            scale = max(abs(p), abs(q))
+    with mp.workdps(HIGH):
+        shrinks = gaps[1] <= gaps[0] * mpmath.mpf(10) ** (-(HIGH - LOW) // 2)
+        return bool(gaps[1] == 0 or shrinks or (gaps[0] == 0 and gaps[1] <= scale * mpmath.mpf(10) ** (-LOW - 10)))
+
+
+def _places(tree: Tree, point: dict[str, Any]) -> int:
+    """How many decimal digits the largest term of a tree's sums has before the point, or zeros the smallest behind it.
+
+    >>> from grpo_math.grading.equal.expression import parse
+    >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("2^{2005} / 7"), {})
+    (604, 400, 1)
+    """
+    terms: list[Any] = []
+    with mp.workdps(LOW):
+        _value(tree, point, terms)
+        sizes = [mpmath.mag(term) for term in terms if term != 0 and mpmath.isfinite(term)]
+    return int(max(map(abs, sizes), default=0) * 0.30103) + 1
+
+
+def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
+    """Values that are fixed, distinct, and of no special form."""
+    values = {}
+    for index, name in enumerate(names):
+        fraction = ((index + 1) * 0.6180339887 + number * 0.4142135623) % 1
+        value = mpmath.mpf(round(0.35 + 1.9 * fraction, 6))
+        values[name] = -value if sign < 0 and index % 2 == 0 else value
+    return values
+
+
+def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) -> Any:
+    """The value of a tree; those of its sums' terms and of its functions' arguments go to ``terms``."""
+    kind = tree[0]
+    if kind == "num":
+        return mpmath.mpf(tree[1].numerator) / tree[1].denominator
+    if kind == "var":
+        return point[tree[1]]
+    if kind == "const":
+        if tree[1] == "inf":
+            raise ArithmeticError("infinity is no value")
+        return {"pi": +mp.pi, "e": +mp.e, "i": mpmath.mpc(0, 1)}[tree[1]]
+    if kind not in ARITHMETIC and kind not in ("call", "pow"):
+        raise ArithmeticError(f"a {kind} has no value")
+    values = [_value(part, point, terms) for part in tree[2 if kind == "call" else 1 :]]
+    if terms is not None and (kind == "add" or (kind == "call" and tree[1] not in ("sqrt", "abs"))):
+        terms += values
+    if kind == "call":
+        return _call(tree[1], values)
+    return _power(tree, *values) if kind == "pow" else ARITHMETIC[kind](*values)
+
+
+def _factorial(n: Any) -> Any:
+    if abs(n) > MAX_EXPONENT:
+        raise Overflow
+    return mpmath.gamma(n + 1)
+
+
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": lambda *terms: mpmath.fsum(terms), "mul": lambda *factors: mpmath.fprod(factors), "neg": operator.neg,
+    "div": operator.truediv, "percent": lambda x: x / 100, "degrees": lambda x: x * mp.pi / 180, "fact": _factorial,
+}  # fmt: skip
+
+
+def _power(tree: Tree, base: Any, exponent: Any) -> Any:
+    if abs(exponent) > MAX_EXPONENT or (base != 0 and abs(exponent) * abs(mpmath.log(abs(base))) > MAX_EXPONENT):
+        raise Overflow
+    # The odd root of a negative number is real.
+    root = tree[2]
+    if root[:2] == ("div", ("num", 1)) and root[2][0] == "num" and root[2][1] % 2 == 1 and mpmath.im(base) == 0 > base:
+        return -((-base) ** exponent)
+    return base**exponent
+
+
+def _call(name: str, values: list[Any]) -> Any:
+    if name == "log":
+        return mpmath.log(values[0]) / mpmath.log(values[1] if len(values) > 1 else 10)
+    functions = {
+        "sqrt": mpmath.sqrt, "abs": abs, "ln": mpmath.log, "exp": mpmath.exp, "sin": mpmath.sin, "cos": mpmath.cos,
+        "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec, "csc": mpmath.csc, "arcsin": mpmath.asin,
+        "arccos": mpmath.acos, "arctan": mpmath.atan, "arccot": mpmath.acot, "sinh": mpmath.sinh, "cosh": mpmath.cosh,
+        "tanh": mpmath.tanh, "floor": mpmath.floor, "ceil": mpmath.ceil, "binom": mpmath.binomial,
+        "max": max, "min": min, "gcd": math.gcd, "lcm": math.lcm,
+        "perm": lambda n, k: mpmath.gamma(n + 1) / mpmath.gamma(n - k + 1),
+    }  # fmt: skip
+    if name not in functions:
+        raise ArithmeticError(f"{name} has no value")
+    if name in ("exp", "sinh", "cosh", "binom", "perm") and any(abs(v) > MAX_EXPONENT for v in values):
+        raise Overflow
+    if name in ("gcd", "lcm"):
+        values = [int(value) for value in values]
+    return functions[name](*values)
+
+
+NUMERIC = Rules(equal, proportional, _real, items=40)

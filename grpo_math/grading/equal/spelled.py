@@ -1,0 +1,65 @@
+r"""Numbers in English words as digits, if the words are one number.
+
+>>> digits("twenty-five"), digits("two thousand three hundred"), digits("minus seven"), digits("minus 7")
+('25', '2300', '-7', '-7')
+>>> digits("six seven"), digits("two and three"), digits("three halves")
+('six seven', '2 and 3', 'three halves')
+
+Does not read fractions.
+"""
+
+import re
+
+UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+SMALL = {word: n for n, word in enumerate(UNITS.split())}
+TENS = {"twenty": 20, "thirty": 30, "forty": 40, "fifty": 50, "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90}
+SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+NUMBER_WORDS = frozenset((*SMALL, *TENS, *SCALES, "hundred"))
+PARTS = "half halve third quarter fourth fifth sixth seventh eighth ninth tenth hundredth".split()  # noqa: SIM905
+_NAMES = "|".join(sorted(NUMBER_WORDS, key=len, reverse=True))
+_PARTS = "|".join(PARTS)
+_RUN = re.compile(
+    rf"(?<![A-Za-z\\.,])(?:negative|minus)\s+(?=[\d\\(])|(?<![A-Za-z\\.,])(?:(?:negative|minus)\s+)?(?:(?:\d{{1,9}}|an?)\s+)?"
+    rf"(?:{_NAMES})(?:[\s-]+(?:and[\s-]+)?(?:{_NAMES}))*(?![A-Za-z]|[\s-]+(?:{_PARTS}))",
+    re.IGNORECASE,
+)
+
+
+def digits(text: str) -> str:
+    """Return the text with every number in words as digits."""
+    return text if len(text) > 400 else _RUN.sub(lambda run: _digits(run.group()), text)
+
+
+def _digits(run: str) -> str:
+    sign, _, words = run.partition(" ") if re.match("negative|minus", run, re.IGNORECASE) else ("", "", run)
+    if not words:  # the number after the word has digits
+        return "-"
+    number = _whole(re.findall(r"[a-z]+|\d+", words.lower()))
+    if number is not None:
+        return f"-{number}" if sign else str(number)
+    pieces = re.split(r"\s+and\s+", words)
+    return run if len(pieces) == 1 else " and ".join(map(_digits, pieces))
+
+
+def _whole(tokens: list[str]) -> int | None:
+    """A cardinal number; None where the words are not exactly one."""
+    total, group, last, seen = 0, 0, 10**15, False  # the words of a group come in falling size: hundred, tens, units
+    floor = 1000
+    for at, word in enumerate(tokens):
+        if word == "and" and seen and at + 1 < len(tokens):
+            continue
+        if word in SMALL or word in TENS:
+            value = SMALL.get(word, TENS.get(word, 0))
+            if (value if word in TENS else 1 if value < 10 else 10) >= floor or (value == 0 and len(tokens) > 1):
+                return None
+            group, floor, seen = group + value, (10 if word in TENS else 1), True
+        elif word == "hundred" and 0 < group < 10:
+            group, floor = group * 100, 100
+        elif word in SCALES and group and SCALES[word] < last:
+            total, group, last, floor = total + group * SCALES[word], 0, SCALES[word], 1000
+        else:
+            return None
+    return total + group if seen else None

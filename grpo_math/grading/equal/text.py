@@ -1,0 +1,38 @@
+r"""The punctuation around a value: what may be taken off both ends of a text without changing what it says.
+
+>>> strip_wrappers(" **$42$.** "), strip_wrappers(r"\[ x^2 \]"), strip_wrappers("`5`")
+('42', 'x^2', '5')
+
+Does not take off what means something: a unit, a sign, a bracket.
+"""
+
+import re
+
+MAX_CHARACTERS = 2_000  # of a text that is read; gold answers of GSM8K and MATH have at most 159
+DOLLAR = re.compile(r"(?<!\\)\\\$")  # an escaped one is money
+EDGE = "".join(filter(str.isspace, map(chr, range(0x3001)))) + '`"“”'
+STOPS = ".,;:?。"
+PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+
+
+def strip_wrappers(text: str) -> str:
+    """Without the punctuation, bold marks, and dollar signs around a value."""
+    while True:  # at most once for each kind of pair: an inner one of the same kind is kept
+        text = _edged(text)
+        for opening, closing in PAIRS:
+            if text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening):
+                inner = text[len(opening) : -len(closing)]
+                if opening not in inner:
+                    text = inner
+                    break
+        else:
+            return text
+
+
+def _edged(text: str) -> str:
+    r"""Without blanks and quotes at both ends, and without the full stop or comma at the end: ``\,`` is a space."""
+    text = text.strip(EDGE)
+    bare = text.rstrip(EDGE + STOPS)
+    if bare.endswith("\\") and text[len(bare) :].startswith((",", ";", ":")):
+        return text[: len(bare) + 1]
+    return bare or text[:1]

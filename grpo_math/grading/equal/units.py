@@ -1,0 +1,143 @@
+r"""Split an answer into its value and its unit.
+
+A unit is a measure ("cm^2", "miles per hour", "\$") or words that measure nothing ("red apples", "in total"). It is
+recognised inside ``\text{}``, after a number and a space, and as a sign of money or degrees. Words that change a value
+are no unit: "5 million", "5 or 6", "5 squared".
+
+>>> split("5 centimeters"), split(r"12\text{ cm}^2"), split("3 red apples"), split("3a"), split("5 or 6")
+(('5', {'cm': 1}), ('12', {'cm': 2}), ('3', {}), ('3a', None), ('5 or 6', None))
+>>> split(r"9.6 \text{m/s^2}"), split(r"\$5 per hour"), agree({"cm": 1}, {"m": 1}), agree({"cm": 1}, {})
+(('9.6', {'m': 1, 's': -2}), ('5', {'dollar': 1, 'h': -1}), False, True)
+
+Does not convert: 5 cm and 50 mm are different answers.
+"""
+
+import re
+
+from grpo_math.grading.equal.expression import SHORT_WORDS
+from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
+
+Unit = dict[str, int]  # measure -> power
+
+# Measures by their symbol, with their names. Those of the metric system take a prefix.
+_METRIC = """
+m meter metre|g gram gm|s second sec|L liter litre l|J joule|W watt|V volt|A ampere amp|N newton|Hz hertz|Pa pascal
+eV electronvolt|B byte|bit|cal calorie|K kelvin|ohm Ω|mol mole|F farad|T tesla|H henry|bar
+""".replace("\n", "|").split("|")
+_PREFIXES = {"k": "kilo", "M": "mega", "G": "giga", "c": "centi", "m": "milli", "µ": "micro", "n": "nano", "p": "pico"}
+_OTHER = """
+in inch inches|ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d|week wk
+month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre|hectare ha
+degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
+yuan CNY RMB 元|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo
+""".replace("\n", "|").split("|")
+_TABLE = {name: line.split()[0] for line in _METRIC + _OTHER for name in line.split()}
+for _symbol, *_names in (line.split() for line in _METRIC if line):
+    for _mark, _prefix in _PREFIXES.items():
+        _TABLE |= dict.fromkeys(
+            [_mark + _symbol, *(_prefix + name for name in _names if len(name) > 2)], _mark + _symbol
+        )
+_SPEEDS = {"mph": {"mile": 1, "h": -1}, "kph": {"km": 1, "h": -1}, "kmh": {"km": 1, "h": -1}}
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+
+# Words that change the value before or after them.
+_CHANGING = (
+    "and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least "
+    "most power root infinity pi sqrt but except"
+)
+_PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
+_CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
+_LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # that are no measure, inside \\text{} either
+_SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
+_TOKEN = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zµΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|[一-鿿]+)")
+_FILLER = re.compile(r"[\s.*~\\·]*")
+_MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
+_START = re.compile(  # where a unit may begin
+    r"\\text\s*\{|(?<=[\d)}\]!%])(?:[ ~]+(?=[A-Za-z一-鿿])|(?=°|[€£¥₹¢元一-鿿]|\\\$|[a-z]{2}|[A-Z][a-z]))"
+    r"| +(?=\\text|°|Ω|\\Omega|M_)|(?<=\\pi) "
+)
+_VALUE_END = re.compile(r"(?:[\d)}\]%°!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
+MAX_CHARACTERS = 400
+
+
+def split(text: str) -> tuple[str, Unit | None]:
+    """Return the text without its unit, and the unit. The unit is None if the text has none."""
+    money = _MONEY.match(text)
+    if money is not None:
+        bare, unit = split(text[money.end() :])
+        return money[1] + bare, {_TABLE[money[2].rstrip(".")]: 1} | (unit or {})
+    if len(text) > MAX_CHARACTERS:
+        return text, None
+    for start in _START.finditer(text):
+        before = text[: start.start()].rstrip(" ~")
+        if _VALUE_END.search(before) and "\\text" not in before:
+            unit = measure(text[start.start() :])
+            if unit is not None:
+                return before, unit
+    return text, None
+
+
+def measure(words: str) -> Unit | None:
+    """Return the measures among words, and None if a word changes the value before them.
+
+    >>> measure("square inches"), measure("miles per hour"), measure("more students"), measure("or so")
+    ({'in': 2}, {'mile': 1, 'h': -1}, {}, None)
+    """
+    inside = "\\text" in words
+    words = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", words)
+    words = re.sub(r"\\mu\s*", "µ", words).replace("\\Omega", "Ω")
+    unit: Unit = {}
+    sign, power, last = 1, 1, ""
+    tokens = list(_TOKEN.finditer(words))
+    if not tokens or _FILLER.fullmatch(_TOKEN.sub("", words)) is None:
+        return None
+    for token in tokens:
+        exponent, slash, word = token.groups()
+        lower = (word or "").lower()
+        if exponent or lower in ("squared", "cubed"):
+            if not last:  # "5 squared" is 25
+                return None
+            unit[last] *= int(exponent or _POWERS[lower])
+        elif slash or lower == "per":
+            sign = -1
+        elif lower in _POWERS:
+            power = _POWERS[lower]
+        elif lower in _SPEEDS:
+            unit |= _SPEEDS[lower]
+        elif word in ("C", "F") and last == "degree":
+            unit = {"celsius" if word == "C" else "fahrenheit": 1}
+        elif lower in _CHANGES or not (inside or _may_follow(word)) or word in _LETTERS:
+            return None
+        elif (name := _named(word)) and not (lower == "in" and token is not tokens[-1]):  # "5 in" and "5 in total"
+            unit[name] = unit.get(name, 0) + sign * power
+            sign, power, last = 1, 1, name
+        else:
+            sign, last = 1, ""
+    for scale in ("celsius", "fahrenheit"):
+        if scale in unit:
+            unit.pop("degree", None)
+    return unit
+
+
+def agree(gold: Unit | None, answer: Unit | None) -> bool:
+    """Return whether these may be the units of equal answers: one side may leave out a measure, or all of them."""
+    if not gold or not answer:
+        return True
+    if "unit" in (*gold, *answer):  # "square units" are any measure of an area
+        return sorted(gold.values()) == sorted(answer.values())
+    shared = gold.keys() & answer.keys()
+    return len(shared) == min(len(gold), len(answer)) and all(gold[name] == answer[name] for name in shared)
+
+
+def _may_follow(word: str) -> bool:
+    """Return whether a word behind a number, outside of ``\\text{}``, is no variable and no product of variables."""
+    if len(word) == 1:
+        return word in _SHORT or word == "a" or not word.isascii() or not word.isalpha()
+    short = word.lower() in SHORT_WORDS or re.fullmatch("[^aeiou][aeiou].", word.lower())
+    return len(word) > 3 or word in _TABLE or bool(short)
+
+
+def _named(word: str) -> str | None:
+    lower = word.lower()
+    forms = (word, lower, lower.removesuffix("s"), lower.removesuffix("es"), word.removesuffix("s"))
+    return next((_TABLE[form] for form in forms if form in _TABLE), None)

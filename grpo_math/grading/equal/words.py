@@ -1,0 +1,191 @@
+r"""Answers that are no expression: times of day, dates, choice letters, plain words.
+
+>>> same_words("8:34 pm", "20:34", compare=None), same_words("Tuesday", "It is tuesday", compare=None)
+(True, True)
+
+Does not read mathematics: None means that the texts are for expression.py.
+"""
+
+import re
+from collections.abc import Callable
+from string import ascii_lowercase
+
+from grpo_math.grading.equal.expression import FUNCTIONS, GREEK
+from grpo_math.grading.equal.text import strip_wrappers
+from grpo_math.grading.verdict import Verdict
+
+WORD = re.compile(
+    r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:is|of|to|in|so|we|he|it|as|at|by|or|on|if|an|my|be)\b)", re.IGNORECASE
+)
+MONTHS = "january|february|march|april|may|june|july|august|september|october|november|december"
+DATE = re.compile(rf"(?:({MONTHS}) (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I)
+Compare = Callable[[str, str], "tuple[Verdict | None, str]"]
+
+TIME = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+LETTER = re.compile(
+    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$))|([A-J])(?=$))(?=[\s.:)]|$)\s*(.*)",
+    re.I,
+)
+BESIDE = re.compile(
+    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps|etc)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:(?:\b|\d|\\[a-z]+)[A-J]+(?![A-Za-z\d]))|\b(?:not|but|except|wrong|incorrect|false|or)\b)",
+    re.I,
+)
+TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
+NOTHING = {f"no {kind}solution{s}" for kind in ("", "real ", "such ") for s in ("", "s")} | {
+    "none",
+    "empty set",
+    "empty",
+}
+ALL_REALS = {"all real numbers", "all reals", "real numbers", "all real values", "set of real numbers"}
+SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none", "may"}
+BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
+    r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
+    r"|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\\{[^{}]*(?:\\mid|[|:])"
+)
+OF_FORMULAS = (
+    "sum prod int iint iiint oint lim limsup liminf det over choose setminus frac dfrac tfrac cfrac binom dbinom "
+    "tbinom sqrt cdot times ast div pm mp le leq leqslant ge geq geqslant lt gt in notin mid vert lvert rvert cup cap "
+    "to rightarrow left right big Big bigg Bigg bigl bigr Bigl Bigr limits nolimits displaystyle textstyle end pi "
+    "infty emptyset varnothing mathbb circ prime partial sup bmod pmod mod equiv lfloor rfloor lceil rceil"
+)
+COMMANDS = frozenset((*OF_FORMULAS.split(), *FUNCTIONS, *GREEK))
+FORMULA = re.compile(  # one, by its commands and characters: no text, no fonts, no invisible parts, no list of answers
+    rf"\\(?:(?:{'|'.join(sorted(COMMANDS))})(?![A-Za-z])|begin\s*\{{[a-z]*matrix|[^A-Za-z])|[^\\$%;\"`~\n]"
+)
+SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
+    r"\A(?:[_^]|\.\.)|\d\s*_|matrix\}\s*\^\s*\{?\s*\\circ|_\s*\{[^{}]*\\begin|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
+    r"|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
+)
+ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty", "infinity", "and", "or", *FUNCTIONS}
+
+
+def is_time_date_or_choice(text: str) -> bool:
+    """Return whether a cleaned text is a time of day, a date or a choice, which `same_words` reads.
+
+    >>> [is_time_date_or_choice(text) for text in ("4:30 p.m.", "June 20", "(B) 12", "Tuesday")]
+    [True, True, True, False]
+    """
+    plain = _plain(text)
+    return any((_time(plain), DATE.fullmatch(plain), _choice(plain)))
+
+
+def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
+    """Are two cleaned texts the same time of day, date, choice, or words? None where the gold is none of them.
+
+    ``compare`` is asked where a choice is a letter with its text, as in "(B) 12".
+    """
+    plain_gold, plain_answer = _plain(gold), _plain(answer)
+    gold_time, answer_time = _time(plain_gold), _time(plain_answer)
+    if gold_time and answer_time and (gold_time[3] or answer_time[3] or None not in (gold_time[1], answer_time[1])):
+        same = _same_time(gold_time, answer_time)
+        if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
+            return same
+    gold_date, answer_date = DATE.fullmatch(plain_gold), DATE.fullmatch(plain_answer)
+    if gold_date is not None and answer_date is not None:
+        return _date(gold_date) == _date(answer_date)
+    gold_choice = _choice(plain_gold)
+    if gold_choice is not None and gold_choice[0].isupper():
+        letter, rest = gold_choice
+        answer_choice = _choice(plain_answer)
+        if answer_choice is not None:
+            if answer_choice[0].upper() != letter or (not rest and BESIDE.match(answer_choice[1])):
+                return False
+            return not rest or not answer_choice[1] or compare(rest, answer_choice[1])[0] is not Verdict.WRONG
+        if not rest and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
+            return False  # B/E times E, A or C = A
+        verdict = compare(rest, plain_answer)[0] if rest else None
+        return None if verdict is None else verdict is Verdict.CORRECT
+    if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
+        return plain_gold.lower() == ARTICLE.sub("", plain_answer.lower())
+    gold_words, answer_words = _words(plain_gold), _words(plain_answer)
+    if gold_words and (gold_words == answer_words or (gold_words in NOTHING and answer_words in NOTHING)):
+        return True
+    if _everything(gold, gold_words) and _everything(answer, answer_words):
+        return True
+    if "\\emptyset" in (gold, answer) and (gold_words in NOTHING or answer_words in NOTHING):
+        return True
+    return None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" .")
+
+
+Time = tuple[int, int | None, int, str]
+
+
+def _time(text: str) -> Time | None:
+    """Hour, minute, second, and half of the day; None for what is no time, a bare number too."""
+    found = TIME.fullmatch(text)
+    if found is None or (found[2] is None and found[4] is None) or int(found[1]) > 24 or int(found[2] or 0) > 59:
+        return None
+    return int(found[1]), None if found[2] is None else int(found[2]), int(found[3] or 0), (found[4] or "").lower()
+
+
+def _same_time(one: Time, two: Time) -> bool:
+    """Are two times of day equal, where "8:34 pm" may be written 20:34 or 8:34?"""
+    if ((one[1] or 0), one[2]) != ((two[1] or 0), two[2]):
+        return False
+    hours = [(hour, hour % 12 + (12 if half == "p" else 0) if half else None) for hour, _, _, half in (one, two)]
+    (written, meant), (other_written, other_meant) = hours
+    if meant is not None and other_meant is not None:
+        return meant == other_meant
+    return written in (other_written, other_meant) or other_written == meant
+
+
+def _date(found: re.Match[str]) -> tuple[str, int]:
+    return (found[1] or found[4]).lower(), int(found[2] or found[3])
+
+
+def _choice(text: str) -> tuple[str, str] | None:
+    """The letter of a multiple-choice answer and what stands beside it."""
+    found = LETTER.fullmatch(text) if len(text) < 400 else None
+    return None if found is None else (found[1] or found[2] or found[3], found[4].strip())
+
+
+def _words(text: str) -> str:
+    """A text of words in one spelling, or "" where it is mathematics."""
+    if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*", text):
+        return ""
+    words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
+    return words if len(words) > 3 or words in SHORT_WORDS else ""
+
+
+def _everything(text: str, words: str) -> bool:
+    return words in ALL_REALS or text.replace(" ", "") in ("\\mathbb{R}", "(-\\infty,\\infty)", "(-\\infty,+\\infty)")
+
+
+def several(text: str) -> set[str]:
+    r"""The signs in a text that it holds more than one formula.
+
+    >>> several(r"$1$2$ \lor 3") == {"$", r"\lor"}, several(r"\{1, 2\} \cup \{3\}")
+    (True, set())
+    """
+    return {mark.strip() for mark in SEVERAL.findall(strip_wrappers(text))}
+
+
+def for_math_verify(text: str) -> bool:
+    r"""Is a text that our grammar cannot read mathematics of the kinds that Math-Verify is kept for, and no words?
+
+    Sums, integrals, limits, sets in builder notation. It takes seconds over other texts, and pays the last member of a
+    chain of equalities.
+
+    >>> for_math_verify(r"\sum_{i=1}^{9} i"), for_math_verify("not 6"), for_math_verify(r"not \sum_{i=1}^{3} i")
+    (True, False, False)
+    """
+    return beyond(text) and pure(text)
+
+
+def beyond(text: str) -> bool:
+    """Does it hold what our grammar does not read?"""
+    return BEYOND.search(text) is not None
+
+
+def pure(text: str) -> bool:
+    """Is it one formula, and no words?"""
+    if text.count("=") > text.count("_{") + 1 or text.count("\\{") != text.count("\\}"):  # a set that never ends
+        return False
+    if FORMULA.sub("", text) or SEVERAL.search(text) is not None or re.search(r"\?|[\])\d]\s*\\\{", text) is not None:
+        return False
+    return all(word.lower() in ITS_WORDS or word in ascii_lowercase for word in WORD.findall(text))  # ijk, xyz

@@ -1,0 +1,45 @@
+"""`grpo-math plan`: does a recipe fit these GPUs?"""
+
+import argparse
+import sys
+from typing import Any
+
+from grpo_math import planner
+from grpo_math.errors import ConfigError
+from grpo_math.run.streams import Answer
+from grpo_math.settings.accelerate import accelerate_config
+from grpo_math.settings.recipe import read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--config", required=True, help="a recipe, as for train; its settings may follow, as there")
+    add("--gpus", type=int, help="how many GPUs (default: those of this machine)")
+    add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: of this machine's)")
+    add("--card", help="h100, a100-80, l4, t4, 4090, 4060, ... or GB,TFLOP/s,GB/s: its memory, and a step's time")
+    add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
+    add("--prompt_tokens", type=int, help="the longest prompt (default: 512)")
+    add("--accelerate_config", help="a file, or a name in accelerate_configs/ (default: as train chooses)")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Plan the memory and the layout of one recipe."""
+    for name in ("gpus", "gpu_memory", "cpu_memory", "prompt_tokens"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1e6:
+            remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
+            raise ConfigError(name, value, "is out of range", remedy)
+    there: dict[str, Any] = {"gpus": args.gpus, "gpu_gb": args.gpu_memory}
+    if args.card:
+        there["card"] = card = planner.card_of(args.card)
+        there |= {"gpus": args.gpus or 1, "gpu_gb": args.gpu_memory or card.gb}
+    if args.accelerate_config:
+        there["accelerate"] = accelerate_config(args.accelerate_config)
+    asked = read(["--config", args.config, *args.fields])
+    for note in asked.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    recipe = asked.sound().stated()
+    if not args.accelerate_config:
+        there["configs"] = planner.shipped_configs(recipe)
+    answer = planner.plan(recipe, cpu_gb=args.cpu_memory, prompt_tokens=args.prompt_tokens, **there)
+    return Answer(answer, planner.picture(answer), answer["fits"])

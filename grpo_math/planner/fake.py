@@ -1,0 +1,156 @@
+"""Fake tensors whose live bytes are counted, and stand-ins for what a GPU has and a CPU has not.
+
+Does not know a model. `install` changes torch and the trainer: for a process of its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from math import prod
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from grpo_math.trainer import attention, varlen
+
+aten = torch.ops.aten
+
+
+class Live(TorchDispatchMode):
+    """Count the bytes of storages made while it is open: ``now``, and ``trace`` after every allocation."""
+
+    def __init__(self, stored: list[Tensor]) -> None:
+        super().__init__()
+        self.held: dict[int, Any] = {tensor.untyped_storage()._cdata: None for tensor in stored}
+        self.now, self.trace = 0, [0]
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten._local_scalar_dense.default:  # a fake tensor has no numbers: make one up
+            return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
+        if func is aten.equal.default:
+            return False
+        if func is aten._unsafe_view.default:  # the cache of fake tensors would give its output a storage of its own
+            func = aten.view.default
+        out = func(*args, **(kwargs or {}))
+        if "gemm_4bit" in str(func):  # bitsandbytes spells out the weights, and their constants in float32
+            self.trace.append(self.now + prod(args[2]) * args[0].element_size() + prod(args[2]) // 64 * 4)
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, FakeTensor):
+                self._made(tensor.untyped_storage())
+        return out
+
+    def _made(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.held and size:
+            self.held[key] = weakref.ref(storage, lambda _: self._freed(key, size))
+            self.now += size
+            self.trace.append(self.now)
+
+    def _freed(self, key: int, size: int) -> None:
+        if self.held.pop(key, None) is not None:
+            self.now -= size
+
+
+class Flash(torch.autograd.Function):
+    """A flash kernel: keeps q, k, v, its output and a float32 per query and head. Its backward pass takes dq in
+    float32, a float32 per query, and dk and dv for every query head if heads are grouped (FlashAttention 2)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = q.new_empty(*q.shape[:2], v.shape[-1])
+        ctx.save_for_backward(q, k, v, out, q.new_empty(q.shape[:2], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        q, k, v, _, sums = ctx.saved_tensors
+        gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        workspace = [q.new_empty(q.shape, dtype=torch.float32), torch.empty_like(sums)]
+        if k.size(1) != q.size(1):
+            workspace += [states.new_empty(states.size(0), q.size(1), states.size(2)) for states in (k, v)]
+        return gradients
+
+
+class Head(torch.autograd.Function):
+    """What comes behind the model's body: keeps none of its output, and gives it a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        ctx.like = states.shape, states.dtype
+        return states.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.empty(ctx.like[0], dtype=ctx.like[1])
+
+
+class Dropout(torch.autograd.Function):
+    """CUDA's kernel keeps a byte per element; on a CPU torch keeps a mask in the input's dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty_like(states, dtype=torch.bool))
+        return torch.empty_like(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.empty_like(gradient)
+
+
+def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.Scores) -> varlen.Kernel:
+    """The choice of `varlen.kernel` on a GPU."""
+    if scores.spelled_out or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
+        return varlen.one_by_one
+    return flash
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, spans: varlen.Spans, scores: varlen.Scores) -> Tensor:
+    return Flash.apply(q, k, v)
+
+
+varlen.WAYS[flash] = "measured"
+
+
+def apply(module: Any, function: Any, recurse: bool = True) -> Any:
+    """`torch.nn.Module._apply` for fake tensors: a parameter that changes is a new one."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for own in (module._parameters, module._buffers):
+        for name, tensor in own.items():
+            if tensor is None:
+                continue
+            with torch.no_grad():
+                new = function(tensor)
+            if new is not tensor:
+                is_parameter = own is module._parameters
+                own[name] = torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+    return module
+
+
+def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    if training and p and isinstance(states, FakeTensor):
+        return Dropout.apply(states)
+    return plain_dropout(states, p, training, inplace)
+
+
+plain_dropout, plain_kernel = torch.nn.functional.dropout, varlen.kernel
+
+
+def set_up(gpu: bool) -> None:
+    """Change torch and the trainer for this process: as on a GPU, or on a CPU."""
+    modules: Any = torch.nn.Module
+    functional: Any = torch.nn.functional
+    kernels: Any = varlen
+    attentions: Any = attention
+    modules._apply = apply
+    functional.dropout = dropout if gpu else plain_dropout
+    kernels.kernel = kernel if gpu else plain_kernel
+    attentions.on_cpu = lambda query: not gpu
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")

@@ -1,0 +1,164 @@
+"""A model of transformers' own class with one layer of each kind, as the trainer sets it up, on fake tensors.
+
+Does not run it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+
+from grpo_math.planner.fake import Live
+from grpo_math.trainer import attention, recurrent, tiles
+
+Json = dict[str, Any]
+LAYERS = ("layers", "h", "blocks")  # what a model's body calls them
+
+
+def config_of(given: Json) -> Any:
+    fields = {name: value for name, value in given.items() if name not in ("model_type", "quantization_config")}
+    return AutoConfig.for_model(given["model_type"], **fields)
+
+
+def build(config: Any, dtype: torch.dtype) -> Any:
+    """The family's own class on fake tensors."""
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
+    model.tie_weights()
+    return model
+
+
+def layers_of(model: Any) -> tuple[str, Any]:
+    """The name and the list of the decoder layers: the longest such list."""
+    lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+    return max((found for found in lists if found[0].split(".")[-1] in LAYERS), key=lambda found: len(found[1]))
+
+
+def kind_of(layer: Any) -> Any:
+    """Layers of one kind have the same modules, shapes and plain values, except for their number."""
+
+    def plain(module: Any) -> Any:
+        values = ((k, v) for k, v in vars(module).items() if k not in ("layer_idx", "training"))
+        return tuple(sorted((k, v) for k, v in values if isinstance(v, (int, float, bool, str))))
+
+    return tuple(
+        (
+            name,
+            type(module).__name__,
+            plain(module),
+            tuple((k, tuple(p.shape)) for k, p in module._parameters.items() if p is not None),
+        )
+        for name, module in layer.named_modules()
+    )
+
+
+def cut(text: Any, chosen: list[int], total: int, shared: int) -> Any:
+    """The config with these layers alone: what has an entry for each layer is cut as well."""
+    fields = text.to_dict()
+    for key, value in fields.items():
+        if isinstance(value, (list, tuple)) and len(value) == total:
+            fields[key] = [value[i] for i in chosen]
+        if isinstance(value, dict) and value and all(str(k).isdigit() for k in value):
+            of = {int(k): v for k, v in value.items()}
+            fields[key] = {new: of[old] for new, old in enumerate(chosen) if old in of}
+    fields["num_hidden_layers"] = len(chosen)
+    if "num_kv_shared_layers" in fields:
+        fields["num_kv_shared_layers"] = shared
+    fields.pop("model_type", None)
+    return type(text)(**fields)
+
+
+def with_layers(config: Any, dtype: torch.dtype, chosen: list[int], kinds: list[Any]) -> Any:
+    """The model with these layers alone, from a config of fewer layers. If a kind depends on a layer's number, the
+    other layers are taken out of the whole model."""
+    shared = sum("'is_kv_shared_layer', True" in str(kinds[i]) for i in chosen)
+    less = cut(config.get_text_config(), chosen, len(kinds), shared)
+    model = build(less, dtype)
+    name, layers = layers_of(model)
+    if [kind_of(layer) for layer in layers] == [kinds[i] for i in chosen]:
+        return model
+    model = build(config, dtype)
+    name, layers = layers_of(model)
+    parent, _, own = name.rpartition(".")
+    kept = [layers[i] for i in chosen]
+    setattr(model.get_submodule(parent), own, torch.nn.ModuleList(kept))
+    configs = (getattr(module, "config", None) for module in model.modules())
+    for text in {id(one): one for one in configs if hasattr(one, "num_hidden_layers")}.values():
+        vars(text).update({k: v for k, v in vars(less).items() if not k.startswith("_")})
+    for place, layer in enumerate(kept):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = place
+    return model
+
+
+def in_four_bit(model: Any, compute: torch.dtype) -> None:
+    """Linear maps except the head in bitsandbytes' module. Its parameter class cannot have a fake tensor: a plain one
+    with the attributes that bitsandbytes and peft read takes its place."""
+    import bitsandbytes as bnb
+
+    head = model.get_output_embeddings()
+    how: Json = {"compress_statistics": True, "quant_type": "nf4", "quant_storage": torch.uint8}
+    for parent in list(model.modules()):
+        for name, old in list(parent.named_children()):
+            if type(old) is not torch.nn.Linear or old is head:
+                continue
+            with unset_fake_temporarily(), torch.device("meta"):
+                new: Any = bnb.nn.Linear4bit(old.in_features, old.out_features, old.bias is not None, compute, **how)
+            with Live([]):  # which has an answer to `.item()`
+                data, state = bnb.functional.quantize_4bit(old.weight.data, blocksize=64, **how)
+            weight: Any = torch.nn.Parameter(data, requires_grad=False)
+            own = {**how, "quant_state": state, "bnb_quantized": True, "blocksize": 64, "module": new}
+            for key, value in own.items():
+                setattr(weight, key, value)
+            new.weight, new.bias, new.quant_state, new.support_avx512bf16_for_cpu = weight, old.bias, state, False
+            setattr(parent, name, new)
+    model.is_loaded_in_4bit = True
+
+
+def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any:
+    """The cut model as the trainer sets it up: quantised, with its adapter, checkpointing, packing and tiles."""
+    dtype = torch.bfloat16 if how["stream"] == 2 else torch.float32
+    model = with_layers(config, dtype, chosen, kinds)
+    if how["four_bit"]:
+        in_four_bit(model, dtype)
+    base = model
+    if how["lora"]:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **how["lora"]))
+        adapter = torch.bfloat16 if how["adapter"] == 2 else torch.float32
+        for module in model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.requires_grad and parameter.dtype != adapter:
+                    module._parameters[name] = torch.nn.Parameter(parameter.detach().to(adapter))
+    model.train()
+    if how["checkpointing"]:
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False, "preserve_rng_state": False}
+        )
+        if how["lora"]:
+            model.enable_input_require_grads()
+    plain = "sdpa" if base._supports_sdpa else "eager"
+    base.set_attn_implementation("eager" if how["eager"] else attention.register(plain))
+    recurrent.fork_states(base)
+    recurrent.tried.update(type(module) for module in recurrent.stateful(base))
+    tiles.set_up([model], how["checkpointing"])
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)  # as from the second micro-batch on
+    return model
+
+
+def stored(model: Any) -> list[Tensor]:
+    tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    for module in model.modules():
+        if (state := getattr(module, "quant_state", None)) is not None:
+            tensors += [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]

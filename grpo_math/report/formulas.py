@@ -1,0 +1,141 @@
+r"""LaTeX formulas within a text -> MathML that is safe to put into a page.
+
+latex2mathml does not escape its output. The output is therefore parsed as XML, and only known elements and attributes
+of MathML remain. A formula that cannot be converted stays the text that it was.
+
+>>> mathml(r"\text{<img/src=x/onerror=alert(1)>}") is None
+True
+
+Does not escape the text around a formula: the page's template does.
+"""
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from grpo_math.report.text import visible
+
+LONGEST = 2000  # characters of a formula
+MOST_IN_A_TEXT = 200
+MOST_IN_A_PAGE = 20_000  # different ones, at about 0.3 ms each
+NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
+ELEMENTS = {
+    *("math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mstyle", "mpadded", "mphantom", "menclose"),
+    *("mfrac", "msqrt", "mroot", "msub", "msup", "msubsup", "munder", "mover", "munderover", "mtable", "mtr", "mtd"),
+}
+ATTRIBUTES = {
+    *("display", "displaystyle", "scriptlevel", "mathvariant", "linethickness", "width", "lspace", "rspace"),
+    *("stretchy", "fence", "form", "accent", "accentunder", "largeop", "movablelimits", "separator", "columnalign"),
+}
+VALUE = re.compile(r"[a-z-]+|-?[0-3]?(\.\d+)?(em|pt|px)?")  # nothing wide enough to cover another text
+TABLES = "(?:aligned|align|alignedat|array|cases|equation|gathered|gather|[bBpvV]?matrix|smallmatrix|split)"
+OPENERS = re.compile(rf"\\\(|\\\[|\$\$|\$|\\boxed\s*(?=\{{)|\\begin\{{({TABLES}\*?)\}}")
+DOLLARS = re.compile(r"((?:\\.|[^\\$])+?)\$(?!\d)", re.DOTALL)
+WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^}]*\}|\\[a-zA-Z]+")
+
+
+class Formulas:
+    """The different formulas of a page, each converted once.
+
+    >>> formulas = Formulas()
+    >>> list(formulas.split(r"It is \\(x\\), not $5 or $6."))
+    [('It is ', None), ('\\\\(x\\\\)', 0), (', not $5 or $6.', None)]
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], int | None] = {}
+        self.markup: list[Markup] = []
+
+    def split(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Yield the pieces of a text. A formula has its number in ``markup``, other pieces have None."""
+        text, done, count = visible(text), 0, 0
+        for opener in OPENERS.finditer(text):
+            if opener.start() < done or count == MOST_IN_A_TEXT:
+                continue
+            if (found := _formula(text, opener)) and (number := self._number(*found[1:])) is not None:
+                yield text[done : opener.start()], None
+                done, count = found[0], count + 1
+                yield text[opener.start() : done], number
+        yield text[done:], None
+
+    def _number(self, latex: str, display: str) -> int | None:
+        if (latex, display) not in self._known:
+            found = mathml(latex, display) if len(self.markup) < MOST_IN_A_PAGE else None
+            self._known[latex, display] = len(self.markup) if found else None
+            self.markup += [found] if found else []
+        return self._known[latex, display]
+
+
+def mathml(latex: str, display: str = "inline") -> Markup | None:
+    """Return a formula as MathML, or None if it cannot be converted, is too long, or has anything else within it."""
+    from latex2mathml.converter import convert
+
+    if len(latex) > LONGEST:
+        return None
+    try:
+        tree = ElementTree.fromstring(convert(latex, display=display))
+        for element in tree.iter():
+            _restrict(element)
+        return Markup(ElementTree.tostring(tree, encoding="unicode"))
+    except Exception:  # any of the library's own, and a RecursionError: the formula is hostile text
+        return None
+
+
+def _restrict(element: ElementTree.Element) -> None:
+    """Remove the attributes that are not known. Raise `ValueError` for an element that is not."""
+    namespace, tag = element.tag[: len(NAMESPACE)], element.tag[len(NAMESPACE) :]
+    if namespace != NAMESPACE or tag not in ELEMENTS:
+        raise ValueError(element.tag)
+    boxed = tag == "menclose" and element.get("notation") == "box"
+    kept = {name: value for name, value in element.items() if name in ATTRIBUTES and VALUE.fullmatch(value)}
+    element.attrib.clear()
+    # Chromium has no <menclose>: the box is drawn by page.css.
+    element.tag = "mrow" if tag == "menclose" else tag
+    element.attrib.update({"class": "boxed"} if boxed else kept)
+
+
+def _formula(text: str, opener: re.Match[str]) -> tuple[int, str, str] | None:
+    """Return where the formula ends, its LaTeX and how it is displayed, or None if it has no end or is about money."""
+    start, marker, environment = opener.end(), opener[0], opener[1]
+    window = text[start : start + LONGEST]
+    if marker == "$":
+        found = DOLLARS.match(window)
+        return (start + found.end(), found[1], "inline") if found and not _is_money(found[1]) else None
+    if marker.startswith("\\boxed"):
+        length = _braced(window)
+        return (start + length, marker + window[:length], "inline") if length else None
+    closer = f"\\end{{{environment}}}" if environment else {"\\(": "\\)", "\\[": "\\]"}.get(marker, "$$")
+    inside, closed, _ = window.partition(closer)
+    if not closed or not inside.strip():
+        return None
+    latex = marker + inside + closed if environment else inside
+    return start + len(inside + closed), latex, "inline" if marker == "\\(" else "block"
+
+
+def _braced(text: str) -> int:
+    """Return the length of the group in braces that the text begins with, or 0.
+
+    >>> _braced(r"{\\frac{1}{2}} is"), _braced("{1")
+    (13, 0)
+    """
+    depth = 0
+    for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
+        if depth == 0:
+            return found.end()
+    return 0
+
+
+def _is_money(text: str) -> bool:
+    """Return True if the text between two dollars is prose about money, as in "$5 a day and $".
+
+    >>> [_is_money(text) for text in ("5 a day and ", "x = 5", " 6 at night", "x")]
+    [True, False, True, False]
+    """
+    bare = WORDS.sub("0", text)
+    if re.search(r"\n\s*\n|<<|[a-z]{2,}\s+[a-z]|\d\s+[a-z]{3,}|[=+*/(-]\s*$|^\s*[.,]\s*\D", bare):
+        return True
+    is_math = re.search(r"[\\^_{}]|^\s*[a-zA-Z]+\s*$|^\s*[^\s\d].*=", text)
+    return text != text.strip() and not is_math

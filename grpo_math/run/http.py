@@ -1,0 +1,131 @@
+"""Requests to a server that the user names, through one httpx client with timeouts and retries.
+
+Redirects are not followed, so a key reaches no other address. Proxies of the environment are not used for this machine.
+No message contains the key.
+
+Does not know what the servers answer: generation/server.py and rewards/judge.py do.
+"""
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.reading import from_json
+from grpo_math.run.redact import one_line
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+BUSY = (429, 500, 502, 503, 504)  # statuses of a server that may answer later
+
+
+class ServerError(UserError):
+    """What a server answered instead of a result; ``status`` is HTTP's, or None if no answer came."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+def read_key(variable: str, given: str | None = None) -> str:
+    """Return the key that was given, or the variable's, without the line end that a key from a file may have.
+
+    Raises `ConfigError` for a key that no header can carry, because h11's own error would show it.
+    """
+    key = (given or os.environ.get(variable, "")).strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(variable, "***", "holds more than printable ASCII", "set it again")
+    return key
+
+
+class Client:
+    """Requests to one address. ``timeout``: seconds for one answer; ``retries``: how often a request is sent again if
+    no answer comes or the server is busy, after 0.5 seconds, then 1, 2, 4 and so on.
+
+    The key is ``key``, or the one in the variable ``key_variable``. ``proxies``: use those of the environment, except
+    for this machine.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float,
+        retries: int = 0,
+        key_variable: str = "",
+        key: str | None = None,
+        proxies: bool = True,
+    ) -> None:
+        import httpx  # here, because the import takes 0.1 seconds and most commands send nothing
+
+        self.url, self.retries, self._key_variable = url.rstrip("/"), retries, key_variable
+        self._key = read_key(key_variable, key)
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._failures = (httpx.RequestError, httpx.InvalidURL)
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=timeout,
+            trust_env=proxies and urlsplit(url).hostname not in LOCAL,
+            verify=ssl.create_default_context(),  # the system's certificates, which a company may have added to
+            # A connection that is kept may be to a server that has restarted since.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
+
+    def ask(self, path: str, body: Any = None, *, retries: int | None = None, **options: Any) -> Any:
+        """Return the JSON of an answer, or its text if it is not JSON. A request with a body is a POST.
+
+        ``options`` are httpx's, such as ``headers``. Raises `ServerError`.
+        """
+        left, pause = self.retries if retries is None else retries, 0.5
+        while True:
+            try:
+                return self._once(path, body, options)
+            except ServerError as error:
+                if not left or error.status not in (None, *BUSY):
+                    raise
+            time.sleep(pause)
+            left, pause = left - 1, 2 * pause
+
+    def interrupt(self) -> None:
+        """End the requests of other threads that wait for an answer: they raise `ServerError`."""
+        for connection in list(self._sockets):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it has ended meanwhile
+                continue
+
+    def _once(self, path: str, body: Any, options: dict[str, Any]) -> Any:
+        method, url = "GET" if body is None else "POST", self.url + path
+        try:
+            response = self._http.request(method, url, json=body, extensions={"trace": self._trace}, **options)
+        except self._failures as error:
+            reason = str(error) or type(error).__name__
+            raise ServerError(f"{url} does not answer ({reason}): see that the server runs") from None
+        text = response.content.decode(errors="replace")
+        if response.status_code == 401:
+            raise ServerError(f"{self.url} wants a key: set {self._key_variable} to the server's", 401)
+        if not response.is_success:
+            message = one_line(text, {self._key} - {""}) or response.reason_phrase
+            raise ServerError(f"{url} answers {response.status_code}: {message}", response.status_code)
+        try:
+            return from_json(text)
+        except ValueError:
+            return text
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Collect the sockets that httpcore opens; TLS puts one of its own over the first."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._sockets.add(info["return_value"].get_extra_info("socket"))
+
+
+def reachable(url: str, seconds: float) -> bool:
+    """Return True if a server answers, with any status."""
+    try:
+        Client(url, timeout=seconds).ask("")
+    except ServerError as error:
+        return error.status is not None
+    return True

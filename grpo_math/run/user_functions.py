@@ -1,0 +1,74 @@
+"""Functions of the user, which a setting names as ``module:function``.
+
+Does not know what a function is for: the field that names it does.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.run.redact import one_line
+
+
+def is_user_function(name: str) -> bool:
+    """Return True if a setting names a function of the user, ``module:function``.
+
+    >>> is_user_function("my_module:max_rl"), is_user_function("group_mean")
+    (True, False)
+    """
+    return ":" in name
+
+
+def load_function(field: str, name: str) -> Callable[..., Any]:
+    """Import the function of that name, from the path or the current folder.
+
+    >>> load_function("baseline", "math:sqrt")(9.0)
+    3.0
+    >>> load_function("baseline", "math:cqrt")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: baseline='math:cqrt' names no function of math: use one of its functions: ...
+    """
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        reason = f"names a module that cannot be imported ({said_by(error)})"
+        raise ConfigError(field, name, reason, "write module:function, module as in an import") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        have = ", ".join(n for n, f in vars(module).items() if inspect.isfunction(f) and not n.startswith("_"))
+        reason = f"names no function of {module_name}"
+        raise ConfigError(field, name, reason, f"use one of its functions: {have or 'it has none'}")
+    return function
+
+
+def tensor_from(field: str, name: str, like: Any, *arguments: Any) -> Any:
+    """Call the function. Raises `ConfigError` unless it returns a tensor of the shape of ``like``."""
+    result = load_function(field, name)(*arguments)
+    shape, expected = tuple(getattr(result, "shape", ())), tuple(like.shape)
+    if shape != expected:
+        kind = f"a tensor of shape {shape}" if shape else f"a {type(result).__name__}"
+        raise ConfigError(field, name, f"returned {kind}", f"return a tensor of shape {expected}, as it was given")
+    return result
+
+
+def tried(field: str, name: str, like: Any, *arguments: Any) -> Any:
+    """Call `tensor_from` before training, on a small example. Any exception becomes a `ConfigError`."""
+    try:
+        return tensor_from(field, name, like, *arguments)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(like.shape)}"
+        raise ConfigError(field, name, f"raised {said_by(error)} on a small example", remedy) from error
+
+
+def said_by(error: BaseException) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -1,0 +1,75 @@
+"""A recipe that was read -> `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
+
+Does not read the recipe (recipe.py does), nor check what two settings mean together (conflicts.py).
+"""
+
+import os
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from trl import ModelConfig, TrlParser
+
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.reading import Unreadable
+from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.arguments import TrainArguments
+from grpo_math.settings.batch import plan
+from grpo_math.settings.fields import OURS
+from grpo_math.settings.recipe import Recipe
+from grpo_math.trainer.config import MathGRPOConfig
+
+CLASSES: tuple[Any, ...] = (TrainArguments, MathGRPOConfig, ModelConfig)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a run takes from its recipe and its command line, which are read once."""
+
+    arguments: TrainArguments
+    config: MathGRPOConfig
+    model: ModelConfig
+    values: dict[str, Any]  # every field, as the recipe states it or by default
+    given: set[str]  # the fields that are stated
+    argv: list[str]
+
+
+def build(read: Recipe) -> Settings:
+    """Construct the classes from a recipe, and set its environment variables.
+
+    Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
+    """
+    deepspeed_config(read.sound().values, None)  # refuses a file that is not there
+    stated = {**OURS, **read.stated()}
+    try:
+        os.environ.update(read.env)
+        batch = plan(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
+        stated |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
+        arguments, config, model = (
+            kind(**{field.name: stated[field.name] for field in fields(kind) if field.name in stated})
+            for kind in CLASSES
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename:
+            raise Unreadable(error, error.filename) from None
+        said = " ".join(str(error).split())
+        named = [name for name in read.given if re.search(rf"(?<!\w){name}(?!\w)", said)]
+        if name := max(named, key=len, default=None):
+            raise ConfigError(name, read.values[name], f"is refused ({said})", "give another value") from None
+        raise UserError(f"{said}: change that setting") from None
+    if arguments.curriculum != "none":
+        if "shuffle_dataset" in read.given and config.shuffle_dataset:
+            why = f"contradicts curriculum={arguments.curriculum}"
+            raise ConfigError("shuffle_dataset", True, why, "leave one of them out")
+        config.shuffle_dataset = False
+    return Settings(arguments, config, model, read.values, read.given, read.argv)
+
+
+def print_help() -> None:
+    """Print every field with its meaning, TRL's and transformers' too."""
+    usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's own is 300 lines long
+    parser = TrlParser(list(CLASSES), prog="grpo_math.train", usage=usage, allow_abbrev=False)
+    parser.set_defaults(**OURS)
+    parser.print_help()

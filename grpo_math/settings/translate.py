@@ -1,0 +1,175 @@
+"""Names that other programs give a setting -> the fields of this program.
+
+A recipe for `trl grpo` or open-r1 runs as it is. A field that TRL or transformers has removed or renamed gets one line.
+
+Does not check a value: recipe.py does, by the field's name here.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from grpo_math.problems.prompts import AS_IS, PROBLEM
+from grpo_math.reading import is_table
+
+SAME = {  # of the scripts of TRL and open-r1: used without a word
+    "dataset_name": "dataset",
+    "dataset_train_split": "dataset_split",
+    "dataset_test_split": "eval_split",
+    "reward_funcs": "rewards",
+    "wandb_project": "project",
+    "hub_model_revision": "hub_revision",
+}
+SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")  # a recipe with one of these is for a script
+EVALUATES = "has no effect: eval_n and heldout_every say what is evaluated"
+TOGETHER = "has no effect: the rows of a prompt stay together"
+NOTHING = "has no effect: no such thing is done here"
+# What TRL, transformers or this program has renamed or removed: the line that a recipe with such a field gets.
+CHANGED = {
+    "torch_dtype": "is now dtype",
+    "warmup_ratio": "is now warmup_steps",  # a share if it is below 1
+    "evaluation_strategy": "is now eval_strategy",
+    "per_gpu_train_batch_size": "is now per_device_train_batch_size",
+    "no_cuda": "is now use_cpu",
+    "push_to_hub_model_id": "is now hub_model_id",
+    "push_to_hub_token": "is now hub_token",
+    "vllm_max_model_len": "is now vllm_max_model_length",
+    "vllm_guided_decoding_regex": "is now vllm_structured_outputs_regex",
+    "use_liger_loss": "is now use_liger_kernel",
+    "wandb_log_unique_prompts": "is now log_unique_prompts",
+    "max_prompt_length": "has no effect: no prompt is cut; grpo-math doctor names prompts that are too long",
+    "overwrite_output_dir": "has no effect: a run in output_dir is continued; name a new folder to start again",
+    **dict.fromkeys(("per_gpu_eval_batch_size", "include_inputs_for_metrics"), EVALUATES),
+    **dict.fromkeys(("group_by_length", "dispatch_batches", "split_batches"), TOGETHER),
+    "save_safetensors": "has no effect: weights are always saved as safetensors",
+    **dict.fromkeys(("fp16_opt_level", "half_precision_backend", "fp16_backend"), "has no effect: set bf16 or fp16"),
+    **dict.fromkeys(("fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"), "has no effect: set fsdp_config"),
+    "adafactor": "has no effect: set optim: adafactor",
+    "logging_dir": "has no effect: set the variable TENSORBOARD_LOGGING_DIR",
+    **dict.fromkeys(
+        ("use_mps_device", "use_ipex", "jit_mode_eval", "tpu_num_cores", "vllm_device"),
+        "has no effect: the device is found by itself",
+    ),
+    "vllm_dtype": "has no effect: vLLM takes the dtype of the weights",
+    "vllm_enable_prefix_caching": "has no effect: vLLM's prefix cache is on",
+    "push_to_hub_organization": "has no effect: write the organization in hub_model_id",
+    "dataset_streaming": "has no effect: all rows are loaded",
+    "wandb_run_group": "has no effect: set WANDB_RUN_GROUP under env",
+    "wandb_entity": "has no effect: set the variable WANDB_ENTITY",
+    **dict.fromkeys(("past_index", "mp_parameters", "torchdynamo", "ray_scope", "use_legacy_prediction_loop"), NOTHING),
+    **dict.fromkeys(("tpu_metrics_debug", "include_tokens_per_second", "ignore_bias_buffers", "benchmarks"), NOTHING),
+    **dict.fromkeys(("callbacks", "overwrite_hub_revision", "push_to_hub_revision", "system_prompt_column"), NOTHING),
+}
+RENAMED = {name: line.removeprefix("is now ") for name, line in CHANGED.items() if line.startswith("is now ")}
+# Settings of transformers' Trainer that a GRPO run never reads. In a script's recipe each gets its line; in a recipe of
+# this program, grpo-math doctor refuses them.
+NEVER_READ = {
+    **dict.fromkeys(("do_eval", "do_predict", "eval_on_start", "eval_steps", "eval_delay"), EVALUATES),
+    **dict.fromkeys(("eval_accumulation_steps", "num_generations_eval", "per_device_eval_batch_size"), EVALUATES),
+    **dict.fromkeys(("batch_eval_metrics", "prediction_loss_only", "eval_do_concat_batches"), EVALUATES),
+    **dict.fromkeys(("eval_use_gather_object", "include_for_metrics", "bf16_full_eval", "fp16_full_eval"), EVALUATES),
+    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), EVALUATES),
+    **dict.fromkeys(("label_smoothing_factor", "label_names"), "has no effect: the loss is GRPO's"),
+    **dict.fromkeys(("train_sampling_strategy", "length_column_name", "dataloader_drop_last"), TOGETHER),
+    "log_multimodal": "has no effect: the problems are text",
+    "local_rank": "has no effect: the launcher says which process this is",
+}
+REWARDS = {  # of open-r1 and of `trl grpo` -> ours, or TRL's own function
+    "format": "format_strict",
+    "tag_count": "xml_count",
+    "repetition_penalty": "repetition",
+    "soft_overlong_punishment": "overlong",
+    "get_soft_overlong_punishment": "overlong",
+    "accuracy_reward": "accuracy",
+    "reasoning_accuracy_reward": "trl.rewards:reasoning_accuracy_reward",
+    "think_format_reward": "trl.rewards:think_format_reward",
+}
+# What other programs call a setting: near in meaning, and not in letters. Used for hints alone.
+MEANT = {
+    **dict.fromkeys(("model", "model_name", "model_path", "base_model", "model_id"), "model_name_or_path"),
+    **dict.fromkeys(("data", "datasets", "dataset_mixture", "train_data", "train_file", "dataset_path"), "dataset"),
+    **dict.fromkeys(("lr", "step_size"), "learning_rate"),
+    **dict.fromkeys(("lora_rank", "rank", "r"), "lora_r"),
+    **dict.fromkeys(("epochs", "num_epochs", "n_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("steps", "num_steps", "total_steps", "train_steps", "iterations"), "max_steps"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "batch", "prompts"), "prompts_per_step"),
+    **dict.fromkeys(("micro_batch_size", "per_device_batch_size", "mini_batch_size"), "per_device_train_batch_size"),
+    **dict.fromkeys(("grad_accum", "accumulation_steps", "grad_acc_steps"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("group_size", "generations", "rollout_n", "num_samples", "num_rollouts"), "num_generations"),
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_response_length", "max_length"), "max_completion_length"),
+    **dict.fromkeys(("kl_coef", "kl_weight", "kl_beta", "kl_penalty"), "beta"),
+    **dict.fromkeys(("clip", "clip_ratio", "clip_range", "cliprange", "clip_eps", "eps_clip"), "epsilon"),
+    **dict.fromkeys(("clip_ratio_high", "eps_clip_high"), "epsilon_high"),
+    **dict.fromkeys(("reward", "reward_fn", "reward_function", "reward_model_name_or_path"), "rewards"),
+    **dict.fromkeys(("output", "out", "out_dir", "run_dir", "save_dir"), "output_dir"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule"), "lr_scheduler_type"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("optimizer", "optimiser"), "optim"),
+    **dict.fromkeys(("lora", "peft"), "use_peft"),
+    **dict.fromkeys(("vllm",), "use_vllm"),
+    **dict.fromkeys(("qlora", "use_4bit", "quantize"), "load_in_4bit"),
+    **dict.fromkeys(("template", "prompt"), "prompt_template"),
+    **dict.fromkeys(("loss",), "loss_type"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "max_gradient_norm"), "max_grad_norm"),
+    **SAME,
+    **RENAMED,
+}
+
+
+def hint(name: str, known: Collection[str]) -> str:
+    """Return ``did you mean --lora_r?`` for the known name that is nearest in meaning, or else in letters; or "".
+
+    >>> hint("lr", ["learning_rate"]), hint("model_name_or_path", ["model"]), hint("quux", ["seed"])
+    ('did you mean --learning_rate?', 'did you mean --model?', '')
+    >>> hint("torch_dtyp", ["torch_compile", "dtype"])  # near to a name that means dtype
+    'did you mean --dtype?'
+    """
+    for word in (name, *difflib.get_close_matches(name, [*known, *MEANT])):
+        meant = MEANT.get(word, word)
+        for one in known:
+            if meant in (one, MEANT.get(one)):
+                return f"did you mean --{one}?"
+    return ""
+
+
+def translated(recipe: Mapping[str, Any], notes: list[str], script: bool = False) -> dict[str, Any]:
+    """Return the fields of a recipe by our names, and add a line to ``notes`` for each field that has no effect.
+
+    ``script``: the recipe is for `trl grpo` or open-r1.
+
+    >>> notes = []
+    >>> translated({"torch_dtype": "bfloat16", "max_prompt_length": 512, "reward_funcs": "my.rewards.short"}, notes)
+    {'dtype': 'bfloat16', 'rewards': ['my.rewards:short']}
+    >>> notes[0]
+    'torch_dtype is now dtype: rename the field'
+    """
+    lines = {**CHANGED, **NEVER_READ, "eval_strategy": EVALUATES} if script else CHANGED
+    fields: dict[str, Any] = {}
+    for name, value in recipe.items():
+        if name in RENAMED:
+            notes.append(f"{name} {lines[name]}: rename the field")
+        elif name in lines:
+            if value not in (None, False, "no", "", []):
+                notes.append(f"{name}={value} {lines[name]}")
+            continue
+        if name == "reward_funcs":
+            names = map(str, value if isinstance(value, list) else [value])
+            # TRL writes package.module.function
+            value = [REWARDS.get(one) or (one if ":" in one else ":".join(one.rsplit(".", 1))) for one in names]
+        fields[SAME.get(name) or RENAMED.get(name, name)] = value
+    return fields
+
+
+def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return translated fields with a script's configuration, problem column and prompt in our fields.
+
+    TRL trains on the column ``prompt`` as it is; open-r1 puts a system prompt before it.
+    """
+    found = dict(fields)
+    config, column = found.pop("dataset_config", None), found.pop("dataset_prompt_column", None)
+    if config and not is_table(str(found.get("dataset"))):
+        found["dataset"] = f"{found.get('dataset')}:{config}"
+    if column:
+        found["columns"] = ",".join(filter(None, (found.get("columns"), f"problem={column}")))
+    found.setdefault("prompt_template", PROBLEM if column or found.get("system_prompt") else AS_IS)
+    return found

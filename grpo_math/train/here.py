@@ -1,0 +1,23 @@
+"""Training in this process, without a launcher.
+
+Does not import torch before the recipe is checked: what can be refused in a second is refused in a second.
+"""
+
+from __future__ import annotations
+
+from grpo_math.run.signals import Stop
+from grpo_math.settings.recipe import Recipe
+
+
+def train(argv: list[str], read: Recipe | None = None) -> int:
+    """Train a recipe and return the exit code. ``read`` is the recipe, if it has been read already."""
+    with Stop(at_once=True):  # torch takes seconds to import
+        if not {"-h", "--help"} & set(argv):
+            from grpo_math.checks.preflight import refuse_early
+            from grpo_math.settings import recipe
+
+            read = read or recipe.read(argv)
+            refuse_early(read)
+        from grpo_math.train.program import main
+
+        return main(argv, read)

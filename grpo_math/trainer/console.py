@@ -1,0 +1,170 @@
+"""What a training step prints at 80 columns: figures in groups, and some completions.
+
+history.jsonl, the trackers and the report have every figure and every column.
+
+Does not print the progress of a recipe's run: run/log.py does.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from textwrap import TextWrapper
+from typing import Any
+
+from accelerate import PartialState
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback
+from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
+
+from grpo_math.errors import escaped
+from grpo_math.rewards import text_of
+from grpo_math.run import metrics
+from grpo_math.run.bar import Bar
+
+COLUMNS = 80
+MEAN_OF_ONE = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
+PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has all of it
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "progress": (metrics.STEP,),
+    "rewards": (
+        *(metrics.REWARD, metrics.REWARD_STD, metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, metrics.FORMAT_KEPT),
+        metrics.DEGENERATE,
+    ),
+    "completions": (metrics.LENGTH_MEAN, metrics.TRUNCATED),
+    "update": (
+        *(metrics.LOSS, metrics.GRAD_NORM, metrics.LEARNING_RATE, metrics.KL, metrics.ENTROPY, metrics.RATIO),
+        *(metrics.CLIP_REGION, metrics.SKIPPED),
+    ),
+    "seconds": (*(metrics.SECONDS_STEP, metrics.SECONDS_GENERATE, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND),),
+}
+
+
+def figures(logs: Mapping[str, Any]) -> list[str]:
+    """The figures of a line of the log in groups: 20 of them, and the mean of each reward function.
+
+    >>> log = {"step": 3, "loss": 0.01234567, "reward": 0.5, "rewards/short/mean": 0.25, "clip_ratio/low_min": 0}
+    >>> for line in figures(log): print(line)
+    progress     step 3
+    rewards      reward 0.5, short 0.25
+    update       loss 0.01235
+    """
+    lines = []
+    for group, names in GROUPS.items():
+        # transformers adds the prefix to the figures of an evaluation.
+        given = {name: logs.get(name, logs.get(f"eval_{name}")) for name in names}
+        if group == "rewards":
+            given |= {one[1]: value for key, value in logs.items() if (one := MEAN_OF_ONE.fullmatch(key))}
+        text = ", ".join(f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None)
+        wrapper = TextWrapper(COLUMNS, initial_indent=f"{group:13}", subsequent_indent=" " * 13)
+        lines += wrapper.wrap(text)
+    return lines
+
+
+def is_of_step(logs: Mapping[str, Any]) -> bool:
+    """Return True for the figures of training steps or of an evaluation: the last line of a run has neither."""
+    return "train_runtime" not in logs
+
+
+def _print_figures(state: Any, logs: Mapping[str, Any] | None) -> None:
+    if state.is_world_process_zero and logs and is_of_step(logs):
+        tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
+
+
+class Figures(PrinterCallback):
+    """Takes the place of transformers' own, which prints every key in one line."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        _print_figures(state, logs)
+
+
+class FiguresAndBar(ProgressCallback):
+    """Takes the place of transformers' own, which prints every key in one line."""
+
+    training_bar: Any
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = Bar(total=state.max_steps, desc="training", unit="step")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        _print_figures(state, logs)
+
+
+def replace_printers(trainer: Any) -> None:
+    """Exchange transformers' callbacks that print for ours. A subclass is the user's own, and stays."""
+    for theirs, ours in ((PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)):
+        for callback in list(trainer.callback_handler.callbacks):
+            if type(callback) is theirs:
+                trainer.remove_callback(callback)
+                trainer.add_callback(ours)
+
+
+@contextmanager
+def one_loading_bar() -> Iterator[None]:
+    """transformers draws a bar "Loading weights" for every model of every process. Show the first."""
+    shown = not PartialState().is_main_process
+
+    def bar(factory: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal shown
+        hidden, shown = shown or not is_progress_bar_enabled(), True
+        return Bar(*args, **{**kwargs, "disable": hidden})
+
+    # transformers' own way to change its bars; there is no setting for this one.
+    before = set_tqdm_hook(bar)
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
+
+
+def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> None:
+    """Print at most ``most`` completions of TRL's table ``logs``: prompt, completion, reward, verdict, advantage."""
+    if most == 0:
+        return
+    table = Table(title=f"step {step}", box=SIMPLE_HEAD, width=COLUMNS, show_lines=True, padding=(0, 1, 0, 0))
+    for name, ratio in (("prompt", 2), ("completion", 3)):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    for name in ("reward", "verdict", "advantage"):
+        table.add_column(name, justify="right", no_wrap=True)
+    # A reward function may have one of these names. Its column then takes the place of ours.
+    columns = {**logs["extra"], **logs["rewards"]}
+    rewards, verdicts = columns.get("reward", ()), columns.get("verdict", ())
+    n, previous = len(logs["prompt"]), None
+    for row in range(n)[:most]:
+        # A group's completions follow each other: its prompt is printed once.
+        prompt = text_of(logs["prompt"][row], role="user")
+        cells = ["" if prompt == previous else _shortened(prompt, PROMPT)]
+        previous = prompt
+        cells.append(_shortened(text_of(logs["completion"][row]), COMPLETION))
+        for column in (rewards, verdicts, logs["advantages"]):
+            cells.append(_cell(column[row] if len(column) == n else None))
+        # Text as it is: rich would read what a model wrote in square brackets as a style.
+        table.add_row(*map(Text, cells))
+    Console(width=COLUMNS).print(table)
+
+
+def _cell(value: Any) -> str:
+    """
+    >>> _cell(0.123456), _cell("no_answer"), _cell(None)
+    ('0.12', 'no_answer', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _shortened(text: str, most: int) -> str:
+    r"""The beginning and the end of a text: an answer comes last.
+
+    >>> _shortened("a long completion", 8), _shortened("\x1b[2J", 8)
+    ('a lo ... tion', '\\x1b[2J')
+    """
+    # A model's text could clear the terminal, or move the cursor to write over other lines.
+    text = escaped(text, keep="\n")
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -1,0 +1,66 @@
+"""What a subclass of the trainer sees and changes, as with TRL's trainer. A script that replaces a method counts too.
+
+Does not override a method of TRL: `trainer.py` does.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate.logging import get_logger
+
+logger = get_logger(__name__)
+
+SCORING = "_get_per_token_logps_and_entropies"
+# Methods that get an update's rows.
+OF_ROWS = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", SCORING)
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of an object other values for a while. A method that is replaced is its class's again afterwards.
+
+    >>> import types
+    >>> args = types.SimpleNamespace(beta=0.5)
+    >>> with replaced(args, beta=0.0, other=1):
+    ...     print(args)
+    namespace(beta=0.0, other=1)
+    >>> args
+    namespace(beta=0.5)
+    """
+    # In the instance's own dictionary: a method found on the class is not stored there, and deleting the entry restores
+    # it.
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del vars(owner)[name]
+        vars(owner).update(before)
+
+
+@contextmanager
+def results_of(owner: Any, name: str) -> Iterator[list[Any]]:
+    """Keep the last result of a method as its caller gets it: a subclass may change what our method returns."""
+    method, results = getattr(owner, name), list[Any]()
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        results[:] = [method(*args, **kwargs)]
+        return results[0]
+
+    with replaced(owner, **{name: kept}):
+        yield results
+
+
+def sees_rows(trainer: Any, ours: type) -> bool:
+    """Return True if somebody else's method gets the rows of an update.
+
+    Such a method may read or write rows, or take a mean over them. So it gets TRL's micro-batches as they are.
+    """
+    methods = {name: getattr(getattr(trainer, name), "__func__", None) for name in OF_ROWS}
+    others = [name for name, method in methods.items() if method is not getattr(ours, name)]
+    if others:
+        text = f"pack_updates: {type(trainer).__name__} overrides {', '.join(others)}; "
+        logger.warning_once(f"{text}each update keeps TRL's rows, and only its prompts are shared.")
+    return bool(others)

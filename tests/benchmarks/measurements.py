@@ -1,0 +1,90 @@
+"""Measure the shipped models anew, after a change of planner/measure.py: `python tests/benchmarks/measurements.py`.
+
+Writes grpo_math/planner/measured.json: the shapes of the models of shapes.json, and the memory of `MODELS` under common
+settings, and what the shipped recipes ask for. Ten minutes on a core; the cache folder holds what is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from grpo_math.errors import UserError
+from grpo_math.planner import model, plan, read_recipe, shipped_configs
+from grpo_math.planner.memory import Precision, how_of
+from grpo_math.planner.settings import resolve
+from grpo_math.planner.work import MOST_TILES
+
+HALF, FOUR_BIT, ZERO, FULL = (
+    Precision(2, 2, 4, True),
+    Precision(2, 2, 2, True),
+    Precision(2, 2, 2, False),
+    Precision(4, 2, 4, True),
+)
+LORA: dict[str, Any] = {"dtype": "bfloat16", "use_peft": True, "lora_target_modules": "all-linear"}
+QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
+MODELS = (
+    *("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-3B", "meta-llama/Llama-3.1-8B"),
+    *("Qwen/Qwen2.5-14B", "Qwen/Qwen2.5-32B", "HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B"),
+    *("Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-1B"),
+)
+COMMON: list[tuple[dict[str, Any], Precision]] = [
+    ({**LORA, "lora_dropout": 0.0}, HALF),
+    ({**LORA, "lora_dropout": 0.0, **QUANTISED}, FOUR_BIT),
+    ({**LORA, "lora_dropout": 0.05}, HALF),
+    ({}, FULL),
+    ({}, ZERO),
+]
+
+
+def settings() -> Iterator[tuple[dict[str, Any], Precision, int]]:
+    for (fields, precise), tiles in product(COMMON, range(1, MOST_TILES + 1)):
+        yield fields, precise, tiles
+    for fields, precise in COMMON:
+        yield {**fields, "gradient_checkpointing": False}, precise, 1
+
+
+def main() -> None:
+    import layouts
+    import plan_8gb
+
+    kept: dict[str, dict[str, Any]] = {}
+    plain = model.measured
+
+    def measured(source: str, config: dict[str, Any], how: dict[str, Any] | None, measures: bool = True) -> Any:
+        answer = plain(source, config, how)
+        kept[model.key_of(config, how)] = answer
+        return answer
+
+    model.measured = measured
+    model.shipped = dict
+    shapes = {name: model.shape_of(name, config) for name, config in model.shapes().items()}
+    for name in MODELS:
+        for fields, precise, tiles in settings():
+            if tiles == 1 or shapes[name].tiled:
+                shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
+        print(name, flush=True)
+    for peft, wanted, checkpoints in product((True, False), (None, "all-linear"), (True, False)):
+        fields = {"use_peft": peft, "lora_target_modules": wanted, "gradient_checkpointing": checkpoints}
+        for tiles, cpu in product(range(1, MOST_TILES + 1 if checkpoints else 2), (True, False)):
+            for dropout in (0.0, 0.05):
+                own = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
+                for precise in (Precision(4, 4, 4, False), FULL) if cpu else (FULL,):
+                    shapes["embedded"].measured(how_of(shapes["embedded"], own, precise, tiles))
+    for recipe in sorted(Path("launch/configs").glob("*.yaml")):
+        for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):
+            with suppress(UserError):
+                plan(read_recipe(recipe), gpus=gpus, gpu_gb=memory_gb, configs=shipped_configs(read_recipe(recipe)))
+        print(recipe.stem, flush=True)
+    plan_8gb.table()
+    layouts.table()
+    lines = [f"{json.dumps(key)}: {json.dumps(answer, separators=(',', ':'))}" for key, answer in sorted(kept.items())]
+    Path("grpo_math/planner/measured.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

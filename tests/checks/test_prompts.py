@@ -1,0 +1,111 @@
+"""Prompts of the user's own, and `grpo-math doctor --show`: exactly the tokens that a run is trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_math import cli
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.prompts import as_template, template_of
+from grpo_math.settings.recipe import read
+
+MODULE = """
+def plain(problem):
+    return f"Q: {problem} Answer after ####.\\nA:"
+def chat(problem):
+    return [{"role": "user", "content": problem}]
+def broken(problem):
+    raise KeyError(problem)
+def number(problem):
+    return 7
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("own_prompts.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def prompt(**settings):
+    template = template_of(settings)
+    return template.prompt("3 + 4?"), template.answer_format
+
+
+def test_a_prompt_is_a_name_a_text_or_a_function(here):
+    user = {"role": "user", "content": "3 + 4?"}
+    assert prompt(system_prompt="Think {hard}.") == ([{"role": "system", "content": "Think {hard}."}, user], "boxed")
+    text = r"Solve {problem} and put \\boxed{} around {problem}."
+    assert prompt(prompt_template=text)[0] == [{"role": "user", "content": text.replace("{problem}", "3 + 4?")}]
+    assert prompt(prompt_template="own_prompts:plain") == ("Q: 3 + 4? Answer after ####.\nA:", "gsm8k")
+    assert prompt(prompt_template="own_prompts:chat") == ([user], "boxed")
+    shown, answer_format = prompt(prompt_template="gsm8k", system_prompt="Mine.", answer_format="direct")
+    assert [said["content"] for said in shown] == ["Mine.", "What is 3 + 4?", "3 + 4 = 7\n#### 7", "3 + 4?"]
+    assert answer_format == "direct"
+    assert prompt() == ([*load_problems("generated", limit=1)[0]["prompt"][:-1], user], "gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt_template": "Solve this."}, "does not contain {problem}: write {problem} in the problem's place"),
+        ({"prompt_template": "bxed"}, "prompt_template='bxed' is not known: did you mean 'boxed'?"),
+        ({"prompt_template": "own_prompts:broken"}, "prompt_template='own_prompts:broken' raised KeyError"),
+        ({"prompt_template": "own_prompts:number"}, "returned a int: return text, or messages with role and content"),
+        ({"prompt_template": "own_prompts:none"}, "names no function of own_prompts: use one of its functions: plain"),
+        ({"prompt_template": "r1_zero", "system_prompt": "Mine."}, "would be ignored: r1_zero makes plain text"),
+        ({"prompt_template": "{problem}", "answer_format": "box"}, "answer_format='box' is not known"),
+    ],
+)
+def test_a_prompt_that_cannot_be_is_one_line(here, settings, message):
+    with pytest.raises(ConfigError) as error:
+        template_of(settings)
+    assert message in str(error.value)
+
+
+def test_a_system_prompt_may_be_a_file(here):
+    Path("system.txt").write_text("Think first.\nThen answer after ####.\n")
+    found = read(["--system_prompt", "system.txt"]).sound()
+    assert found.values["system_prompt"] == "Think first.\nThen answer after ####."
+    assert template_of(found.values).answer_format == "gsm8k"
+    with pytest.raises(UserError, match=r"sytem\.txt cannot be read \(No such file"):
+        read(["--system_prompt", "sytem.txt"]).sound()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["gsm8k", "r1_zero", "Q: {problem}", "own_prompts:plain"])
+def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenizer, template):
+    from datasets import Dataset
+
+    from grpo_math.generation.completions import token_ids
+
+    words = ["doctor", "--config", "recipe.yaml", "--show", "2", "--dataset", "generated:sums"]
+    words += ["--prompt_template", template]
+    Path("recipe.yaml").write_text(f"model_name_or_path: {tiny()}\n")
+    capsys.readouterr()  # what torch's libraries print when they are imported first
+    assert cli.main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    rows = Dataset.from_list(load_problems("generated:sums", template=as_template(template), seed=42))
+    assert [one["ids"] for one in shown["prompts"]] == token_ids(
+        tokenizer, [row["prompt"] for row in rows.select([0, 1])]
+    )
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert ("<|im_start|>" in said) == (template in ("gsm8k", "Q: {problem}"))
+    start = "<think>" if template == "r1_zero" else "\nA:" if ":plain" in template else "<|im_start|>assistant\n"
+    assert said.count(f"{start}[the completion starts here]") == 2
+
+
+@pytest.mark.slow
+def test_two_prompts_of_one_format_are_not_compared_as_one():
+    from grpo_math.evaluation.fingerprint import prompt_hash
+
+    named = load_problems("generated", template="boxed", limit=2)
+    own = load_problems("generated", template=as_template("{problem} Box it.", answer_format="boxed"), limit=2)
+    assert prompt_hash(named[:1]) == prompt_hash(named[1:]) != prompt_hash(own[:1])

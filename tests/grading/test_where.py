@@ -1,0 +1,145 @@
+"""The position rules of grading/where.py: each row is a completion and the answer that its position picks."""
+
+import pytest
+
+from grpo_math.grading import Verdict, grade, grade_batch
+from grpo_math.grading.where import TAIL, find, gold_answer
+
+RULES = {
+    "thinking": [
+        ("<think>41</think> 42", "42"),
+        (r"<think>\boxed{41}</think> \boxed{42}", "42"),
+        ("<think>40</think>41</think> 42", "42"),
+        (r"\boxed{41}</think>", ""),
+        (r"<think>\boxed{42}", ""),
+    ],
+    "the last marker": [
+        (r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"First \boxed{3}. Hence \boxed{42}", "42"),
+        (r"\boxed {42}", "42"),
+        (r"\fbox{42}", "42"),
+        (r"\boxed 42", "42"),
+        (r"\textbf{So \boxed{42} it is}", "42"),
+        (r"\boxed{41} in \boxed{}", "41"),
+        ("#### 42", "42"),
+        ("#### 41\nThen we add one.\n#### 42", "42"),
+        ("####\n42", "42"),
+        ("<answer>42</answer>", "42"),
+        ("<answer>41</answer> so \\boxed{42}", "42"),
+        ("\\boxed{41}\n#### 42", "42"),
+        ("#### 41\nThe answer is 42.", "42"),
+        (r"The answer is 41. So it is \boxed{42}", "42"),
+        (r"\boxed{42}. The answer is right.", "42"),
+        ("The answer is 41.\nThe answer is 42.", "42"),
+        ("The answer is $42$ because 6 * 7 = 42.", "42"),
+        ("The answer is **42**.", "42"),
+        ("**Final Answer:** 42", "42"),
+        ("The answer is:\n$$42$$", "$$42$$"),
+    ],
+    "a marker in a marker": [
+        (r"\boxed{\boxed{42}}", "42"),
+        (r"<answer>so \boxed{42}</answer>", "42"),
+        (r"#### Step 3: \boxed{42}", "42"),
+        (r"#### The answer is 42", "42"),
+    ],
+    "a marker that was cut": [
+        (r"\boxed{42", "42"),
+        (r"\boxed{41} so \boxed{42", "42"),
+        (r"\boxed{41} so \boxed{\frac{1}{2}", r"\frac{1}{2}"),
+        ("<answer>42", "42"),
+        (r"\boxed{42}}.", "42"),
+    ],
+    "special tokens": [
+        ("#### 42<|im_end|>", "42"),
+        ("The answer is 42<|im_end|>", "42"),
+        (r"\boxed{42}<|endoftext|>", "42"),
+        ("<answer>42</answer><|eot_id|>", "42"),
+        ("40 + 2 = <<40+2=42>>42", "40 + 2 = 42"),
+    ],
+    "boxes next to each other": [
+        (r"x=\boxed{1}, y=\boxed{2}", "1, 2"),
+        (r"$x = \boxed{1}$ and $y = \boxed{2}$", "1, 2"),
+        (r"(a) \boxed{1} (b) \boxed{2}", "1, 2"),
+        (r"(i) \boxed{1}; (ii) \boxed{2}; (iii) \boxed{3}", "1, 2, 3"),
+        (r"\boxed{1} or \boxed{2}", "1, 2"),
+        (r"\boxed{1}\boxed{2}", "1, 2"),
+        (r"\boxed{1}, \boxed{1}", "1"),
+        (r"\boxed{1}. Later we see \boxed{2}", "2"),
+        ("<answer>1</answer> or <answer>2</answer>", "1, 2"),
+        ("#### 1\n#### 2", "1, 2"),
+    ],
+    "Chinese": [
+        ("答案是 5 元。", "5 元"),
+        ("所以答案是 $\\frac{1}{2}$。", r"$\frac{1}{2}$"),
+        ("故选A", "A"),
+        ("故选：B。", "B"),
+        ("答案：3、4", "3、4"),
+    ],
+    "no marker": [
+        ("", ""),
+        ("42", "42"),
+        ("x = 5", "x = 5"),
+        (r"3\sqrt{2}", r"3\sqrt{2}"),
+        ("(1, 2)", "(1, 2)"),
+        ("There are 41 apples, and then there are 42", "42"),
+        ("We get 6 * 7 = 42 eggs in 3 days.", "42 eggs in"),
+        ("The area of this is $\\frac{3}{4}$.", r"$\frac{3}{4}$"),
+        ("So B is correct.", "B"),
+        ("x = 41\nx = 42", "x = 42"),
+        ("I do not know what to say about all of this.", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize(("completion", "text"), [row for rows in RULES.values() for row in rows])
+def test_the_position_picks_the_answer(completion, text):
+    assert find(completion).text == text
+
+
+@pytest.mark.parametrize(
+    ("answer_format", "text"),
+    [("gsm8k", "1"), ("direct", "1"), ("python", "1"), ("boxed", "2"), ("r1_zero", "3"), ("xml", "3"), (None, "4")],
+)
+def test_the_marker_of_the_requested_format_comes_first(answer_format, text):
+    assert find("\\boxed{2}\n#### 1\n<answer>3</answer> The answer is 4.", answer_format).text == text
+
+
+def test_a_missing_marker_falls_back_to_any_marker_and_in_format_says_so():
+    [g] = grade_batch(["7"], [r"so \boxed{7}"], answer_format="gsm8k")
+    assert (g.verdict, g.in_format) == (Verdict.CORRECT, False)
+    [g] = grade_batch(["7"], ["so\n#### 7"], answer_format="gsm8k")
+    assert (g.verdict, g.in_format) == (Verdict.CORRECT, True)
+
+
+def test_only_the_end_of_a_long_completion_is_read():
+    words = "we go on " * (TAIL // 9)
+    assert find(rf"\boxed{{42}}. {words[: TAIL - 100]}").text == "42"
+    assert find(rf"\boxed{{42}}. {words} {words} so it is 41 now").text.startswith("41")
+
+
+def test_parts_in_named_boxes_are_one_answer():
+    named = [r"$x = \boxed{2}$ and $y = \boxed{3}$", r"(a) \boxed{2}\quad (b) \boxed{3}", r"x=\boxed{2}\\ y=\boxed{3}"]
+    for completion in named:
+        verdicts = [grade(gold, completion) for gold in ("2, 3", "2", "3", "2, 4")]
+        assert verdicts == [Verdict.CORRECT, *[Verdict.WRONG] * 3], completion
+
+
+@pytest.mark.parametrize(
+    ("gold", "text"),
+    [
+        ("72", "72"),
+        ("48 + 24 = 72\n#### 72", "72"),
+        (r"so $x=\boxed{\frac{3}{4}}$.", r"\frac{3}{4}"),
+        (r"\boxed{2} and \boxed{3}", "3"),
+        (" x=5 ", "x=5"),
+        ("   ", ""),
+    ],
+)
+def test_a_gold_is_a_bare_answer_or_a_solution_that_marks_one(gold, text):
+    assert gold_answer(gold) == text
+
+
+def test_a_gold_may_be_a_number_or_missing():
+    assert [str(g.verdict) for g in grade_batch([72, None, 0.5], ["#### 72", "#### 72", r"\frac12"])] == [
+        *("correct", "bad_gold", "correct")
+    ]

@@ -1,0 +1,138 @@
+"""A tree of processes ends with its owner: stopped, crashed, or killed by SIGKILL; seen in the list of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import adopting, alive, kill, until
+
+from grpo_math.run.keeper import Kept
+
+# A program with a child in a session of its own, and a grandchild that was forked off twice, as a daemon is.
+# Each of the three names itself by the mark in its arguments.
+FAMILY = """
+import os, signal, subprocess, sys, time
+mark, stubborn = sys.argv[1:3]
+if stubborn == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if len(sys.argv) == 3:
+    subprocess.Popen([sys.executable, __file__, mark, stubborn, "child"], start_new_session=True)
+elif sys.argv[3] == "child":
+    subprocess.Popen([sys.executable, __file__, mark, stubborn, "daemon"], start_new_session=True)
+    if stubborn == "orphan":
+        sys.exit()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def family(tmp_path):
+    program = tmp_path / "family.py"
+    program.write_text(FAMILY)
+    mark = f"mark-{os.getpid()}-{tmp_path.name}"
+
+    def command(kind: str = "plain") -> list[str]:
+        return [sys.executable, str(program), mark, kind]
+
+    with adopting():
+        yield command, mark
+        kill(alive(mark))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "orphan", "stubborn"])
+def test_stop_ends_children_orphans_and_what_ignores_sigterm(kind, family):
+    command, mark = family
+    kept = Kept(command(kind), grace=0.5 if kind == "stubborn" else 30)
+
+    def words() -> set[str]:
+        return {word for pid in alive(mark) for word in Path(f"/proc/{pid}/cmdline").read_text().split("\0")}
+
+    until(lambda: {"child", "daemon"} & words() == ({"daemon"} if kind == "orphan" else {"child", "daemon"}))
+    code = kept.stop()
+    assert alive(mark) == []
+    assert code == 128 + (signal.SIGKILL if kind == "stubborn" else signal.SIGTERM)
+    assert kept.stop() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_tree_ends_with_an_owner_that_is_killed(number, family):
+    command, mark = family
+    program = f"from grpo_math.run.keeper import Kept; Kept({command()!r}).wait()"
+    owner = subprocess.Popen([sys.executable, "-c", program])
+    until(lambda: len(alive(mark)) == 4)
+    owner.send_signal(number)
+    owner.wait()
+    until(lambda: not alive(mark))
+
+
+def test_a_keeper_that_gets_sigterm_ends_its_tree(family):
+    command, mark = family
+    kept = Kept(command())
+    until(lambda: len(alive(mark)) == 4)
+    kept.process.terminate()
+    kept.wait()
+    assert alive(mark) == []
+    kept.stop()
+
+
+@pytest.mark.slow
+def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family, tmp_path):
+    command, mark = family
+    program = f"import subprocess, time; subprocess.Popen({command()!r}); time.sleep(1); raise SystemExit(7)"
+    kept = Kept([sys.executable, "-c", program])
+    assert kept.wait() == 7
+    assert alive(mark) == []
+    kept.stop()
+
+
+def test_two_keepers_do_not_hold_each_other(family):
+    command, mark = family
+    first, second = Kept(command()), Kept(command())
+    until(lambda: len(alive(mark)) == 8)
+    first.stop()
+    assert len(alive(mark)) == 4
+    second.stop()
+    assert alive(mark) == []
+
+
+def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypatch):
+    (tmp_path / "ranked.py").write_text(
+        "import os, pathlib, sys, time\n"
+        "if not os.fork():\n    time.sleep(600)\n"  # a forked helper, with the same command
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "try:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    pathlib.Path(sys.argv[1] + '.saved').touch()\n"
+    )
+    agent = (
+        "import subprocess, sys\n"
+        "ranks = [subprocess.Popen([sys.executable, '-m', 'ranked', name], start_new_session=True)"
+        " for name in sys.argv[1:]]\n"
+        "sys.exit(max(rank.wait() for rank in ranks))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    ranks = [str(tmp_path / f"rank{i}") for i in (0, 1)]
+    kept = Kept([sys.executable, "-c", agent, *ranks], module="ranked")
+    until(lambda: all(Path(rank).exists() for rank in ranks))
+    kept.send(signal.SIGINT)
+    assert kept.wait() == 0, "the agent was not interrupted, and the ranks ended well"
+    assert all(Path(f"{rank}.saved").exists() for rank in ranks)
+    assert not alive(ranks[0])
+    kept.send(signal.SIGINT)  # nothing is there any more: no error
+    kept.stop()
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_at_once_keeps_its_exit_code():
+    """Of several, since it is a race: whether the command has ended before the keeper looks at it."""
+    assert [Kept(["/bin/sh", "-c", "exit 3"]).wait() for _ in range(8)] == [3] * 8
+
+
+def test_a_command_that_is_none_is_said():
+    kept = Kept(["no-such-command"])
+    assert kept.wait() == 127
+    kept.stop()

@@ -1,0 +1,166 @@
+"""Recipes for `trl grpo` and open-r1, fields that TRL has dropped, and misspelt fields."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grpo_math import cli
+from grpo_math.settings import translate
+from grpo_math.settings.fields import fields
+from grpo_math.settings.recipe import read
+from grpo_math.settings.translate import MEANT
+
+OPEN_R1 = {
+    "model_name_or_path": "embedded",
+    "torch_dtype": "float32",
+    "dataset_name": "mine.jsonl",
+    "dataset_prompt_column": "query",
+    "system_prompt": "Think:\n<think>\n...\n</think>\n<answer>\n...\n</answer>",
+    "do_eval": True,
+    "eval_strategy": "steps",
+    "eval_steps": 10,
+    "hub_model_id": "me/mine",
+    "push_to_hub": False,
+    "max_prompt_length": 512,
+    "num_generations": 4,
+    "overwrite_output_dir": True,
+    "per_device_eval_batch_size": 4,
+    "per_device_train_batch_size": 4,
+    "reward_funcs": ["accuracy", "format", "tag_count"],
+    "reward_weights": [1.0, 0.5, 0.5],
+    "warmup_ratio": 0.1,
+    "max_completion_length": 16,
+    "max_steps": 1,
+    "use_cpu": True,
+    "bf16": False,
+    "report_to": ["none"],
+    "save_strategy": "no",
+    "output_dir": "run",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    row = '{"query": "What is %d + 4?", "solution": "$\\\\boxed{%d}$"}'
+    Path("mine.jsonl").write_text("".join(row % (n, n + 4) + "\n" for n in range(8)))
+    return tmp_path
+
+
+def recipe(**said) -> str:
+    Path("recipe.yaml").write_text(yaml.safe_dump(said))
+    return "recipe.yaml"
+
+
+def test_an_open_r1_recipe_becomes_our_fields(here):
+    found = read(["--config", recipe(**OPEN_R1)]).sound()
+    stated = found.stated()
+    assert stated["dataset"] == "mine.jsonl"
+    assert stated["columns"] == "problem=query"
+    assert stated["rewards"] == ["accuracy", "format_strict", "xml_count"]
+    assert (stated["dtype"], stated["warmup_steps"], stated["prompt_template"]) == ("float32", 0.1, "{problem}")
+    said = {note.split()[0].partition("=")[0] for note in found.notes}
+    dropped = {"do_eval", "eval_strategy", "eval_steps", "per_device_eval_batch_size"}
+    assert said == {"torch_dtype", "max_prompt_length", "overwrite_output_dir", "warmup_ratio", *dropped}
+    assert len(found.notes) == len(said)  # one line each
+
+
+@pytest.mark.slow
+def test_doctor_and_plan_take_an_open_r1_recipe(here, capsys):
+    assert cli.main(["doctor", "--config", recipe(**OPEN_R1), "--json"]) == 0
+    assert "max_prompt_length=512 has no effect" in capsys.readouterr().out
+    cli.main(["plan", "--config", "recipe.yaml", "--gpus", "1", "--gpu_memory", "24"])
+    assert "warning: torch_dtype is now dtype: rename the field" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_an_open_r1_recipe_trains(here, capsys):
+    assert cli.main(["train", "--config", recipe(**OPEN_R1)]) == 0
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (config["answer_format"], config["rewards"]) == ("think", ["accuracy", "format_strict", "xml_count"])
+    assert capsys.readouterr().err.count("max_prompt_length") == 1
+
+
+def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(here):
+    chat = '[{"role": "system", "content": "Be short."}, {"role": "user", "content": "3 + 4?"}]'
+    Path("chats.jsonl").write_text(f'{{"prompt": {chat}, "solution": "7"}}\n')
+    said = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
+    found = read(["--config", recipe(**said, dataset_test_split="dev")]).sound()
+    assert found.stated()["rewards"] == ["accuracy", "my_rewards.deep:short"]
+    assert (found.values["eval_split"], found.notes) == ("dev", [])
+    from grpo_math.problems.datasets import load_problems
+    from grpo_math.problems.prompts import template_of
+
+    (row,) = load_problems("chats.jsonl", template=template_of(found.values))
+    assert row["prompt"] == yaml.safe_load(chat)
+    assert (row["problem"], row["answer"]) == ("3 + 4?", "7")
+
+
+def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
+    given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
+    found = read(given).sound().stated()
+    assert (found["dataset"], found["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
+
+
+def test_a_dropped_field_that_says_nothing_is_no_warning():
+    assert read(["--overwrite_output_dir", "false", "--max_prompt_length", "null"]).notes != []  # the text null
+    assert translate.translated({"max_prompt_length": None, "overwrite_output_dir": False}, notes := []) == {}
+    assert notes == []
+
+
+def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
+    assert {*translate.SAME.values(), *translate.RENAMED.values(), *MEANT.values()} <= fields().keys()
+    assert not {*translate.SAME, *translate.CHANGED} & fields().keys()
+    assert translate.NEVER_READ.keys() <= fields().keys()
+    from grpo_math.rewards import load_reward
+
+    assert all(callable(load_reward(name)) for name in translate.REWARDS.values())
+
+
+@pytest.mark.slow
+def test_every_field_and_reward_of_trl_grpo_is_known():
+    from trl.scripts import grpo
+    from trl.scripts.grpo import GRPOScriptArguments
+
+    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.CHANGED, *MEANT}
+    assert set(GRPOScriptArguments.__dataclass_fields__) <= known
+    registry = next(
+        node.value
+        for node in ast.walk(ast.parse(inspect.getsource(grpo)))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "reward_funcs_registry"
+    )
+    assert {ast.literal_eval(key) for key in registry.keys} <= translate.REWARDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("torch_dtyp", "dtype"),
+        ("confg", "config"),
+        ("template", "prompt_template"),
+        ("max_new_token", "max_completion_length"),
+        ("reward_func", "rewards"),
+        ("temprature", "temperature"),
+        ("dataset_mixture", "dataset"),
+    ],
+)
+def test_a_misspelt_field_is_compared_with_meaning_first(name, meant):
+    (problem,) = read([f"--{name}", "1"]).problems
+    assert str(problem) == f"--{name} is not a setting: did you mean --{meant}?"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["doctor", "plan", "train", "serve", "demo"])
+def test_every_command_names_a_misspelt_field(here, capsys, command):
+    words = ["--config", recipe(model_name_or_path="embedded", num_generation=8)]
+    words = ["--num_generation", "8", "--output_dir", "run"] if command == "demo" else words
+    more = ["--gpus", "1", "--gpu_memory", "24"] if command == "plan" else []
+    assert cli.main([command, *words, *more]) == (1 if command == "doctor" else 2)
+    out, err = capsys.readouterr()
+    assert "did you mean --num_generations?" in out + err
+    assert "fits" not in out

@@ -1,0 +1,198 @@
+"""A real SLURM on this machine: a controller and two nodes, each in a network and a set of process ids of its own.
+
+    python tests/slurm_cluster.py     # starts a cluster, prints sinfo and how to use it, and ends it with Ctrl-C
+
+Needs root and the packages `slurm-wlm` and `munge`. All files, the authentication key included, lie in one folder, and
+the controller has its own network too: several clusters run side by side, and nothing else of the machine changes.
+
+    network of the controller     bridge 10.77.0.254
+    network of node n1, n2        10.77.0.1, 10.77.0.2, with names in /etc/netns/NAME/hosts
+
+Does not limit memory or CPUs (no cgroups), and its GPUs are names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from waiting import descendants, until
+
+NODES = ("n1", "n2")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "unshare")
+
+CONFIG = """\
+ClusterName=test
+SlurmctldHost=ctl(10.77.0.254)
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+SlurmUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+MpiDefault=none
+ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=2,batch_sched_delay=0
+KillWait=30
+NodeName=n1 NodeAddr=10.77.0.1 CPUs=2 RealMemory=8000 Gres=gpu:1 State=UNKNOWN
+NodeName=n2 NodeAddr=10.77.0.2 CPUs=2 RealMemory=8000 Gres=gpu:1 State=UNKNOWN
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10
+"""
+
+
+def missing() -> str | None:
+    """Return why a cluster cannot be made here, or None."""
+    if os.geteuid():
+        return "a SLURM cluster needs root"
+    absent = [program for program in PROGRAMS if shutil.which(program) is None]
+    if absent:
+        return f"a SLURM cluster needs {', '.join(absent)}: install slurm-wlm, munge and iproute2"
+    if subprocess.run(["unshare", "--net", "--pid", "--fork", "true"], capture_output=True).returncode:
+        return "a SLURM cluster needs network namespaces, which are not permitted here"
+    return None
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+    """`until`, at a pace at which SLURM's commands can be called, and with what was waited for in its message."""
+    until(condition, seconds, f"{what}: not within {seconds:.0f} s", pause=0.2)
+
+
+class Cluster:
+    """A context in which the cluster runs. ``environment`` is what a user of the cluster has."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.name = f"g{os.getpid()}"
+        self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        self.daemons: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._connect()
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in reversed(self.daemons):
+            daemon.kill()  # the first process of a set of process ids: the kernel ends the others with it
+            daemon.wait()
+        for network in ("", *NODES):
+            subprocess.run(["ip", "netns", "del", self.name + network], capture_output=True)
+            shutil.rmtree(f"/etc/netns/{self.name}{network}", ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run(self, *command: str, node: str = "", check: bool = True) -> str:
+        """Run a command in the network of the controller or of a node, and return its output."""
+        inside = ["ip", "netns", "exec", self.name + node, *command]
+        done = subprocess.run(inside, env=self.environment, capture_output=True, text=True)
+        assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def submit(self, *words: str, cwd: Path, environment: dict[str, str]) -> str:
+        """Queue a batch job and return its number. ``environment`` is added to the job's."""
+        command = ["ip", "netns", "exec", self.name, "sbatch", "--parsable", *words]
+        both = {**self.environment, **environment}
+        done = subprocess.run(command, env=both, cwd=cwd, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """Return what the controller says of a job: JobState, Restarts, ExitCode, Reason and more."""
+        words = self.run("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def start_again(self, number: str) -> None:
+        """Wait until a job is queued again, and have it start soon: SLURM would let it wait for two minutes."""
+        wait_for(lambda: self.job(number)["JobState"] == "PENDING", f"job {number} is queued again", 180)
+        # Not at once: slurmd has revoked the job's credential, and refuses one of the same second.
+        self.run("scontrol", "update", f"JobId={number}", "StartTime=now+3")
+
+    def wait(self, number: str, *states: str, seconds: float = 180) -> dict[str, str]:
+        """Wait until a job is in one of these states, and return what the controller says of it then."""
+        wait_for(lambda: self.job(number)["JobState"] in states, f"job {number} is {'/'.join(states)}", seconds)
+        return self.job(number)
+
+    def processes(self, node: str, words: str) -> list[int]:
+        """Return the processes of a node whose command line contains ``words``, as this machine numbers them."""
+        (daemon,) = [daemon for daemon in self.daemons if daemon.args[-1] == node]
+        pids = []
+        for process in descendants(daemon.pid):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile, or is a zombie
+                if words in " ".join(process.cmdline()):
+                    pids.append(process.pid)
+        return pids
+
+    def _connect(self) -> None:
+        hosts = "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n10.77.0.254 ctl\n"
+        for network in ("", *NODES):
+            names = Path(f"/etc/netns/{self.name}{network}/hosts")
+            names.parent.mkdir(parents=True)
+            names.write_text(hosts)
+            subprocess.run(["ip", "netns", "add", self.name + network], check=True)
+            self.run("ip", "link", "set", "lo", "up", node=network)
+        self.run("ip", "link", "add", "bridge", "type", "bridge")
+        self.run("ip", "addr", "add", "10.77.0.254/24", "dev", "bridge")
+        self.run("ip", "link", "set", "bridge", "up")
+        for number, node in enumerate(NODES, 1):
+            self.run("ip", "link", "add", f"to-{node}", "type", "veth", "peer", "eth0", "netns", self.name + node)
+            self.run("ip", "link", "set", f"to-{node}", "master", "bridge", "up")
+            self.run("ip", "addr", "add", f"10.77.0.{number}/24", "dev", "eth0", node=node)
+            self.run("ip", "link", "set", "eth0", "up", node=node)
+
+    def _start(self) -> None:
+        munge, key = self.folder / "munge", self.folder / "munge/key"
+        for path in (munge, self.folder / "state"):
+            path.mkdir()
+        self.folder.chmod(0o755)
+        munge.chmod(0o755)
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        (self.folder / "slurm.conf").write_text(CONFIG.format(folder=self.folder))
+        (self.folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/zero\n")
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        files = [f"--{name}-file={munge}/{name}" for name in ("key", "log", "pid", "seed")]
+        self._daemon("", "ctl", "munged", "--foreground", "--force", f"--socket={munge}/socket", *files)
+        wait_for((munge / "socket").exists, "munged", 20)
+        self._daemon("", "ctl", "slurmctld", "-D")
+        for node in NODES:
+            self._daemon(node, node, "slurmd", "-D", "-N", node)
+        wait_for(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).startswith("2"), "2 nodes", 60)
+
+    def _daemon(self, network: str, host: str, *command: str) -> None:
+        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        inside = ["ip", "netns", "exec", self.name + network, *own]
+        log = (self.folder / f"{host}.out").open("ab")
+        shell = [*inside, "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
+        started = subprocess.Popen(shell, env=self.environment, stdout=log, stderr=log, start_new_session=True)
+        self.daemons.append(started)
+
+
+if __name__ == "__main__":
+    if reason := missing():
+        sys.exit(reason)
+    with Cluster() as cluster:
+        print(cluster.run("sinfo"))
+        print(f"ip netns exec {cluster.name} env SLURM_CONF={cluster.folder}/slurm.conf sbatch ...")
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -1,0 +1,209 @@
+"""The sandbox: what each layer holds, as root and as an ordinary user, and environments in unusual places."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+import pytest
+
+from grpo_math.errors import UserError
+from grpo_math.tools import PythonLimits, ToolError, python, sandbox
+
+ROOT = Path(__file__).parents[2]
+LIMITS = PythonLimits(wall_seconds=30.0)
+ATTACK = (Path(__file__).parents[1] / "processes/attack.py").read_text(encoding="utf-8")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
+
+
+def broken_into():
+    """Let a program attack this process; return what it could do."""
+    name = f"\0grpo_math_{os.getpid()}_{os.urandom(4).hex()}"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as local,
+    ):
+        os.chmod(folder, 0o777)
+        secret = Path(folder, "secret")
+        secret.touch()
+        local.bind(name)
+        local.listen()
+        memory = (LIMITS.memory_mb + 64) << 20
+        facts = {"pid": os.getpid(), "port": tcp.getsockname()[1], "name": name, "secret": str(secret)}
+        facts |= {"memory": memory, "shared": f"/dev/shm/grpo_math_{os.urandom(8).hex()}"}
+        answer = python.call(ATTACK.replace('"FACTS"', repr(json.dumps(facts))), LIMITS)
+    return {kind for kind, count in json.loads(answer).items() if count}
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Take layers away from the sandbox of the servers that this test starts."""
+    supported = sandbox.layers()
+
+    def take(*missing):
+        python._servers.clear()
+        monkeypatch.setattr(sandbox, "layers", lambda: supported | dict.fromkeys(missing, 0))
+
+    yield take
+    python._servers.clear()
+
+
+def test_a_program_breaks_out_of_nothing():
+    assert broken_into() == set()
+    assert sandbox.require_layers(LIMITS) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "open_to_it"),
+    [
+        (["landlock"], {"files", "trainer"}),
+        (["seccomp"], {"network", "processes", "signals"}),
+        (["landlock", "seccomp"], {"network", "files", "processes", "trainer", "signals"}),
+    ],
+)
+def test_each_layer_holds_what_the_docs_say(without, missing, open_to_it):
+    without(*missing)
+    assert broken_into() - {"files"} == open_to_it - {"files"}  # without seccomp, an owner can change modes
+    with pytest.raises(UserError, match=f"(?i)cannot be sandboxed here: no {missing[0]}.*walls: any"):
+        sandbox.require_layers(LIMITS)
+    assert len(sandbox.require_layers(PythonLimits(walls="any"))) == len(missing)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+def test_an_older_landlock_holds_as_much(without, monkeypatch, version):
+    if sandbox.layers()["landlock"] < version:
+        pytest.skip(f"this kernel has no Landlock {version}")
+    without()
+    monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": version, "seccomp": 1})
+    assert broken_into() == set()
+
+
+def test_a_layer_that_fails_after_it_was_reported_stops_the_program(without, monkeypatch):
+    without()
+    monkeypatch.setattr(python, "PAUSES", ())
+    monkeypatch.setattr(python, "readable_folders", lambda: ["/proc/self/fd/0"])  # a pipe: Landlock takes folders
+    with pytest.raises(ToolError, match=r"cannot be started: .*landlock"):
+        python.call("1", LIMITS)
+
+
+PROBE = (
+    "import importlib.util\n"
+    "from grpo_math.tools import PythonLimits, call\n"
+    "limits = PythonLimits(wall_seconds=60.0)\n"
+    "numpy = 'numpy' if importlib.util.find_spec('numpy') else 'math'\n"
+    "print(call(f'import random, {numpy}; print({numpy}.gcd(84, 126))', limits), end=' ')\n"
+    "print(call(\"open('/etc/passwd')\", limits).status)\n"
+)
+PACKAGES = ("yaml", "numpy", "numpy.libs")  # what the probe needs
+
+
+def answer_of(interpreter, **options):
+    env = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **options.pop("env", {})}
+    ran = subprocess.run([interpreter, "-c", PROBE], env=env, capture_output=True, text=True, cwd="/", **options)
+    return ran.stdout or ran.stderr[-2000:]
+
+
+def new_environment(folder):
+    venv.create(folder, symlinks=True)
+    return link_packages(folder)
+
+
+def link_packages(folder):
+    """Link the packages that the probe needs, as some installers do from their cache."""
+    [library] = folder.glob("lib/python*")
+    site = library / "site-packages"
+    site.mkdir(exist_ok=True)
+    for name in PACKAGES:
+        if (package := Path(sysconfig.get_path("platlib"), name)).exists():
+            (site / name).symlink_to(package)
+    return folder / "bin/python"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Return a virtual environment in a folder under the temporary folder."""
+    folder = tmp_path_factory.mktemp("environments") / "plain"
+    new_environment(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_the_environment_may_lie_in_the_temporary_folder(environment):
+    assert str(environment).startswith(tempfile.gettempdir())
+    assert answer_of(environment / "bin/python") == "42 failed\n"
+
+
+@pytest.mark.slow
+def test_the_environment_may_lie_in_a_path_with_spaces_and_letters(tmp_path):
+    assert answer_of(new_environment(tmp_path / "mein Ordner – ü 数")) == "42 failed\n"
+
+
+@pytest.mark.slow
+def test_the_environment_may_be_read_only(tmp_path):
+    folder = tmp_path / "read only"
+    new_environment(folder)
+    for path in [folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        assert answer_of(folder / "bin/python") == "42 failed\n"
+    finally:
+        for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+            path.chmod(0o755)
+
+
+@pytest.mark.slow
+def test_the_environment_may_lie_behind_a_link(environment, tmp_path):
+    (tmp_path / "link").symlink_to(environment)
+    assert answer_of(tmp_path / "link/bin/python") == "42 failed\n"
+
+
+@pytest.mark.slow
+def test_the_environment_may_be_a_prefix_without_pyvenv_cfg(tmp_path):
+    """conda has no base interpreter behind an environment: the prefix has its own standard library."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for folder in ("bin", "lib"):
+        (tmp_path / "conda" / folder).mkdir(parents=True)
+    interpreter = tmp_path / "conda/bin" / version
+    shutil.copy2(os.path.realpath(sys.executable), interpreter)
+    library = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})
+    shutil.copytree(library, tmp_path / "conda/lib" / version, ignore=shutil.ignore_patterns("site-packages", "test"))
+    shared = Path(sys.base_prefix, "lib")
+    for file in shared.glob("libpython*"):
+        shutil.copy2(file, tmp_path / "conda/lib" / file.name)
+    link_packages(tmp_path / "conda")
+    env = {"LD_LIBRARY_PATH": str(tmp_path / "conda/lib")}
+    assert answer_of(interpreter, env=env) == "42 failed\n"
+
+
+@pytest.mark.slow
+def test_the_systems_python_has_the_tool_too():
+    if not os.access("/usr/bin/python3", os.X_OK):
+        pytest.skip("this system has no /usr/bin/python3")
+    answer = answer_of("/usr/bin/python3")
+    if "SyntaxError" in answer or "ImportError" in answer:
+        pytest.skip("the system's Python is older than 3.11")
+    assert answer == "42 failed\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="this is an ordinary user already")
+def test_an_ordinary_user_has_the_tool_too():
+    user = {"user": 65534, "group": 65534, "extra_groups": []}
+    for interpreter in (sys.executable, "/usr/bin/python3"):
+        try:
+            answer = answer_of(interpreter, **user)
+        except OSError:
+            continue
+        if "Permission" not in answer and "No module named 'grpo_math'" not in answer:
+            assert answer == "42 failed\n"
+            return
+    pytest.skip("no interpreter and checkout that an ordinary user can read")

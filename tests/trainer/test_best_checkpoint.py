@@ -1,0 +1,168 @@
+"""What transformers remembers of a checkpoint is what TRL's own trainer would: the best one, rotation, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from peft import LoraConfig
+from small_trainers import config, letters, relative, weights
+from transformers import EarlyStoppingCallback
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOConfig, GRPOTrainer
+
+from grpo_math.run import checkpoints
+from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.trainer import MathGRPOTrainer
+
+KINDS = {"trl": (GRPOTrainer, GRPOConfig), "ours": (MathGRPOTrainer, MathGRPOConfig)}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "num_generations_eval": 2}
+BEST = {**EVALUATED, "metric_for_best_model": "eval_reward", "greater_is_better": True}
+
+
+def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
+    """``rewards``: what each evaluation gives; None: what the completions are paid."""
+    trainer_class, config_class = KINDS[kind]
+    eps = {"advantage_eps": 1e-4} if kind == "ours" else {}
+    lora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False) if settings.pop("lora", False) else None
+    rows = Dataset.from_list([{"prompt": prompt} for prompt in ("What is 3 + 4?", "Hello", "x", "y")] * 2)
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "logging_steps": 1, **settings}
+    args = config(config_class, folder, **eps, **settings)
+    trainer = trainer_class(model, letters, args, rows, rows.select(range(2)), tokenizer, peft_config=lora)
+    if rewards:
+        figures, log = iter(rewards), trainer.log
+
+        def told(logs, *args):
+            log(logs, *args)
+            if "eval_runtime" in logs:  # callbacks and transformers get the same dict afterwards
+                logs["eval_reward"] = next(figures)
+
+        trainer.log = told
+    return trainer
+
+
+def remembered(trainer, folder: Path) -> dict:
+    """What is known of checkpoints, with names in the place of paths, and the weights at the end."""
+    there = sorted(path.name for path in folder.glob("*checkpoint-*"))
+    best = trainer.state.best_model_checkpoint
+    kept = {name: json.loads((folder / name / "trainer_state.json").read_text()) for name in there}
+    names = ("best_model_checkpoint", "best_global_step", "best_metric", "global_step")
+    return {
+        "there": there,
+        "best": best and str(Path(best).relative_to(folder)),
+        "kept": {name: [str(held[key]).replace(str(folder), "RUN") for key in names] for name, held in kept.items()},
+        "step": trainer.state.global_step,
+    }
+
+
+RUNS = {
+    "the best is loaded": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 1}, [1.0, 3.0, 2.0, 0.0]),
+    "the last is the best": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 1}, [1.0, 0.0, 2.0, 3.0]),
+    "two are kept": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 2}, [3.0, 1.0, 2.0, 0.0]),
+    "an adapter": ({**BEST, "load_best_model_at_end": True, "save_total_limit": 2, "lora": True}, [3.0, 1.0, 2.0, 0.0]),
+    "only the best are saved": ({**BEST, "save_strategy": "best", "save_total_limit": 1}, [1.0, 3.0, 2.0, 4.0]),
+}
+
+
+@pytest.mark.full(keep=["the best is loaded"])
+@pytest.mark.parametrize("run", RUNS)
+def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, tiny, tokenizer, tmp_path):
+    settings, rewards = RUNS[run]
+    ended = {}
+    for kind in KINDS:
+        trainer = trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, rewards, **settings)
+        trainer.train()
+        ended[kind] = remembered(trainer, tmp_path / kind), weights(trainer.model)
+    assert ended["ours"][0] == ended["trl"][0]
+    assert ended["ours"][0]["best"] is not None
+    assert relative(ended["ours"][1], ended["trl"][1]) < 1e-5
+
+
+@pytest.mark.full
+def test_early_stopping_ends_the_run_as_trls_does(tiny, tokenizer, tmp_path):
+    settings = {**BEST, "save_strategy": "best", "save_total_limit": 1, "load_best_model_at_end": True, "max_steps": 9}
+    ended = {}
+    for kind in KINDS:
+        trainer = trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, [1.0, 3.0, 2.0, 0.0, 9.0], **settings)
+        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=2))
+        trainer.train()
+        ended[kind] = remembered(trainer, tmp_path / kind)
+    assert ended["ours"] == ended["trl"]
+    assert ended["ours"]["step"] == 4
+
+
+@pytest.mark.full
+def test_a_resumed_run_remembers_the_best(tiny, tokenizer, tmp_path):
+    settings = {**BEST, "load_best_model_at_end": True, "save_total_limit": 1}
+    ended = {}
+    for kind in KINDS:
+        trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, [3.0, 1.0], **settings, max_steps=2).train()
+        again = trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, [1.0, 2.0, 0.0], **settings)
+        again.train(resume_from_checkpoint=True)
+        ended[kind] = remembered(again, tmp_path / kind)
+    assert ended["ours"] == ended["trl"]
+    assert ended["ours"]["best"] == "checkpoint-1"
+
+
+@pytest.mark.slow
+def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(tiny, tokenizer, tmp_path):
+    for steps, rate in ((4, 0.05), (2, 0.5)):
+        trainer = trainer_of(
+            "ours", tiny("llama"), tokenizer, tmp_path, save_total_limit=1, max_steps=steps, learning_rate=rate
+        )
+        trainer.train()
+    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [2]
+    again = trainer_of("ours", str(tmp_path / "checkpoint-2"), tokenizer, tmp_path / "again")
+    assert relative(weights(again.model), weights(trainer.model)) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asks", [lambda folder: True, lambda folder: get_last_checkpoint(folder)])
+def test_a_script_goes_on_from_a_checkpoint_that_was_written_to_its_end(asks, tiny, tokenizer, tmp_path):
+    """A kill while checkpoint-2 was written leaves the weights and no optimizer: transformers would take it."""
+    trainer_of("ours", tiny("llama"), tokenizer, tmp_path, max_steps=2).train()
+    (tmp_path / checkpoints.UNFINISHED.format("checkpoint-2")).touch()
+    for name in (checkpoints.SUMS, "optimizer.pt", "state_0.pt"):
+        (tmp_path / "checkpoint-2" / name).unlink()
+    trainer = trainer_of("ours", tiny("llama"), tokenizer, tmp_path)
+    started = []
+    load = trainer._load_optimizer_and_scheduler
+    trainer._load_optimizer_and_scheduler = lambda checkpoint: (started.append(checkpoint), load(checkpoint))
+    trainer.train(resume_from_checkpoint=asks(str(tmp_path)))
+    assert started == [str(tmp_path / "checkpoint-1")]
+    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [4, 3, 2, 1]
+    assert all(checkpoints.damage(folder) is None for _, folder in checkpoints.checkpoints(tmp_path))
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_a_script_may_ask_for(others, tmp_path, capsys):
+    half = tmp_path / "checkpoint-4"
+    half.mkdir()
+    (tmp_path / checkpoints.UNFINISHED.format(half.name)).touch()
+    start = str(tmp_path / "checkpoint-2") if others else None
+    if others:
+        (tmp_path / "checkpoint-2").mkdir()
+    assert checkpoints.to_resume(tmp_path, str(half)) == start
+    assert "checkpoint-4 was not written to its end: going on from " in capsys.readouterr().err
+    assert not half.exists()
+    assert checkpoints.to_resume(tmp_path, True) == (start or True)  # transformers says that there is none
+    for asked in (None, False, start, "."):
+        assert checkpoints.to_resume(tmp_path, asked) == asked
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_the_last_checkpoint_goes_only_when_the_next_one_is_whole(tiny, tokenizer, tmp_path, monkeypatch):
+    trainer = trainer_of("ours", tiny("llama"), tokenizer, tmp_path, save_total_limit=1, max_steps=2)
+    sealed, there = checkpoints.seal, []
+
+    def seal(folder):
+        there.append([path.name for _, path in checkpoints.checkpoints(tmp_path)])
+        sealed(folder)
+
+    monkeypatch.setattr(checkpoints, "seal", seal)
+    trainer.train()
+    assert there == [[], ["checkpoint-1"]]
+    assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [2]
