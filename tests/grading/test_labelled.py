@@ -1,4 +1,4 @@
-"""The labelled sets: precision and share right, with the confusion table beside Math-Verify's.
+"""The labelled sets: precision and share right (`tests/benchmarks/farm.py --pairs FILE` compares with Math-Verify).
 
 grading_pairs.jsonl was tuned on. The unseen sets were graded once before anything was changed for them:
 
@@ -55,6 +55,11 @@ def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
         print(f"  {row} -> {grade.verdict} ({grade.reason})")
     assert yes_right / (yes_right + yes_wrong) >= 0.99
     assert right / len(rows) >= 0.97
+
+
+@pytest.mark.parametrize("name", ["grading_pairs_farm.jsonl", "grading_pairs_rewritten.jsonl"])
+def test_a_sample_of_the_large_sets_is_decided_rightly(name):
+    assert confusion(pairs(name)[::7])[1] == []
 
 
 @pytest.mark.slow
