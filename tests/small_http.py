@@ -54,8 +54,9 @@ class SmallHTTP:
     def stop(self) -> None:
         http, self.http = self.http, None
         if http is not None:
-            threading.Thread(target=http.shutdown, daemon=True).start()
-            http.socket.close()
+            # The port is free when the loop has ended: it may be waiting for a connection.
+            http.shutdown()
+            http.server_close()
 
 
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
