@@ -17,7 +17,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.candidates import CANDIDATES, paid_twice
+from candidates import CANDIDATES, paid_twice
 
 from grpo_math.grading import grade_batch
 
