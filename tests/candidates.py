@@ -1,4 +1,4 @@
-r"""Texts that name two to four candidates: in one marker, in several, in sentences, in lines, with and without a format.
+r"""Texts that name two to four candidates: in one marker, in several, in sentences, in lines, in each format.
 
 Each is graded against each of its candidates as the gold answer. A policy that knows k candidates, one of which is
 right, may not be paid more than 1/k: so no text may be paid for two. Candidates have different values: 25% answers 25
