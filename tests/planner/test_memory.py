@@ -102,6 +102,11 @@ def test_8_bit_adamw_keeps_what_the_plan_says():
     assert counted == bytes_of(kept.values())
 
 
+@pytest.mark.parametrize(("name", "expected"), [("adamw_8bit", 0), ("paged_adamw_8bit", 2), ("paged_adamw_32bit", 8)])
+def test_a_paged_optimizer_keeps_the_moments_of_large_tensors_in_main_memory(name, expected):
+    assert memory.paged_bytes([(200_000, 3), (99_999, 5)], name) == expected * 600_000
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shape", [(64, 160), (896, 4864), (50, 70)])
 def test_4_bit_weights_take_what_the_plan_says(shape, nested):
