@@ -144,6 +144,12 @@ def test_weights_take_what_the_plan_says(dtype):
     assert memory.weights(shape, resolve({}), dtype.itemsize)["base_weights"] == bytes_of(model.to(dtype).parameters())
 
 
+def test_a_head_in_float32_takes_two_bytes_more_for_each_weight():
+    shape, _ = small()
+    plain, cast = (memory.weights(shape, resolve({"cast_lm_head_to_fp32": cast}), 2) for cast in (False, True))
+    assert cast["base_weights"] - plain["base_weights"] == 2 * SMALL["vocab_size"] * SMALL["hidden_size"]
+
+
 def test_the_cache_of_a_token_is_what_transformers_keeps():
     shape, model = small()
     cache = DynamicCache()
