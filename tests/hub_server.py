@@ -19,12 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
+from small_http import SmallHTTP, body_of, send
 
 # As a status of `trouble`: the connection breaks while the request's body is read, or after it was acted on.
 CUT, LOST = -1, -2
@@ -39,7 +40,9 @@ class Repository:
     commits: list[dict[str, Any]] = field(default_factory=list)
 
 
-class HubServer:
+class HubServer(SmallHTTP):
+    protocol = "HTTP/1.1"
+
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # by sha256: what was uploaded, committed or not
@@ -51,48 +54,13 @@ class HubServer:
         self.bodies: list[bytes] = []  # of all requests that were read whole
         self.trouble: list[tuple[str, int, str]] = []  # (pattern of "METHOD /path", status, text), each used once
         self.before: Callable[[str], None] = lambda line: None
-        self.port = 0
         self.lock = threading.RLock()
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        super().__init__()
 
     def times(self, pattern: str) -> int:
         return sum(bool(re.search(pattern, line)) for line in self.asked)
 
-    def start(self) -> None:
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def handle_one(self) -> None:
-                hub.answer(self)
-
-            do_GET = do_HEAD = do_POST = do_PUT = handle_one
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        class Quiet(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                pass
-
-        self.http: ThreadingHTTPServer | None = Quiet(("127.0.0.1", self.port), Handler)
-        self.port = self.http.server_address[1]
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def stop(self) -> None:
-        http, self.http = self.http, None
-        if http is not None:
-            threading.Thread(target=http.shutdown, daemon=True).start()
-            http.socket.close()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
         line = f"{request.command} {request.path}"
         self.asked.append(line)
         self.before(line)
@@ -106,13 +74,13 @@ class HubServer:
                 request.rfile.read(min(65536, int(request.headers.get("Content-Length") or 0)))
                 _break(request)
                 return
-        body = _body(request)
+        body = body_of(request)
         self.bodies.append(body)
         if trouble is not None and trouble[1] == LOST:
-            send, request.wfile = request.wfile, io.BytesIO()  # type: ignore[assignment]
+            socket_file, request.wfile = request.wfile, io.BytesIO()  # type: ignore[assignment]
             with self.lock:
                 self.route(request, urlsplit(request.path), body)
-            request.wfile = send
+            request.wfile = socket_file
             _break(request)
             return
         if trouble is not None:
@@ -268,17 +236,7 @@ class HubServer:
             return _send(request, 404, {"error": "Entry not found"}, code)
         content = self.objects[files[path]]
         branch = next(name for name in repository.branches if revision in (name, _sha(repository, name)))
-        request.send_response(200)
-        for name, value in (
-            ("X-Repo-Commit", _sha(repository, branch)),
-            ("ETag", f'"{files[path]}"'),
-            ("Content-Length", str(len(content))),
-        ):
-            request.send_header(name, value)
-        request.end_headers()
-        if request.command == "GET":
-            request.wfile.write(content)
-        return None
+        return send(request, 200, content, {"X-Repo-Commit": _sha(repository, branch), "ETag": f'"{files[path]}"'})
 
     def files(self, repository: Repository, revision: str) -> dict[str, str] | None:
         for name, files in repository.branches.items():
@@ -322,17 +280,6 @@ def card_errors(text: str) -> list[str]:
     return errors
 
 
-def _body(request: BaseHTTPRequestHandler) -> bytes:
-    if request.headers.get("Transfer-Encoding", "") != "chunked":
-        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
-    body = b""
-    while size := int(request.rfile.readline(), 16):
-        body += request.rfile.read(size)
-        request.rfile.readline()
-    request.rfile.readline()
-    return body
-
-
 def _send(
     request: BaseHTTPRequestHandler,
     status: int,
@@ -340,18 +287,8 @@ def _send(
     code: str = "",
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    data = json.dumps(answer).encode()
-    request.send_response(status)
-    request.send_header("Content-Length", str(len(data)))
-    request.send_header("Content-Type", "application/json")
-    if code:
-        request.send_header("X-Error-Code", code)
-        request.send_header("X-Error-Message", answer["error"])
-    for name, value in more.items():
-        request.send_header(name, value)
-    request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(data)
+    error = {"X-Error-Code": code, "X-Error-Message": answer["error"]} if code else {}
+    send(request, status, json.dumps(answer).encode(), {"Content-Type": "application/json", **error, **more})
 
 
 def _break(request: BaseHTTPRequestHandler) -> None:

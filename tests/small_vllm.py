@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
+from small_http import SmallHTTP, body_of, send
 from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
@@ -28,7 +29,7 @@ SETTINGS = {
 }
 
 
-class SmallVLLM:
+class SmallVLLM(SmallHTTP):
     def __init__(self, model: str | None = None, version: str = "0.31.0", **settings: Any) -> None:
         self.model, self.version, self.settings = model, version, {**SETTINGS, **settings}
         self.asked: list[str] = []  # the paths of all requests
@@ -38,52 +39,24 @@ class SmallVLLM:
         self.sampling: Any = lambda body: None  # called with each request for completions, before it is answered
         self.lock = threading.Lock()
         self.generator = torch.Generator().manual_seed(0)
-        self.port = 0
-        self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        super().__init__()
 
     def start(self) -> None:
-        small = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.reply({})
-
-            def do_POST(self) -> None:
-                self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or "{}"))
-
-            def reply(self, body: dict[str, Any]) -> None:
-                small.asked.append(self.path)
-                small.headers.append(dict(self.headers))
-                small.before(self.path)
-                if self.path == "/v1/completions":
-                    small.sampling(body)
-                if small.http is not self.server:  # stopped meanwhile
-                    return
-                with small.lock:
-                    status, text = small.trouble.pop(0) if small.trouble else small.answer(self.path, body)
-                data = text.encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
         self.adapters: dict[str, Any] = {}
-        self.http: ThreadingHTTPServer | None = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self.port = self.http.server_address[1]
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        super().start()
 
-    def stop(self) -> None:
-        http, self.http = self.http, None
-        if http is not None:
-            http.shutdown()
-            http.server_close()
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        body = json.loads(body_of(request) or "{}")
+        self.asked.append(request.path)
+        self.headers.append(dict(request.headers))
+        self.before(request.path)
+        if request.path == "/v1/completions":
+            self.sampling(body)
+        if self.http is not request.server:  # stopped meanwhile
+            return
+        with self.lock:
+            status, text = self.trouble.pop(0) if self.trouble else self.answer(request.path, body)
+        send(request, status, text.encode())
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
         path = path.partition("?")[0]

@@ -8,13 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
+from small_http import SmallHTTP, body_of, send
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import load_tokenizer
@@ -92,38 +91,28 @@ def test_only_the_modules_that_are_meant_to_open_a_connection():
         assert not asks or ".".join(path.parts[-2:]).removesuffix(".py") in MAY_ASK, f"{path}:{node.lineno}"
 
 
+class Recording(SmallHTTP):
+    """Keeps what it is asked, and answers each request with ``status``, ``headers`` and ``text``."""
+
+    status, headers, text = 200, {}, ""
+
+    def __init__(self):
+        self.asked = []
+        super().__init__()
+
+    def handle(self, request):
+        self.asked.append((request.path, body_of(request).decode()))
+        send(request, self.status, self.text.encode(), self.headers)
+
+
 @pytest.fixture
 def server():
-    """url, requests: an HTTP server that keeps what it is asked, and answers with ``answer``."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            asked.append((self.path, dict(self.headers), body.decode()))
-            status, headers, text = type(self).answer
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def do_GET(self):
-            asked.append((self.path, dict(self.headers), ""))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *arguments):
-            pass
-
-    http = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{http.server_port}", asked, Handler
-    http.shutdown()
-    http.server_close()
+    recording = Recording()
+    yield recording
+    recording.stop()
 
 
-YES = (200, {}, json.dumps({"choices": [{"message": {"content": '{"equivalent": true}'}}]}))
+YES = json.dumps({"choices": [{"message": {"content": '{"equivalent": true}'}}]})
 
 
 def ask_judge(address, **columns):
@@ -133,22 +122,21 @@ def ask_judge(address, **columns):
 
 
 def test_the_judge_is_asked_where_it_was_configured_whatever_data_and_model_say(server):
-    url, asked, handler = server
-    handler.answer = YES
+    server.text = YES
     elsewhere = ["http://127.0.0.1:9/v1"]
-    assert ask_judge(url, base_url=elsewhere, url=elsewhere, model=["other"], api_key=["x"]) == [1.0]
-    assert [path for path, _, _ in asked] == ["/chat/completions"]
-    assert json.loads(asked[0][2])["model"] == "m"
+    assert ask_judge(server.url, base_url=elsewhere, url=elsewhere, model=["other"], api_key=["x"]) == [1.0]
+    ((path, body),) = server.asked
+    assert path == "/chat/completions"
+    assert json.loads(body)["model"] == "m"
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_takes_no_key_to_another_address(status, server):
-    url, asked, handler = server
-    handler.answer = (status, {"Location": f"{url}/elsewhere"}, "")
-    assert ask_judge(url) == [None]
+    server.status, server.headers = status, {"Location": f"{server.url}/elsewhere"}
+    assert ask_judge(server.url) == [None]
     with pytest.raises(ServerError):
-        Server(url, api_key="vllm-fake", retries=0).load_adapter("a", "b")
-    assert [path for path, _, _ in asked] == ["/chat/completions", "/v1/load_lora_adapter"]
+        Server(server.url, api_key="vllm-fake", retries=0).load_adapter("a", "b")
+    assert [path for path, _ in server.asked] == ["/chat/completions", "/v1/load_lora_adapter"]
 
 
 @pytest.mark.parametrize("url", ["http://ada:secret@127.0.0.1", "file:///etc/passwd", "nonsense"])

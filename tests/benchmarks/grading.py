@@ -1,11 +1,11 @@
 """How fast answers are graded: the exact path on GSM8K, and the pool against Math-Verify in a loop on MATH.
 
-    GRPO_MATH_DATA=DATA python tests/benchmarks/grading.py [--rows 1000] [--labelled]
+    GRPO_MATH_DATA=DATA python tests/benchmarks/grading.py [--rows 1000]
 
 Prints GSM8K answers a second (this process alone), then MATH answers a second for three ways of grading the same pairs
 in the same run: Math-Verify called in a loop in the main thread with the wrapping its README asks for, our pool with
 every pair sent to it (no quick path), and `grade_batch` as users call it. Half of the pairs are an answer with its own
-solution's last box, half with the next row's. With ``--labelled`` also the confusion tables on tests/cases.
+solution's last box, half with the next row's.
 
 Does not test anything: tests/grading does.
 """
@@ -20,8 +20,6 @@ from pathlib import Path
 from grpo_math.grading import grade_batch, shutdown
 from grpo_math.grading.where import find
 from grpo_math.grading.workers import default_size, shared_pool
-
-CASES = Path(__file__).parents[1] / "cases"
 
 
 def rows(*names):
@@ -66,41 +64,12 @@ def math(n: int) -> None:
     print(f"  grade_batch                  {batch_rate:10,.0f} answers/s   {batch_rate / loop_rate:6.1f} times")
 
 
-def labelled(name: str) -> None:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-
-    pairs = [json.loads(line) for line in (CASES / name).read_text(encoding="utf-8").splitlines()]
-    truth = [pair["equivalent"] for pair in pairs]
-    grades = grade_batch([pair["gold"] for pair in pairs], [pair["prediction"] for pair in pairs])
-    config = [LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()]
-
-    def theirs(pair) -> bool:
-        prediction = pair["prediction"]
-        bare = not any(mark in prediction for mark in ("$", "box", "####", "nswer", "\\(", "\\["))
-        gold = pair["gold"] if any(mark in pair["gold"] for mark in ("$", "####")) else f"${pair['gold']}$"
-        return verify(parse(gold, config), parse(f"${prediction}$" if bare else prediction, config))
-
-    print(f"{name}: n={len(pairs)}, {sum(truth)} equivalent")
-    print("                     true+  false+  true-  false-  precision   right")
-    for who, said in (
-        ("grpo_math", [str(g.verdict) == "correct" for g in grades]),
-        ("Math-Verify", [theirs(pair) for pair in pairs]),
-    ):
-        cells = list(zip(said, truth, strict=True))
-        tp, fp, tn, fn = (cells.count(cell) for cell in ((True, True), (True, False), (False, False), (False, True)))
-        print(f"  {who:16s} {tp:8d} {fp:7d} {tn:6d} {fn:7d} {tp / (tp + fp):10.1%} {(tp + tn) / len(pairs):7.1%}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1000, help="MATH pairs")
-    parser.add_argument("--labelled", action="store_true", help="also print the confusion tables")
     options = parser.parse_args()
     gsm8k()
     math(options.rows)
-    if options.labelled:
-        for name in ("", "_unseen", "_unseen_2", "_unseen_3", "_public", "_farm"):
-            labelled(f"grading_pairs{name}.jsonl")
     shutdown()
 
 

@@ -16,32 +16,6 @@ def test_the_first_request_asks_for_a_segment_of_the_size_that_torch_asks_for(si
     assert allocator.reserved == reserved * MB
 
 
-def test_small_requests_are_rounded_to_512_bytes_and_share_a_segment():
-    allocator = Allocator()
-    first, second = allocator.take(1), allocator.take(600)
-    assert (first.size, second.size, second.address - first.address) == (512, 1024, 512)
-    assert allocator.reserved == 2 * MB
-
-
-def test_the_smallest_block_that_holds_a_request_is_taken():
-    allocator = Allocator()
-    blocks = [allocator.take(size * MB) for size in (40, 12, 20)]
-    for block in blocks:
-        allocator.give(block)
-    assert allocator.take(12 * MB).address == blocks[1].address
-    assert allocator.take(13 * MB).address == blocks[2].address
-    assert allocator.reserved == 72 * MB
-
-
-def test_a_rest_of_at_most_1_mb_of_a_large_block_is_not_split_off():
-    allocator = Allocator()
-    allocator.give(allocator.take(20 * MB))
-    assert allocator.take(19 * MB).size == 20 * MB
-    allocator = Allocator()
-    allocator.give(allocator.take(20 * MB))
-    assert allocator.take(19 * MB - 512).size == 19 * MB - 512
-
-
 def test_freed_neighbours_are_joined_and_others_are_not():
     allocator = Allocator()
     a, b, c = (allocator.take(6 * MB) for _ in range(3))  # of one segment of 20 MB

@@ -7,21 +7,6 @@ import pytest
 pytestmark = [pytest.mark.pretended_gpu, pytest.mark.full]
 
 
-@pytest.mark.full
-def test_a_tensor_says_cuda_and_computes_what_a_cpu_computes():
-    import torch
-
-    torch.manual_seed(0)
-    a = torch.randn(3, 3, device="cuda", requires_grad=True)
-    torch.manual_seed(0)
-    b = torch.randn(3, 3, requires_grad=True)
-    for x in (a, b):
-        (x @ x).square().sum().backward()
-    assert a.device == torch.device("cuda", 0)
-    assert a.grad.device == a.device
-    assert torch.equal(a.grad.cpu(), b.grad)
-
-
 @pytest.mark.parametrize(
     "mixed",
     [
@@ -87,58 +72,6 @@ def test_a_wait_is_counted_with_its_line(name):
         ({**WAITS, **DOES_NOT_WAIT})[name](torch, x)
     assert counts.synchronisations.total() == (name in WAITS), counts
     assert all("test_device.py" in line for line in counts.synchronisations)
-
-
-def test_launches_are_counted_backward_too():
-    import torch
-    from gpu_like.counting import counting
-
-    q = torch.randn(1, 2, 4, 8, device="cuda", requires_grad=True)
-    with counting() as counts:
-        out = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
-        assert counts.launches == 1
-        out.sum().backward()
-    assert counts.kernels["attention backward"] == 2
-    assert counts.kernels["sum"] == 1
-
-
-def test_a_module_moves_over_with_its_shared_weights_and_trains():
-    import torch
-
-    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
-    second.weight = first.weight
-    model = torch.nn.Sequential(first, second).to("cuda")
-    assert model[0].weight is model[1].weight
-    for settings in ({"fused": True}, {"foreach": True}, {}):
-        before = model[0].weight.detach().clone()
-        optimizer = torch.optim.AdamW(model.parameters(), **settings)
-        model(torch.ones(1, 3, device="cuda")).sum().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        assert not torch.equal(before, model[0].weight)
-
-
-def test_data_put_in_the_place_of_data_is_what_computes():
-    import torch
-
-    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
-    weight.data = (weight.data * 3).to(torch.bfloat16)
-    assert (weight + 1).dtype == torch.bfloat16
-    assert (weight + 1).tolist() == [4.0, 4.0]
-
-
-def test_autocast_and_checkpointing_work_as_on_cuda():
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    layer = torch.nn.Linear(4, 4).to("cuda")
-    x = torch.ones(2, 4, device="cuda", requires_grad=True)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        out = checkpoint(layer, x, use_reentrant=False)
-    assert out.dtype == torch.bfloat16
-    out.float().sum().backward()
-    assert layer.weight.grad.dtype == torch.float32
 
 
 def test_what_cannot_be_pretended_says_so():

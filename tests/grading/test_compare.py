@@ -1,5 +1,7 @@
 """What two answers have in common: structure by structure, with the leaves compared exactly (None = the worker's)."""
 
+from pathlib import Path
+
 import pytest
 
 from grpo_math.grading.equal.clean import clean
@@ -10,6 +12,8 @@ from grpo_math.grading.judge import judge
 from grpo_math.grading.verdict import Verdict
 
 RIGHT, WRONG, OPEN = Verdict.CORRECT, Verdict.WRONG, None
+# Lines of "same" or "other", a gold answer, and an answer with the same or another value.
+FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,14 @@ def test_two_answers_are_compared_by_their_structure(gold, answer, verdict):
 )
 def test_the_worker_compares_leaves_by_their_values(gold, answer, verdict):
     assert compare(gold, answer, NUMERIC)[0] is verdict
+
+
+@pytest.mark.parametrize("line", FORMS.read_text(encoding="utf-8").splitlines())
+def test_another_form_of_a_value_is_right_and_another_value_is_not(line):
+    label, gold, answer = line.split("\t")
+    verdict = compare(gold, answer, NUMERIC)[0]
+    assert (verdict is RIGHT) == (label == "same")
+    assert compare(gold, answer)[0] in (OPEN, verdict)
 
 
 @pytest.mark.parametrize(

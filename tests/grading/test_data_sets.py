@@ -48,6 +48,7 @@ def test_a_gsm8k_solution_without_its_marker_is_mostly_read_and_never_paid_for_a
     assert verdicts["correct"] == 0
 
 
+@pytest.mark.slow
 def test_math_solutions_are_correct_against_their_own_answers():
     math = rows("math/train.jsonl", "math/test_outside_math500.jsonl", "math500/test.jsonl")
     assert len(math) == 12_500
@@ -65,6 +66,7 @@ def test_math_solutions_are_correct_against_their_own_answers():
     assert len(rest) <= 30
 
 
+@pytest.mark.slow
 def test_math_solutions_are_wrong_against_the_next_rows_answer():
     math = rows("math500/test.jsonl")
     pairs = [(math[i], math[i - 1]) for i in range(len(math)) if math[i]["answer"] != math[i - 1]["answer"]]

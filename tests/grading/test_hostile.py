@@ -19,6 +19,8 @@ from grpo_math.grading.where import TAIL
 from grpo_math.grading.workers import MEMORY_BYTES, shared_pool
 
 CASES = Path(__file__).parents[1] / "cases" / "hostile_answers.jsonl"
+pytestmark = pytest.mark.slow
+
 LIMIT = 1.0
 CALLER = 0.1  # seconds of CPU time in this process: ten times what the documentation says, for a slow machine
 PWNED = "/tmp/grpo_math_pwned"  # what the rows would make
@@ -119,7 +121,6 @@ LONG = [
 ]
 
 
-@pytest.mark.slow
 def test_no_pattern_goes_over_an_answer_again_and_again():
     """No tracer counts a pattern's steps. All this takes 6 seconds of CPU time; one cubic pattern takes a minute."""
     texts = [opening + piece * (1900 // len(piece)) + closing for piece in PIECES for opening, closing in ENDINGS]

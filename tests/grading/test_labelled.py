@@ -1,4 +1,4 @@
-"""The labelled sets: precision and share right, with the confusion table beside Math-Verify's.
+"""The labelled sets: precision and share right (`tests/benchmarks/farm.py --pairs FILE` compares with Math-Verify).
 
 grading_pairs.jsonl was tuned on. The unseen sets were graded once before anything was changed for them:
 
@@ -8,15 +8,16 @@ grading_pairs.jsonl was tuned on. The unseen sets were graded once before anythi
     grading_pairs_unseen_3.jsonl  149    110      0      37      2     100.0%    98.7%   after that
 
 Their misses were then mended. grading_pairs_public.jsonl holds kinds of pairs from public data. The rows of
-grading_pairs_farm.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right spellings
-of tests/rewrites.
+grading_pairs_farm.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right spellings.
+grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH, drawn at random. A program rewrote each
+in ten ways that keep the value and in ten that do not.
 """
 
 import json
 from pathlib import Path
 
 import pytest
-from benchmarks.candidates import CANDIDATES, paid_twice
+from candidates import CANDIDATES, paid_twice
 
 from grpo_math.grading import grade_batch
 
@@ -56,9 +57,21 @@ def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
     assert right / len(rows) >= 0.97
 
 
+@pytest.mark.parametrize("name", ["grading_pairs_farm.jsonl", "grading_pairs_rewritten.jsonl"])
+def test_a_sample_of_the_large_sets_is_decided_rightly(name):
+    assert confusion(pairs(name)[::7])[1] == []
+
+
 @pytest.mark.slow
 def test_what_an_earlier_grader_decided_wrongly_stays_decided():
     assert confusion(pairs("grading_pairs_farm.jsonl"))[1] == []
+
+
+@pytest.mark.slow
+def test_of_rewritten_answers_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_not():
+    counts, misses = confusion(pairs("grading_pairs_rewritten.jsonl"))
+    assert counts[True, False] <= 0.003 * (counts[True, False] + counts[False, False]), misses
+    assert counts[False, True] <= 0.005 * (counts[False, True] + counts[True, True]), misses
 
 
 @pytest.mark.slow

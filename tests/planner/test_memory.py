@@ -102,6 +102,11 @@ def test_8_bit_adamw_keeps_what_the_plan_says():
     assert counted == bytes_of(kept.values())
 
 
+@pytest.mark.parametrize(("name", "expected"), [("adamw_8bit", 0), ("paged_adamw_8bit", 2), ("paged_adamw_32bit", 8)])
+def test_a_paged_optimizer_keeps_the_moments_of_large_tensors_in_main_memory(name, expected):
+    assert memory.paged_bytes([(200_000, 3), (99_999, 5)], name) == expected * 600_000
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("shape", [(64, 160), (896, 4864), (50, 70)])
 def test_4_bit_weights_take_what_the_plan_says(shape, nested):
@@ -137,6 +142,12 @@ def test_what_4_bit_leaves_unquantised_is_what_bitsandbytes_leaves(family):
 def test_weights_take_what_the_plan_says(dtype):
     shape, model = small("llama", tie_word_embeddings=False)
     assert memory.weights(shape, resolve({}), dtype.itemsize)["base_weights"] == bytes_of(model.to(dtype).parameters())
+
+
+def test_a_head_in_float32_takes_two_bytes_more_for_each_weight():
+    shape, _ = small()
+    plain, cast = (memory.weights(shape, resolve({"cast_lm_head_to_fp32": cast}), 2) for cast in (False, True))
+    assert cast["base_weights"] - plain["base_weights"] == 2 * SMALL["vocab_size"] * SMALL["hidden_size"]
 
 
 def test_the_cache_of_a_token_is_what_transformers_keeps():

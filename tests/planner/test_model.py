@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner.model import read_config, shape_of, shapes, targets
+from grpo_math.planner.model import plain, read_config, shape_of, shapes, targets
 
 PARAMETERS = json.loads((Path(__file__).parents[1] / "cases/model_parameters.json").read_text())
 SMALL = {
@@ -72,6 +72,11 @@ def test_a_name_that_no_linear_map_has_is_refused():
     assert [
         linear.name for linear in targets(shape, {"use_peft": True, "lora_target_modules": ["q_proj", "up_proj"]})
     ] == ["q_proj", "up_proj"]
+
+
+def test_a_measurement_is_kept_by_what_decides_about_shapes():
+    config = {**SMALL, "model_type": "llama", "rope_scaling": None, "quantization_config": {"load_in_4bit": True}}
+    assert plain(config) == {**SMALL, "model_type": "llama"}
 
 
 def test_a_local_folder_is_read_before_anything_else(tmp_path):

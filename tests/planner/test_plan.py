@@ -16,6 +16,7 @@ from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.planner import card_of, picture, plan, shipped_configs
 from grpo_math.planner.plan import MARGIN
+from grpo_math.planner.seconds import COMPUTE
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
 
@@ -270,22 +271,24 @@ def test_the_gpus_of_this_machine_are_the_default(recipe, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["layout"][0]["gpus"] == [0, 1]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "launch/configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_shipped_recipe_is_planned_without_network_weights_or_torch(path):
-    said = re.search(r"grpo-math plan .*--gpus (\d+)", path.read_text(encoding="utf-8"))
-    options = ["plan", "--config", str(path), "--gpus", said[1] if said else "1", "--gpu-memory", "80", "--json"]
+def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
+    commands = []
+    for path in sorted((ROOT / "launch/configs").glob("*.yaml")):
+        advice = re.search(r"grpo-math plan .*--gpus (\d+)", path.read_text(encoding="utf-8"))
+        gpus = advice[1] if advice else "1"
+        commands.append(["plan", "--config", str(path), "--gpus", gpus, "--gpu-memory", "80", "--json"])
     program = (
         "import socket, sys\n"
         "def refuse(*args): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
         "from grpo_math.cli import main\n"
-        f"code = main({options!r})\n"
+        f"codes = [main(command) for command in {commands!r}]\n"
         "assert not {'torch', 'transformers', 'trl', 'huggingface_hub'} & set(sys.modules)\n"
-        "assert code in (0, 1)\n"
+        "assert set(codes) <= {0, 1}, codes\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["bytes"]
+    assert all(json.loads(line)["bytes"] for line in done.stdout.splitlines())
 
 
 def test_the_picture_has_a_bar_for_each_phase_and_all_of_their_terms():
@@ -302,6 +305,19 @@ def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
     answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
     assert answer["accelerate_config"] == "zero2"
     assert "accelerate config: zero2 (the first that fits)" in picture(answer)
+
+
+@pytest.mark.parametrize("field", ["deepspeed", "fsdp", "use_cpu"])
+def test_a_recipe_that_says_how_it_is_launched_gets_no_accelerate_config(field):
+    assert list(shipped_configs({field: True})) == [""]
+
+
+def test_an_update_takes_eight_flops_per_token_and_parameter():
+    """64 completions of 1,024 tokens and 8 prompts of 512, by 1.54 billion parameters, at 100 TFLOP/s: 8.6 s."""
+    recipe = {"model_name_or_path": MODELS[1], **LORA, "gradient_checkpointing": True}
+    seconds = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64, card=card_of("24,100,1000"))["seconds"]
+    low, high = COMPUTE
+    assert seconds["ranges"]["update"] == pytest.approx([8.6 / high, 8.6 / low], rel=0.03)
 
 
 def test_a_card_has_its_memory_and_a_range_of_seconds():

@@ -39,37 +39,6 @@ DROPS = {aten.native_dropout.default, aten.native_dropout_backward.default}
 After = Callable[[Any, tuple[Any, ...], Any], None]
 
 
-class Stream:
-    """A CUDA stream, an event, and what is entered with them. Nothing runs: it has a number, and 0 is the default."""
-
-    current, made = 0, 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        Stream.made += 1
-        self.number = Stream.made
-
-    def __enter__(self) -> "Stream":
-        self.before, Stream.current = Stream.current, self.number
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        Stream.current = self.before
-
-    def record_event(self, *args: Any) -> "Stream":
-        return self
-
-    def nothing(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    wait_stream = wait_event = synchronize = record = wait = nothing
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-
 class FakeCuda(TorchDispatchMode):
     """While open, what would run on ``cuda`` makes fake tensors. ``after(operator, arguments, output)`` hears of it."""
 

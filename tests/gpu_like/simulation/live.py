@@ -13,7 +13,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from gpu_like.simulation import device, workspace
+from gpu_like.answers import Stream
+from gpu_like.simulation import workspace
 from gpu_like.simulation.record import BETWEEN, LOADING, Record, Storage
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
@@ -60,7 +61,7 @@ class Live:
                 continue
             line = line or (self._line() if size >= NAMED else "")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            stream = device.Stream.current
+            stream = Stream.current
             number = self._came(Storage(size, self.phase, line, tuple(tensor.shape), dtype, stream))
             self._held[key] = number, weakref.ref(storage, partial(self._went, key))
 

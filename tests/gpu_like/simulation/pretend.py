@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gpu_like.simulation.device import BELOW, CUDA, Stream, below, known
+from gpu_like import answers
+from gpu_like.simulation.device import BELOW, CUDA, below, known
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -101,42 +102,13 @@ def _deep_copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _pretend_cuda() -> None:
-    cuda: Any = torch.cuda
-    memory, default = 1 << 40, Stream()
-    default.number = 0
-    properties = SimpleNamespace(
-        major=9, minor=0, total_memory=memory, name="pretended", multi_processor_count=132, gcnArchName=""
-    )
-    answers: dict[str, Any] = {
-        **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported", "_is_compiled"), True),
-        **dict.fromkeys(("current_device", "memory_allocated", "memory_reserved"), 0),
-        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), 0),
-        **dict.fromkeys(("_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state"), None),
-        **dict.fromkeys(("set_rng_state_all", "empty_cache", "synchronize", "ipc_collect"), None),
-        **dict.fromkeys(("reset_peak_memory_stats", "init"), None),
-        "device_count": 1,
-        "get_device_capability": (9, 0),
-        "get_device_name": "pretended",
-        "get_device_properties": properties,
-        "mem_get_info": (memory, memory),
-        "memory_stats": {},
-    }
-    for name, answer in answers.items():
-        setattr(cuda, name, lambda *args, _answer=answer, **kwargs: _answer)
-    cuda.get_rng_state = lambda *args: torch.zeros(16, dtype=torch.uint8)
-    cuda.get_rng_state_all = lambda: [cuda.get_rng_state()]
-    cuda._initialized = True
-    cuda.Stream = cuda.Event = Stream
-    cuda.current_stream = cuda.default_stream = lambda *args: default
-    cuda.stream = lambda stream: stream
-    cuda._exchange_device = cuda._maybe_exchange_device = lambda index: 0
-    torch.backends.cuda.is_built = lambda: True
+    answers.put_in(memory=1 << 40)
     accelerator: Any = torch.accelerator
     accelerator.is_available = lambda: True
     accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
     accelerator.device_count = lambda: 1
     accelerator.current_device_index = lambda: 0
-    accelerator.current_stream = lambda *args: default
+    accelerator.current_stream = torch.cuda.current_stream
 
 
 def _apply(module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -1,21 +1,14 @@
-r"""What a policy is paid that knows k candidates, one of which is right: none may be paid more than 1/k.
+r"""Texts that name two to four candidates: in one marker, in several, in sentences, in lines, in each format.
 
-    python tests/benchmarks/candidates.py [--every 7]
-
-Each text names two to four candidates: in one marker, in several, in sentences, in lines, with and without a format. It
-is graded against each of its candidates as the gold answer. A text that is paid for more than one of them is printed:
-its mean over which candidate is right is above 1/k. Candidates have different values: 25% answers 25 and 0.25, and a
-number without a unit answers all of its units, so that these are no candidates of one problem.
-
-Does not test anything: tests/grading/test_labelled.py does, with every text of some of the candidates.
+Each is graded against each of its candidates as the gold answer. A policy that knows k candidates, one of which is
+right, may not be paid more than 1/k: so no text may be paid for two. Candidates have different values: 25% answers 25
+and 0.25, and a number without a unit answers all of its units, so that these are not candidates of one problem.
 """
 
-import argparse
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import permutations
 
-from grpo_math.grading import grade_batch, shutdown
+from grpo_math.grading import grade_batch
 
 CANDIDATES = [
     *(("5", "6"), ("12", "345"), ("3", "4", "5", "6"), ("10", "100"), ("-3", "3"), ("0", "1"), ("1,000", "2,000")),
@@ -94,18 +87,3 @@ def paid_twice(all_candidates: Iterable[tuple[str, ...]], every: int = 1) -> tup
         if grade.verdict == "correct":
             paid.setdefault((text, answer_format), []).append(gold)
     return len(rows), [(text, found) for (text, _), found in paid.items() if len(found) > 1]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=7, help="grade each n-th text; 1 takes half an hour")
-    options = parser.parse_args()
-    total, found = paid_twice(CANDIDATES, options.every)
-    for text, golds in found:
-        print(f"paid for {' and '.join(golds)}: {text!r}")
-    print(f"{total} texts, {len(found)} are paid above 1/k: {Counter(tuple(sorted(golds)) for _, golds in found)}")
-    shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,252 @@
+"""Change the code at random and print the changes that no quick test notices.
+
+    python tests/mutants.py PACKAGE [--n 40] [--seed 0]
+
+A mutant is one small change inside a function: a comparison is flipped, a `not` dropped, `+` becomes `-`, a number or
+a truth value changes, two arguments swap, or a statement goes. Each mutant is made alone, in a copy of the repository.
+The quick tests of its package run there until one fails: the doctests of the package and `--fast` of `tests/PACKAGE`.
+The mutants that pass all tests are printed as a diff. Read them: either a test is missing, or the line can go, or both
+versions are right. Exits with 1 if the tests fail on the unchanged code.
+
+Does not change strings, log texts, messages, annotations, or the constants of a module or class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import compileall
+import difflib
+import importlib
+import os
+import py_compile
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 20  # for the tests of one mutant
+# Most tests import these modules. They are loaded once, before the forks.
+HEAVY = ("datasets", "hypothesis", "peft", "pytest", "torch", "trl.trainer.grpo_trainer")
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+}
+OPPOSITE: dict[type, type] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+}
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+# Without the assignment of a name, its reader would fail, which any test notices.
+DELETED = ast.AugAssign | ast.Raise | ast.Delete | ast.If | ast.For | ast.Continue | ast.Break | ast.Return
+LOGGING = {"print", "say", "warn", "debug", "info", "warning", "warning_once", "error"}
+# Keywords without an effect on a correct program, and arguments whose order is free.
+LAYOUT = {"strict", "flush", "indent", "stacklevel"}
+SYMMETRIC = {"max", "min", "isclose", "allclose"}
+
+
+class Mutant(NamedTuple):
+    """`path`, relative to the repository, has `text` from byte `start` to byte `end`."""
+
+    path: Path
+    line: int
+    start: int
+    end: int
+    text: str
+
+    def source(self, original: bytes) -> bytes:
+        return original[: self.start] + self.text.encode() + original[self.end :]
+
+    def diff(self, original: bytes) -> str:
+        old, new = (text.decode().splitlines() for text in (original, self.source(original)))
+        lines = list(difflib.unified_diff(old, new, n=2, lineterm=""))[2:]
+        return "\n".join([f"{self.path}:{self.line}", *lines, ""])
+
+
+def mutants_of(path: Path, source: bytes) -> list[Mutant]:
+    """Return the mutants of one file that compile.
+
+    >>> source = b"def f(a, b=1):\\n    print('a', 1)\\n    if not a:\\n        g(a, b)\\n"
+    >>> for mutant in mutants_of(Path("f.py"), source):
+    ...     print(mutant.line, source[mutant.start : mutant.end].decode().split()[0], "->", mutant.text)
+    1 1 -> 2
+    3 if -> pass
+    3 not -> (a)
+    4 g(a, -> pass
+    4 g(a, -> g(b, a)
+    >>> mutants_of(Path("f.py"), b"NUMBER = 1\\n")
+    []
+    """
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    mutants = []
+    for node in _nodes(ast.parse(source), in_function=False):
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        for text in _changes(node):
+            mutant = Mutant(path, node.lineno, start, end, text)
+            with suppress(SyntaxError):  # an elif cannot go without its if
+                compile(mutant.source(source), path, "exec")
+                mutants.append(mutant)
+    return mutants
+
+
+def _nodes(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
+    """Yield the nodes of functions that may change."""
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in LOGGING:
+        return
+    if in_function and hasattr(node, "lineno"):
+        yield node
+    for name, value in ast.iter_fields(node):
+        # An f-string is text, and `raise` has the text of a message.
+        if name in ("annotation", "returns", "decorator_list", "exc", "cause") or isinstance(node, ast.JoinedStr):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and getattr(child, "arg", None) not in LAYOUT:
+                yield from _nodes(child, in_function or isinstance(node, FUNCTIONS))
+
+
+def _changes(node: ast.AST) -> Iterator[str]:
+    """Yield what may replace the node."""
+    match node:
+        case ast.Compare(left, [operator, *others], values) if type(operator) in OPPOSITE:
+            yield ast.unparse(ast.Compare(left, [OPPOSITE[type(operator)](), *others], values))
+        case ast.BoolOp(operator, values):
+            yield ast.unparse(ast.BoolOp(OPPOSITE[type(operator)](), values))
+        case ast.BinOp(left, operator, right) if type(operator) in OPPOSITE and not _is_text(left, right):
+            yield ast.unparse(ast.BinOp(left, OPPOSITE[type(operator)](), right))
+        case ast.UnaryOp(ast.Not(), operand):
+            yield f"({ast.unparse(operand)})"
+        case ast.Constant(bool(value)):
+            yield str(not value)
+        case ast.Constant(int(value) | float(value)):
+            yield str(value + 1)
+        case ast.Call(function, [first, second, *others], keywords) if _may_swap(function, first, second):
+            yield ast.unparse(ast.Call(function, [second, first, *others], keywords))
+        case ast.Expr(ast.Call() as call) if any(_nodes(call, in_function=True)):
+            yield "pass"
+        case ast.Assign([ast.Attribute() | ast.Subscript(), *_]):
+            yield "pass"
+        case _ if isinstance(node, DELETED):
+            yield "pass"
+
+
+def _is_text(*operands: ast.expr) -> bool:
+    return any(isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", 0), str) for node in operands)
+
+
+def _may_swap(function: ast.expr, first: ast.expr, second: ast.expr) -> bool:
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    unpacked = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
+    return name not in SYMMETRIC and not unpacked and ast.unparse(first) != ast.unparse(second)
+
+
+def quick_tests(package: str, path: Path) -> list[str]:
+    """Return the doctests and tests of a package. Those of the file `path` come first."""
+    files = [*ROOT.glob(f"grpo_math/{package}/**/*.py"), *ROOT.glob(f"tests/{package}/test_*.py")]
+    return sorted((str(file.relative_to(ROOT)) for file in files), key=lambda name: (path.stem not in name, name))
+
+
+def caught(tests: list[str], copy: Path, limit: float) -> bool:
+    """Return whether a test fails, or takes longer than `limit` seconds, in a fork of this process."""
+    child = os.fork()
+    if child == 0:
+        _run(tests, copy)
+    deadline = time.monotonic() + limit
+    finished, status = 0, 0
+    while not finished and time.monotonic() < deadline:
+        time.sleep(0.02)
+        finished, status = os.waitpid(child, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # also the processes that a test left behind
+    if not finished:
+        os.waitpid(child, 0)
+    return not finished or status != 0
+
+
+def _run(tests: list[str], copy: Path) -> None:
+    """Run the tests in the copy and end this process."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        log = os.open(copy.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(copy)
+        os.environ["PYTHONPATH"] = str(copy)
+        sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
+        options = ["-x", "-q", "--fast", "-p", "no:cacheprovider", "-m", "not gpu and not pretended_gpu"]
+        code = int(importlib.import_module("pytest").main([*options, *tests]))
+    finally:
+        os._exit(code)
+
+
+def outcomes(package: str, n: int, seed: int) -> Iterator[tuple[Mutant, bool]]:
+    """Yield each mutant of a random sample, and whether it survived."""
+    sources = {path.relative_to(ROOT): path.read_bytes() for path in sorted(ROOT.glob(f"grpo_math/{package}/**/*.py"))}
+    mutants = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
+    sample = random.Random(seed).sample(mutants, min(n, len(mutants)))
+    os.environ.update(ENVIRONMENT)
+    for name in HEAVY:
+        importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copy = Path(folder) / "repository"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "runs", "build"))
+        # A compiled file counts for exactly its source, not for its date.
+        compileall.compile_dir(copy, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+        started = time.monotonic()
+        if caught(quick_tests(package, Path()), copy, limit=600):
+            log = (copy.parent / "log").read_text(encoding="utf-8", errors="replace")
+            raise SystemExit(f"{log[-3000:]}\nthe tests fail on the unchanged code")
+        seconds = time.monotonic() - started
+        print(f"{package}: {len(mutants)} mutants; the tests take {seconds:.0f} s", file=sys.stderr, flush=True)
+        for mutant in sample:
+            (copy / mutant.path).write_bytes(mutant.source(sources[mutant.path]))
+            # A slow machine is not a failed test.
+            survived = not caught(quick_tests(package, mutant.path), copy, max(SECONDS, 3 * seconds))
+            (copy / mutant.path).write_bytes(sources[mutant.path])
+            yield mutant, survived
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    packages = sorted(path.parent.name for path in ROOT.glob("grpo_math/*/__init__.py"))
+    parser.add_argument("package", choices=packages, help="a folder of grpo_math")
+    parser.add_argument("--n", type=int, default=40, help="number of mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    results = []
+    for mutant, survived in outcomes(options.package, options.n, options.seed):
+        results.append(survived)
+        if survived:
+            print(mutant.diff((ROOT / mutant.path).read_bytes()), flush=True)
+    print(f"{options.package}: {results.count(False)} of {len(results)} mutants caught")
+
+
+if __name__ == "__main__":
+    main()

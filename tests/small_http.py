@@ -1,0 +1,81 @@
+"""An HTTP server in a thread, whose answers a test gives.
+
+`stop` is a server that went away; `start` opens it again at the same port.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
+from typing import Any
+
+
+class SmallHTTP:
+    protocol = "HTTP/1.0"
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer a request, of any method."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = server.protocol
+
+            def handle_one(self) -> None:
+                server.handle(self)
+
+            do_GET = do_HEAD = do_POST = do_PUT = handle_one
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        class Quiet(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
+        self.http: ThreadingHTTPServer | None = Quiet(("127.0.0.1", self.port), Handler)
+        self.port = self.http.server_address[1]
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        http, self.http = self.http, None
+        if http is not None:
+            # The port is free when the loop has ended: it may be waiting for a connection.
+            http.shutdown()
+            http.server_close()
+
+
+def body_of(request: BaseHTTPRequestHandler) -> bytes:
+    if request.headers.get("Transfer-Encoding", "") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    body = b""
+    while size := int(request.rfile.readline(), 16):
+        body += request.rfile.read(size)
+        request.rfile.readline()
+    request.rfile.readline()
+    return body
+
+
+def send(
+    request: BaseHTTPRequestHandler, status: int, data: bytes = b"", headers: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    request.send_response(status)
+    for name, value in {"Content-Length": str(len(data)), **headers}.items():
+        request.send_header(name, value)
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(data)
