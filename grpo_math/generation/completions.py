@@ -8,7 +8,6 @@ Does not grade them, knows no vLLM (evaluation/backends.py does), and does not g
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
 
@@ -16,20 +15,11 @@ import torch
 from transformers import GenerationConfig
 
 from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.turns import Talk
 
 Prompt = str | list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer of a model: its text, its length with the end token, whether the limit cut it off, and its tokens."""
-
-    text: str
-    tokens: int
-    truncated: bool
-    ids: Sequence[int] = ()
 
 
 Generate = Callable[[list[list[int]], int], list[Completion]]  # the token ids of a batch's prompts, and its seed
@@ -104,4 +94,5 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
     """What stands in generated ids up to the first token that ends a completion."""
     end = next((t for t, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[: end + 1]
-    return Completion(tokenizer.decode(kept, skip_special_tokens=True), len(kept), end is None, kept)
+    text = tokenizer.decode(kept, skip_special_tokens=True)
+    return Completion(kept, text=text, truncated=end is None)

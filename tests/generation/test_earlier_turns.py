@@ -150,7 +150,7 @@ def test_an_evaluation_goes_on_from_its_turns(tiny, tokenizer, monkeypatch):
         prompts = first_turn(tokenizer)
         with counted(model) as shapes:
             said = generate(prompts, 0)
-            again = generate([[*prompt, *one.ids, 99] for prompt, one in zip(prompts, said, strict=True)], 1)
+            again = generate([[*prompt, *one.tokens, 99] for prompt, one in zip(prompts, said, strict=True)], 1)
         results.append((said, again, [columns for _, columns in shapes if columns > 1]))
     assert results[0][:2] == results[1][:2]
     assert (results[0][2][-1], results[1][2][-1] > 20) == (2, True)
