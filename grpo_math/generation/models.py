@@ -85,7 +85,8 @@ def check_weights(path: str) -> None:
                 return
             kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
             options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
-            _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
+            with _without_zero3():
+                _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
@@ -99,6 +100,19 @@ def check_weights(path: str) -> None:
     reasons += [f"lacks weights that its config.json asks for, such as {name}" for name in info["missing_keys"]]
     if reasons:
         raise ConfigError("model_name_or_path", path, min(reasons), "get the model's files again")
+
+
+@contextmanager
+def _without_zero3() -> Iterator[None]:
+    """Load as without ZeRO-3, under which `from_pretrained` splits weights among processes and takes no device map."""
+    from transformers.integrations import deepspeed
+
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = reference
 
 
 @contextmanager
