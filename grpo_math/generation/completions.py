@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from transformers import GenerationConfig
 
-from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.turns import Talk
@@ -61,7 +61,7 @@ def with_model(
 ) -> Generate:
     """Batches by transformers' ``generate``, in this process and on the model's device; turns of ``talk`` go on from
     what the ones before them computed."""
-    earlier = EarlierTurns(talk.calls) if talk else None
+    earlier = TurnCache(talk.calls) if talk else None
     stops = stop_ids(tokenizer, model.generation_config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(

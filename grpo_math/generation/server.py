@@ -162,7 +162,7 @@ class Server:
         raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}", 200)
 
     def healthy(self) -> bool:
-        """Return True if it answers and its engine lives, within `HEALTH_SECONDS`."""
+        """Return True if the server answers within `HEALTH_SECONDS` and its engine is alive."""
         try:
             self.http.ask("/health", retries=0, timeout=HEALTH_SECONDS)
         except ServerError:
@@ -172,11 +172,10 @@ class Server:
     def wait(
         self, seconds: float, alive: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
     ) -> None:
-        """Return once it is healthy.
+        """Wait until the server is healthy.
 
-        ``alive`` says whether the server's process is still there, where the caller has it; ``progress`` is called
-        about once a second with the seconds waited. Raises `ServerError` after ``seconds``, or as soon as the process
-        is gone.
+        ``alive`` returns True while the server's process runs, if the caller started it. ``progress`` is called about
+        once per second with the seconds waited. Raises `ServerError` after ``seconds``, or when the process has ended.
         """
         started = time.monotonic()
         while not self.healthy():
@@ -194,10 +193,11 @@ class Server:
 
     @contextlib.contextmanager
     def heard(self, seconds: float, pause: float = 10.0) -> Iterator[None]:
-        """In here requests that wait for an answer are ended with a `ServerError` once it has not been healthy for
-        ``seconds``: it may have accepted them and never answer, or its machine may be gone."""
+        """Inside this context, pending requests raise `ServerError` after the server was unhealthy for ``seconds``."""
         done = threading.Event()
 
+        # A server may have accepted a request and never answer, or its machine may be off. A timeout of the request
+        # cannot tell this from a long generation.
         def listen() -> None:
             last = time.monotonic()
             while not done.wait(min(pause, seconds)):
@@ -213,11 +213,11 @@ class Server:
             done.set()
 
     def models(self) -> list[str]:
-        """The names that it serves: the base model first, then the adapters."""
+        """Return the served names: the base model first, then the adapters."""
         return [model["id"] for model in self.http.ask("/v1/models")["data"]]
 
     def settings(self) -> dict[str, Any]:
-        """Its resolved configuration (vLLM's `VllmConfig` as JSON)."""
+        """Return the server's resolved configuration (vLLM's `VllmConfig` as JSON)."""
         try:
             return self.http.ask("/server_info?config_format=json")["vllm_config"]
         except ServerError as error:
@@ -249,7 +249,7 @@ class Server:
             raise ServerError(reason, 404) from None
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that it does not know, after a restart for example, is no error."""
+        """Unload an adapter. One that the server does not know, after a restart for example, is not an error."""
         try:
             self.http.ask("/v1/unload_lora_adapter", {"lora_name": name})
         except ServerError as error:

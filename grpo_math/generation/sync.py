@@ -69,8 +69,8 @@ class ServerUnavailable(UserError):
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
-    """In here TRL's trainer makes an `AdapterGeneration` where it trains a PEFT adapter and ``vllm_sync`` says so, and
-    its own with a `KeyedClient` elsewhere."""
+    """Inside this context, TRL's trainer makes an `AdapterGeneration` if it trains a PEFT adapter and ``vllm_sync`` is
+    adapter. Otherwise it makes its own class with a `KeyedClient`."""
     if not args.use_vllm:
         yield
         return
@@ -89,6 +89,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
             raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
         return trls(**kwargs)
 
+    # TRL has no argument for either class: its constructors look them up by name in these modules.
     trainers.VLLMGeneration, generations.VLLMClient = generation, KeyedClient
     try:
         yield
@@ -102,8 +103,8 @@ def _forget(folder: Path) -> None:
 
 
 class KeyedClient(VLLMClient):
-    """TRL's client with the key of VLLM_API_KEY in every request of its session; `check_server` is the first thing
-    that its constructor calls once it has one."""
+    """TRL's client with the key of VLLM_API_KEY in every request of its session. Its constructor makes the session, and
+    calls `check_server` before it sends anything that needs the key."""
 
     def check_server(self, *arguments: Any, **kwargs: Any) -> None:
         if key():
@@ -134,6 +135,7 @@ class AdapterGeneration(VLLMGeneration):
         refuse_unserved(self.model)
         peft_config: Any = self.model.peft_config[ADAPTER]
         self.rank = peft_config.r
+        # FSDP 1 flattens parameters: an adapter has no tensors of its own there.
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         float32 = False  # on either side
@@ -168,6 +170,7 @@ class AdapterGeneration(VLLMGeneration):
             return super().generate(prompts, images, num_generations, profiler)
         with profiler or nullcontext():
             completions = on_main(partial(self._completions, all_prompts[::num_generations], num_generations))
+        # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
         of_rank = completions[first : first + len(prompts)]
         logps = [[[logp] for logp in completion.logps] for completion in of_rank]
@@ -205,7 +208,8 @@ class AdapterGeneration(VLLMGeneration):
                 raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
             context = min(context, longest)
             dtypes.add(settings["model_config"]["dtype"])
-        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # for its logprobs_mode
+        # TRL's trainer reads the server's logprobs_mode through its client.
+        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
@@ -290,6 +294,7 @@ class AdapterGeneration(VLLMGeneration):
                 with server.heard(self.server_timeout):
                     return call()
             except ServerError as error:
+                # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
                 logger.warning("%s; the request is repeated.", error)

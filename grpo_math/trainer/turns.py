@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
@@ -49,14 +49,14 @@ class Turns:
     def __init__(self, trainer: Any, talk: Talk) -> None:
         self.trainer, self.talk = trainer, talk
         self.rows: list[Completion] = []  # of the last generation
-        self.earlier: EarlierTurns | None = None
+        self.earlier: TurnCache | None = None
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
         """While open, one rollout under the weights of now: without vLLM its turns go on from those before them."""
-        self.earlier = EarlierTurns(self.talk.calls)
+        self.earlier = TurnCache(self.talk.calls)
         try:
             yield
         finally:

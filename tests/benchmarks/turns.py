@@ -37,10 +37,10 @@ def main() -> None:
     assert tools is not None
     sampling = Sampling(temperature=1.0, max_new_tokens=160, seed=args.seed)
     rows = load_problems("generated:long_products", "heldout", template="python", limit=args.n)
-    fill, seconds, texts = cache.EarlierTurns.fill, {}, {}
+    fill, seconds, texts = cache.TurnCache.fill, {}, {}
     for _ in range(args.rounds):
         for way in (fill, lambda self, prompts, model_kwargs: 0):
-            cache.EarlierTurns.fill = way  # type: ignore[method-assign]
+            cache.TurnCache.fill = way  # type: ignore[method-assign]
             start = time.process_time()
             said = answer(model, rows, sampling, tools=tools)
             seconds.setdefault(way is fill, []).append(time.process_time() - start)

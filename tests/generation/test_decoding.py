@@ -74,7 +74,6 @@ SETTINGS = {
     "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.02},
     "typical_p": {"typical_p": 0.7},
-    "repetition penalty, which knows the padding of each row": {"repetition_penalty": 1.5},
     "no repeated bigrams": {"no_repeat_ngram_size": 2},
     "at least 5 tokens": {"min_new_tokens": 5},
     "at least 20 tokens with the prompt": {"min_length": 20},
@@ -85,7 +84,7 @@ SETTINGS = {
     "several completions of a row": {"num_return_sequences": 2},
     "cold": {"temperature": 0.3},
     "more tokens than the cache has room for": {"max_new_tokens": cache.ROOM + 20, "eos_token_id": list(range(60))},
-    "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "min_new_tokens": 3},
+    "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "min_new_tokens": 3},
 }
 
 
@@ -255,6 +254,7 @@ OTHER_WAYS = {
     "scores returned": {"return_dict_in_generate": True, "output_scores": True},
     "a prefill in chunks": {"prefill_chunk_size": 4},
     "a processor that mixes rows": {"logits_processor": LogitsProcessorList([ByPosition()])},
+    "a repetition penalty, which knows the padding of each row": {"repetition_penalty": 1.5},
     "a function of the row's number": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(10 + row))},
     "guidance, which runs the model itself": {"guidance_scale": 1.5},
     "processes in step": {"synced_gpus": False},
