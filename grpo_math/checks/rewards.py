@@ -195,5 +195,5 @@ def _pay(function: Any, setup: Setup, trial: Trial) -> list[Any]:
         called = checked(function)(**columns)
         return asyncio.run(called) if inspect.iscoroutine(called) else called
     except RewardError as error:
-        remedy = ": training stops, since a zero here would be invented"  # of rewards/guard.py
+        remedy = ": training stops instead of assuming a reward of 0"  # of rewards/guard.py
         raise RewardError(str(error).replace(remedy, ": correct the function")) from None

@@ -20,7 +20,8 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import server
-from grpo_math.generation.completions import Completion, Generate, batch_seed, read_off, stop_ids, with_model
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids, with_model
 from grpo_math.generation.models import check_weights, fast_dtype, load_tokenizer, model_path
 from grpo_math.generation.server import Server
 from grpo_math.generation.turns import Talk
@@ -190,8 +191,8 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sam
     """
 
     def ask(prompt: list[int], seed: int) -> Completion:
-        sampled = client.generate(
-            [prompt],
+        (completion,) = client.generate(
+            prompt,
             model=name,
             temperature=sampling.temperature,
             max_tokens=sampling.max_new_tokens,
@@ -199,7 +200,7 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sam
             logprobs=False,
             extra={"stop_token_ids": stops},
         )
-        return read_off(tokenizer, sampled.token_ids[0], stops)
+        return read_off(tokenizer, completion.tokens, stops)
 
     def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
         seeds = [batch_seed(seed, i) for i in range(len(prompts))]

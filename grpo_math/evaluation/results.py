@@ -24,8 +24,9 @@ from grpo_math.evaluation.compare import FORMAT
 from grpo_math.evaluation.figures import CALLS, PARTS, Record, Results, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.scoring import TOLERANCE, as_published
-from grpo_math.evaluation.toolbox import Conversation, Toolbox, conversing
-from grpo_math.generation.completions import Completion, batch_seed, batches, token_ids
+from grpo_math.evaluation.toolbox import Toolbox, conversing
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import model_path
 from grpo_math.grading import GRADER, Grade, grade_batch
 from grpo_math.problems.prompts import refuse_without_call
@@ -234,7 +235,7 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
         "answer": grade.answer,
         "in_format": grade.in_format,
         "category": category(grade, completion.truncated),
-        "tokens": completion.tokens,
+        "tokens": completion.written,
         "truncated": completion.truncated,
         **_of_calls(completion),
     }
@@ -242,6 +243,6 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
 
 def _of_calls(completion: Completion) -> Record:
     """The turns of a completion with tools, and what became of its calls."""
-    if not isinstance(completion, Conversation):
+    if not completion.messages:
         return {}
     return {"turns": list(completion.messages), **{name: getattr(completion, name) for name in CALLS}}

@@ -6,13 +6,14 @@ Does not confine a call: tools/ does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from grpo_math.generation.chat import Message, Tool
-from grpo_math.generation.completions import Completion, Generate, batch_seed
-from grpo_math.generation.turns import UNLIMITED, Limits, Played, Talk, play, tools_of
+from grpo_math.generation.chat import Tool
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import Generate, batch_seed
+from grpo_math.generation.turns import UNLIMITED, Limits, Talk, play, tools_of
 from grpo_math.rewards.columns import text_of
 from grpo_math.tools import PythonLimits, environment, limits_of, read_limits, read_tools
 
@@ -29,16 +30,6 @@ class Toolbox:
 
     def talk(self, tokenizer: Any) -> Talk:
         return Talk(tokenizer, self.own, self.session, self.rounds)
-
-
-@dataclass(frozen=True)
-class Conversation(Completion):
-    """A completion of several turns, and what became of its calls; ``text`` is what the model said last."""
-
-    messages: Sequence[Message] = ()
-    calls: int = 0
-    failures: int = 0
-    timeouts: int = 0
 
 
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
@@ -75,32 +66,16 @@ def conversing(generate: Generate, talk: Talk, longest: int, context: int | None
     """Completions of several turns, of at most ``longest`` tokens with the results of their calls."""
 
     def conversed(prompts: list[list[int]], seed: int) -> list[Completion]:
-        first, ended, turn = generate(prompts, seed), set[int](), count(1)
-
-        def seen(completions: list[Completion]) -> list[list[int]]:
-            ended.update(one.ids[-1] for one in completions if not one.truncated)
-            return [list(one.ids) for one in completions]
-
-        rows = [
-            Played(ids, [1] * len(ids), [talk.message(ids, prompt)])
-            for ids, prompt in zip(seen(first), prompts, strict=True)
-        ]
-        functions = [talk.functions() for _ in rows]
-        limits = Limits(longest, context or UNLIMITED, talk.most)
-        play(
+        turn, turns = count(1), zip(generate(prompts, seed), prompts, strict=True)
+        first = [replace(one, messages=[talk.message(one.tokens, prompt)]) for one, prompt in turns]
+        rows = play(
             talk,
             prompts,
-            rows,
-            functions,
-            lambda asked, _: (seen(generate(asked, batch_seed(seed, next(turn)))), None),
-            limits,
+            first,
+            [talk.functions() for _ in first],
+            lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
+            Limits(longest, context or UNLIMITED, talk.most),
         )
-        return [_conversation(row, ended) for row in rows]
+        return [replace(row, text=text_of(row.messages)) for row in rows]
 
     return conversed
-
-
-def _conversation(row: Played, ended: set[int]) -> Conversation:
-    truncated = not row.ids or row.ids[-1] not in ended
-    counts = {"calls": row.calls, "failures": row.failures, "timeouts": row.timeouts}
-    return Conversation(text_of(row.messages), sum(row.mask), truncated, row.ids, row.messages, **counts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftType, get_peft_model_state_dict
+from peft import LoraConfig, PeftType, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -22,21 +22,14 @@ from grpo_math.errors import ConfigError
 
 ADAPTER = "default"  # the one that TRL trains; "ref" beside it is the reference
 MERGED = "leave it out, or set vllm_sync to merged"
-# Settings of `peft.LoraConfig` under which the policy is more than the base and one low-rank term for each layer.
-UNSERVED = {
-    "use_dora": "vLLM has no DoRA",
-    "modules_to_save": "vLLM takes no whole modules beside an adapter",
-    "lora_bias": "vLLM takes no biases of adapters",
-    **dict.fromkeys(("rank_pattern", "alpha_pattern"), "vLLM scales every layer by the same lora_alpha / r"),
-    "layer_replication": "vLLM's base has no replicated layers",
-    "target_parameters": "vLLM adapts linear layers, not bare parameters",
-    "trainable_token_indices": "vLLM keeps the base's embeddings",
-    "alora_invocation_tokens": "vLLM applies the adapter to every token",
-    "use_qalora": "vLLM has no QA-LoRA",
-    "use_bdlora": "vLLM has no block-diagonal LoRA",
-    "arrow_config": "vLLM has no Arrow routing",
-    "kasa_config": "vLLM has no KaSA",
-    "monteclora_config": "vLLM has no MonteCLoRA",
+# Settings of `peft.LoraConfig` that may differ from peft's defaults. Under any other one the policy is more than the
+# base and one low-rank term for each layer, all with the same lora_alpha / r.
+SERVED = {
+    *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "runtime_config", "megatron_config", "megatron_core"),
+    *("r", "lora_alpha", "lora_dropout", "use_rslora", "fan_in_fan_out"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 }
 MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways of initialising that also change base weights
 
@@ -46,20 +39,17 @@ def refuse_unserved(model: Any) -> None:
     config, head = model.peft_config[ADAPTER], model.get_output_embeddings()
     if config.peft_type != PeftType.LORA:
         raise _refusal("peft_type", getattr(config.peft_type, "value", config.peft_type), "vLLM takes LoRA alone")
-    for name, why in UNSERVED.items():
-        if getattr(config, name, None):
-            raise _refusal(name, getattr(config, name), why)
-    if config.bias != "none":
-        raise _refusal("bias", config.bias, "vLLM takes no biases beside an adapter")
+    defaults = vars(LoraConfig())
+    for name, value in vars(config).items():
+        if name not in SERVED and value and value != defaults.get(name):
+            raise _refusal(name, value, "vLLM adds one low-rank term to each layer, and nothing else")
     if str(config.init_lora_weights).lower().startswith(MOVE_THE_BASE):
         raise _refusal("init_lora_weights", config.init_lora_weights, "it changes the base, which vLLM has unchanged")
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            base, last = layer.get_base_layer(), name.rsplit(".", 1)[-1]
-            if isinstance(base, nn.Embedding) or layer is head or base is head:
-                raise _refusal("target_modules", last, "vLLM adapts no embeddings and no LM head")
-            if isinstance(base, nn.modules.conv._ConvNd):
-                raise _refusal("target_modules", last, "vLLM adapts linear layers alone")
+            base = layer.get_base_layer()
+            if isinstance(base, nn.Embedding | nn.modules.conv._ConvNd) or layer is head or base is head:
+                raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts the linear layers alone")
 
 
 def _refusal(name: str, value: object, why: str) -> ConfigError:

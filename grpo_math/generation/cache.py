@@ -18,7 +18,7 @@ ROOM = 64  # tokens for which a layer's buffer has room beyond those that it hol
 Held = tuple[Tensor, Tensor]  # keys and values (H, T, D) of a row in one layer
 
 
-def fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
+def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
     """Compute what left-padded prompts (P, S) begin with once, into the cache of all of them: so many columns of S.
 
     A row with k tokens of padding has its first token in column k. So the beginning, L tokens, fills the columns from
@@ -50,7 +50,7 @@ def fill_beginning(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) ->
     return length
 
 
-class EarlierTurns:
+class TurnCache:
     """The keys and values of turns whose conversations go on, from one call of `decode` to the next.
 
     ``goes_on(prompt, completion)`` says of token ids whether a turn calls a tool. What is kept serves the next call and
@@ -62,9 +62,9 @@ class EarlierTurns:
         self.rows: dict[tuple[int, ...], list[Held]] = {}
 
     def keep(self, ids: Tensor, prompt: int, stays: Tensor, model_kwargs: dict[str, Any], *, last: bool) -> None:
-        """Of the rows of ``ids`` (R, S + t) that do not stay, those that go on; the last token is not computed yet.
+        """Save the keys and values, without the last token, of finished rows of ``ids`` (R, S + t) that called a tool.
 
-        ``last``: no row stays, and the cache ends with them, so that views of it will do.
+        ``last``: no row is left to compute, so that views of the cache are enough.
         """
         layers, mask = model_kwargs["past_key_values"].layers, _mask_in_order(ids, model_kwargs)
         if mask is None or not all(isinstance(layer, GrowingLayer) for layer in layers):
@@ -77,7 +77,7 @@ class EarlierTurns:
                 self.rows[*before, *said[:-1]] = held if last else [(k.clone(), v.clone()) for k, v in held]
 
     def fill(self, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
-        """Put what prompts (P, S) have computed in earlier turns into the cache: so many columns of S."""
+        """Fill the cache of prompts (P, S) with what earlier turns have computed. Return the filled columns of S."""
         rows, self.rows = self.rows, {}
         if not rows or (mask := _mask_in_order(prompts, model_kwargs)) is None:
             return 0

@@ -19,13 +19,13 @@ from accelerate.utils import broadcast_object_list
 
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps, scaled
+from grpo_math.generation.completion import Completion
 from grpo_math.run.main_process import on_main
 
 logger = logging.getLogger(__name__)
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24
-Answer = tuple[list[int], list[float | None]]  # token ids, and the log-prob of each
 
 
 class Canary:
@@ -37,7 +37,7 @@ class Canary:
         model: Any,
         accelerator: Any,
         float32: bool,
-        ask: Callable[[list[int]], list[Answer]],
+        ask: Callable[[list[int]], list[Completion]],
         send: Callable[[float], None],
         room: Callable[[], tuple[int, int]],
     ) -> None:
@@ -93,11 +93,16 @@ class Canary:
     def _compare(self, scale: float, sync: int) -> float:
         """How far the adapter, with its effect times ``scale``, moves the trainer's log-probs of what vLLM samples."""
         farthest, moved = 0.0, math.inf
-        for token_ids, logprobs in self.ask(self.prompt):
-            ours = self._trainers(scale, self.prompt, token_ids)
-            base = self._trainers(0.0, self.prompt, token_ids) if scale != 1 else ours
+        for completion in self.ask(self.prompt):
+            ours = self._trainers(scale, self.prompt, completion.tokens)
+            base = self._trainers(0.0, self.prompt, completion.tokens) if scale != 1 else ours
             from_base = (ours - base).abs().mean().item()
-            apart = (ours - torch.tensor([math.nan if x is None else x for x in logprobs])).abs().mean().item()
+            apart = (
+                (ours - torch.tensor([math.nan if x is None else x for x in completion.logps or ()]))
+                .abs()
+                .mean()
+                .item()
+            )
             limit = self.tolerance + 0.1 * from_base
             if not apart <= limit:
                 raise UserError(

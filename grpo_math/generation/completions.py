@@ -8,28 +8,18 @@ Does not grade them, knows no vLLM (evaluation/backends.py does), and does not g
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
 
 import torch
 from transformers import GenerationConfig
 
-from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.cache import TurnCache
+from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.turns import Talk
 
 Prompt = str | list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer of a model: its text, its length with the end token, whether the limit cut it off, and its tokens."""
-
-    text: str
-    tokens: int
-    truncated: bool
-    ids: Sequence[int] = ()
 
 
 Generate = Callable[[list[list[int]], int], list[Completion]]  # the token ids of a batch's prompts, and its seed
@@ -71,7 +61,7 @@ def with_model(
 ) -> Generate:
     """Batches by transformers' ``generate``, in this process and on the model's device; turns of ``talk`` go on from
     what the ones before them computed."""
-    earlier = EarlierTurns(talk.calls) if talk else None
+    earlier = TurnCache(talk.calls) if talk else None
     stops = stop_ids(tokenizer, model.generation_config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(
@@ -104,4 +94,5 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
     """What stands in generated ids up to the first token that ends a completion."""
     end = next((t for t, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[: end + 1]
-    return Completion(tokenizer.decode(kept, skip_special_tokens=True), len(kept), end is None, kept)
+    text = tokenizer.decode(kept, skip_special_tokens=True)
+    return Completion(kept, text=text, truncated=end is None)

@@ -11,7 +11,6 @@ other way, which in bfloat16 turns a token here and there). Whatever these loops
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from functools import cache, partial
 from typing import Any
 
@@ -20,12 +19,13 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.generation import GenerationMode, logits_process
 
-from grpo_math.generation.cache import EarlierTurns, GrowingLayer, fill_beginning
+from grpo_math.generation.cache import GrowingLayer, TurnCache, fill_shared_prefix
 
 KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # kinds of caches that a row can be taken out of
 # What `generate` hands to its loop besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-# Processors that treat each row by itself: for fewer rows they give the same scores.
+# Processors that treat each row by itself: for fewer rows they give the same scores. A repetition penalty also knows
+# the padding of each row, and is left to transformers.
 ROW_BY_ROW = {
     *(logits_process.EpsilonLogitsWarper, logits_process.EtaLogitsWarper),
     *(logits_process.ExponentialDecayLengthPenalty, logits_process.ForcedBOSTokenLogitsProcessor),
@@ -33,15 +33,15 @@ ROW_BY_ROW = {
     *(logits_process.LogitNormalization, logits_process.MinLengthLogitsProcessor),
     *(logits_process.MinNewTokensLengthLogitsProcessor, logits_process.MinPLogitsWarper),
     *(logits_process.NoBadWordsLogitsProcessor, logits_process.NoRepeatNGramLogitsProcessor),
-    *(logits_process.RepetitionPenaltyLogitsProcessor, logits_process.SequenceBiasLogitsProcessor),
-    *(logits_process.SuppressTokensAtBeginLogitsProcessor, logits_process.SuppressTokensLogitsProcessor),
+    *(logits_process.SequenceBiasLogitsProcessor, logits_process.SuppressTokensAtBeginLogitsProcessor),
+    logits_process.SuppressTokensLogitsProcessor,
     *(logits_process.TemperatureLogitsWarper, logits_process.TopKLogitsWarper),
     *(logits_process.TopPLogitsWarper, logits_process.TypicalLogitsWarper),
 }
 
 
 @contextmanager
-def lean_generation(model: Any, earlier: EarlierTurns | None = None) -> Iterator[None]:
+def lean_generation(model: Any, earlier: TurnCache | None = None) -> Iterator[None]:
     """While open, ``model.generate(input_ids=..., attention_mask=...)`` computes equal prompts once and no ended rows.
 
     The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. For left-padded
@@ -90,7 +90,7 @@ def decode(
     logits_processor: Any,
     stopping_criteria: Any,
     generation_config: Any,
-    earlier: EarlierTurns | None = None,
+    earlier: TurnCache | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """Generate as the loop of `generate` does (it is its ``custom_generate``): prompts (B, S) become prompts and
@@ -108,11 +108,11 @@ def decode(
     padding = torch.zeros_like(input_ids[:, 0])  # the next token of rows that have left
     if may_leave:
         padding += generation_config._pad_token_tensor.to(padding.device)
-    processor = logits_processor
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs, earlier)
     with model._optimize_model_for_decode():
         while True:
-            scores = processor(input_ids[rows], logits)
+            # The whole batch is drawn from and appended to, so that a seed gives the tokens of plain `generate`.
+            scores = logits_processor(input_ids[rows], logits)
             tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
             input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)
             unfinished &= ~stopping_criteria(input_ids, None)
@@ -124,8 +124,7 @@ def decode(
             if not some_stay:
                 return input_ids
             if some_leave:
-                rows, model_kwargs = _leave(rows, unfinished, model_kwargs)
-                processor = _of_rows(logits_processor, rows)
+                rows, model_kwargs = _drop_finished(rows, unfinished, model_kwargs)
 
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
             outputs = model(**inputs, return_dict=True)
@@ -135,7 +134,7 @@ def decode(
 
 def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, bool]:
     """Return whether some rows go on, and whether all computed rows do. Raise for tokens that could not be sampled."""
-    # In one tensor, because a GPU is waited for.
+    # One tensor and one `tolist`, because each read waits for the GPU.
     known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
     drawn, some_stay, all_stay = known.tolist()
     if not drawn:
@@ -144,7 +143,7 @@ def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, 
 
 
 def _prefill(
-    model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], earlier: EarlierTurns | None
+    model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], earlier: TurnCache | None
 ) -> tuple[Tensor, dict[str, Any]]:
     """The logits (B, V) of the first token, each distinct prompt computed once; the cache then has all B rows."""
     batch = input_ids.size(0)
@@ -156,7 +155,7 @@ def _prefill(
     cache = model_kwargs["past_key_values"]
     # A sliding layer would drop keys by where they stand; with all of them kept, the mask leaves out the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
-    if shared := (earlier and earlier.fill(prompts, selected)) or fill_beginning(model, prompts, selected):
+    if shared := (earlier and earlier.fill(prompts, selected)) or fill_shared_prefix(model, prompts, selected):
         selected["next_sequence_length"] = prompts.size(1) - shared
     inputs = model.prepare_inputs_for_generation(prompts, is_first_iteration=True, **selected)
     outputs = model(**inputs, return_dict=True)
@@ -169,7 +168,7 @@ def _prefill(
     return outputs.logits[:, -1].float()[prompt], model_kwargs
 
 
-def _leave(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
     """Take the rows that have ended out of the cache and of the arguments; the last rows fill their places."""
     stays = unfinished[rows]
     n = int(stays.sum())
@@ -190,17 +189,6 @@ def _select(model_kwargs: dict[str, Any], rows: Tensor, batch: int) -> dict[str,
         name: value[rows] if isinstance(value, Tensor) and value.dim() == 2 and value.size(0) == batch else value
         for name, value in model_kwargs.items()
     }
-
-
-def _of_rows(processors: Any, rows: Tensor) -> Any:
-    """The processors for these rows alone: a repetition penalty knows how much padding each row has."""
-    of_rows = []
-    for processor in processors:
-        if isinstance(padding := getattr(processor, "prompt_ignore_length", None), Tensor):
-            processor = copy(processor)
-            processor.prompt_ignore_length = padding[rows.to(padding.device)]
-        of_rows.append(processor)
-    return logits_process.LogitsProcessorList(of_rows)
 
 
 def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:

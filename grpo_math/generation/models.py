@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError, first_line
+from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.reading import home, read_json
 
@@ -31,75 +31,75 @@ def base_of_adapter(folder: str | Path) -> str | None:
         raise ConfigError("adapter", str(folder), reason, "get the adapter's files again") from None
 
 
+@contextmanager
+def loading(path: str, files: str) -> Iterator[None]:
+    """Turn any exception about a model's files into one line. transformers, tokenizers, safetensors and the Hub each
+    have exceptions of their own."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        cause = error.__cause__ or error  # the cause alone names a field of config.json that has a wrong value
+        reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
+        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
+
+
 def load_tokenizer(path: str, revision: str = "main") -> Any:
-    """The tokenizer with padding on the left, as generation needs; pad falls back to the end-of-text token."""
-    from huggingface_hub.errors import StrictDataclassError
+    """Load the tokenizer with padding on the left, as generation needs. Pad falls back to the end-of-text token."""
     from transformers import AutoConfig, AutoTokenizer
 
-    try:
-        # A family that transformers does not know. Left out, trust_remote_code would be asked for on the terminal.
+    with loading(path, "configuration or tokenizer"):
+        # A family that transformers does not know. Without the config, trust_remote_code would be asked for on the
+        # terminal.
         AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(
             path, padding_side="left", truncation_side="left", revision=revision, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
-        why = first_line(error)
-        if isinstance(error, StrictDataclassError):  # the first line names transformers' own function alone
-            why = f"config.json: {error.__cause__ or error}"
-        if "instantiate the backend tokenizer" in why:  # a list of what was tried follows
-            why = "there is no tokenizer.json"
-        reason = f"has no configuration or tokenizer that can be loaded ({why})"
-        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def check_weights(path: str) -> None:
-    """Check that a folder holds the weights that its config.json asks for. Their headers are read, and no weight is.
+    """Check that a folder has the weights that its config.json asks for. Only their headers are read.
 
-    transformers makes up weights that are missing at random, with no more than a warning.
+    transformers initialises missing weights at random, with no more than a warning.
     """
     import transformers
     from transformers.quantizers import AutoHfQuantizer
     from transformers.utils import logging
 
-    def refuse(reason: str, remedy: str = "get the model's files again") -> ConfigError:
-        return ConfigError("model_name_or_path", path, reason, remedy)
-
     folder = home(path)
     if not folder.is_dir():
         return
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if getattr(config, "is_encoder_decoder", False):
-        raise refuse("is an encoder with a decoder, which GRPO does not train", "give a decoder-only model")
-    if stored := getattr(config, "quantization_config", None):
-        try:
-            AutoHfQuantizer.from_config(stored, pre_quantized=True)
-        except (ImportError, ValueError, TypeError) as error:
-            raise refuse(f"is quantised, and cannot be read ({first_line(error)})", "give one that is not") from None
-        return
-    named = (config.architectures or ["AutoModelForCausalLM"])[0]
-    if (kind := getattr(transformers, named, None)) is None:
-        raise refuse(f"names {named} in its config.json, which transformers does not have", "check the file")
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
-        with _without_zero3():
-            _, found = kind.from_pretrained(folder, trust_remote_code=False, **how)
-    except Exception as error:  # each class refuses an impossible number in its own way
-        raise refuse(
-            f"has files that {named} refuses ({first_line(error)})", "check config.json and the weights"
-        ) from None
+        with loading(path, "configuration or weights"):
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            if stored := getattr(config, "quantization_config", None):
+                # The quantiser changes shapes. Check only that transformers and the installed packages support it.
+                AutoHfQuantizer.from_config(stored, pre_quantized=True)
+                return
+            kind = getattr(transformers, (config.architectures or ["AutoModelForCausalLM"])[0])
+            options = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
+            with _without_zero3():
+                _, info = kind.from_pretrained(folder, trust_remote_code=False, **options)
     finally:
         logging.set_verbosity(verbosity)
         logging.enable_progress_bar()
-    for weight, shape, expected in sorted(found["mismatched_keys"]):
-        raise refuse(f"has {weight} of {list(shape)}, where its config.json says {list(expected)}")
-    for weight in sorted(found["missing_keys"]):
-        raise refuse(f"lacks weights that its config.json asks for, such as {weight}")
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "is an encoder with a decoder, which GRPO does not train"
+        raise ConfigError("model_name_or_path", path, reason, "give a decoder-only model")
+    reasons = [
+        f"has {name} of {list(shape)}, where its config.json says {list(expected)}"
+        for name, shape, expected in info["mismatched_keys"]
+    ]
+    reasons += [f"lacks weights that its config.json asks for, such as {name}" for name in info["missing_keys"]]
+    if reasons:
+        raise ConfigError("model_name_or_path", path, min(reasons), "get the model's files again")
 
 
 @contextmanager
@@ -117,18 +117,17 @@ def _without_zero3() -> Iterator[None]:
 
 @contextmanager
 def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
-    """Where weights are loaded: what cannot be loaded is one line. ``own``: the recipe's ``model_init_kwargs``."""
-    from safetensors import SafetensorError
+    """Turn an exception about weights on the Hub, or about ``own``, into one line.
 
+    ``own``: the recipe's ``model_init_kwargs``.
+    """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        mismatched = "mismatched_sizes" in str(error)
-        if getattr(error, "errno", None) is not None or (isinstance(error, RuntimeError) and not mismatched):
-            raise  # not transformers' own: a full disk, say
-        why = "their shapes are not those of config.json" if mismatched else first_line(error)
-        remedy = "give a model's folder, or a Hub id" if isinstance(error, OSError) else "get the model's files again"
-        raise ConfigError("model_name_or_path", path, f"has no weights that can be loaded ({why})", remedy) from None
+    except OSError as error:
+        if error.errno is not None:  # not transformers' own: a full disk, for example
+            raise
+        reason = f"has no weights that can be loaded ({first_line(error)})"
+        raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     except TypeError as error:
         name = next((name for name in own if repr(name) in str(error)), None)
         if name is None or "unexpected keyword" not in str(error):

@@ -20,9 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.completion import Completion
 from grpo_math.run.http import LOCAL, Client, ServerError, read_key
 from grpo_math.run.redact import is_address
 
@@ -36,13 +37,6 @@ HEALTH_SECONDS = 10.0  # for an answer from /health
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-class Sampled(NamedTuple):
-    """Completions in the order of prompts, the n of a prompt together: token ids and, of each, its log-prob."""
-
-    token_ids: list[list[int]]
-    logprobs: list[list[float | None]] | None  # None for a token whose log-prob vLLM could not compute
-
-
 def command(
     model: str,
     *,
@@ -52,7 +46,6 @@ def command(
     max_model_length: int | None = None,
     tensor_parallel: int = 1,
     data_parallel: int = 1,
-    gpu_memory_utilization: float | None = None,
     lora_rank: int = 0,
     adapters: int = 1,
     fixed: bool = False,
@@ -60,10 +53,10 @@ def command(
     extra: Sequence[str] = (),
     executable: str = "vllm",
 ) -> list[str]:
-    """The `vllm serve` line that training can work with; its environment is `environment`'s.
+    """Return the `vllm serve` command that training works with. `environment` returns its environment.
 
-    With ``lora_rank`` the server takes adapters of that rank or less, so many ``adapters`` in one batch; with 0 it
-    takes whole weights, over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
+    With ``lora_rank`` the server takes adapters of that rank or less, ``adapters`` of them in one batch. With 0 it
+    takes whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
     of the sampled distribution (temperature and all), which TRL's importance correction needs.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
@@ -77,23 +70,20 @@ def command(
     if host not in LOCAL and not key():
         reason = "lets other machines use the server, which then needs a key"
         raise ConfigError("host", host, reason, "set VLLM_API_KEY in the environment, or serve on 127.0.0.1")
-    line = [executable, "serve", model, "--host", host, "--port", str(port), "--dtype", dtype, "--seed", str(seed)]
-    line += ["--logprobs-mode", "processed_logprobs", "--max-logprobs", "-1"]
-    if max_model_length is not None:
-        line += ["--max-model-len", str(max_model_length)]
+    options: dict[str, Any] = {"--host": host, "--port": port, "--dtype": dtype, "--seed": seed}
+    options |= {"--logprobs-mode": "processed_logprobs", "--max-logprobs": -1, "--max-model-len": max_model_length}
     if tensor_parallel > 1:
-        line += ["--tensor-parallel-size", str(tensor_parallel)]
-    if data_parallel > 1:  # one front end, since each keeps a list of adapters of its own
-        line += ["--data-parallel-size", str(data_parallel), "--api-server-count", "1"]
-    if gpu_memory_utilization is not None:
-        line += ["--gpu-memory-utilization", f"{gpu_memory_utilization:g}"]
+        options["--tensor-parallel-size"] = tensor_parallel
+    if data_parallel > 1:  # one front end, because each keeps a list of adapters of its own
+        options |= {"--data-parallel-size": data_parallel, "--api-server-count": 1}
     if lora_rank:
-        line += ["--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(served_rank(lora_rank))]
+        options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
     elif not fixed:
-        line += ["--weight-transfer-config", '{"backend": "nccl"}']
+        options["--weight-transfer-config"] = '{"backend": "nccl"}'
     if key():
-        line += ["--middleware", GUARD]
-    return [*line, *extra]
+        options["--middleware"] = GUARD
+    words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
+    return [executable, "serve", model, *filter(None, words), *extra]
 
 
 def served_rank(rank: int) -> int:
@@ -102,10 +92,9 @@ def served_rank(rank: int) -> int:
     >>> served_rank(16), served_rank(17)
     (16, 32)
     """
-    for served in RANKS:
-        if rank <= served:
-            return served
-    raise ConfigError("lora_r", rank, f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
+    if rank > RANKS[-1]:
+        raise ConfigError("lora_r", rank, f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
+    return min(served for served in RANKS if rank <= served)
 
 
 def minor_of(version: str) -> tuple[int, int] | None:
@@ -159,15 +148,12 @@ class Server:
 
     # What it is
 
-    def version(self) -> str:
+    def check_version(self) -> str:
+        """Return the version. Raises `ServerError` for one that TRL does not support."""
         answer = self.http.ask("/version")
         if not isinstance(answer, dict) or "version" not in answer:
             raise ServerError(f"what answers at {self.url} is not a vLLM server", 200)
-        return answer["version"]
-
-    def check_version(self) -> str:
-        """The version; raises `ServerError` for one that TRL does not support."""
-        version = self.version()
+        version = answer["version"]
         minor = minor_of(version)
         if minor and SUPPORTED[0] <= minor <= SUPPORTED[1]:
             return version
@@ -176,7 +162,7 @@ class Server:
         raise ServerError(f"{self.url} runs vLLM {version}, and TRL 1.16 works with {SPAN}: {remedy}", 200)
 
     def healthy(self) -> bool:
-        """Return True if it answers and its engine lives, within `HEALTH_SECONDS`."""
+        """Return True if the server answers within `HEALTH_SECONDS` and its engine is alive."""
         try:
             self.http.ask("/health", retries=0, timeout=HEALTH_SECONDS)
         except ServerError:
@@ -186,11 +172,10 @@ class Server:
     def wait(
         self, seconds: float, alive: Callable[[], bool] | None = None, progress: Callable[[float], None] | None = None
     ) -> None:
-        """Return once it is healthy.
+        """Wait until the server is healthy.
 
-        ``alive`` says whether the server's process is still there, where the caller has it; ``progress`` is called
-        about once a second with the seconds waited. Raises `ServerError` after ``seconds``, or as soon as the process
-        is gone.
+        ``alive`` returns True while the server's process runs, if the caller started it. ``progress`` is called about
+        once per second with the seconds waited. Raises `ServerError` after ``seconds``, or when the process has ended.
         """
         started = time.monotonic()
         while not self.healthy():
@@ -208,10 +193,11 @@ class Server:
 
     @contextlib.contextmanager
     def heard(self, seconds: float, pause: float = 10.0) -> Iterator[None]:
-        """In here requests that wait for an answer are ended with a `ServerError` once it has not been healthy for
-        ``seconds``: it may have accepted them and never answer, or its machine may be gone."""
+        """Inside this context, pending requests raise `ServerError` after the server was unhealthy for ``seconds``."""
         done = threading.Event()
 
+        # A server may have accepted a request and never answer, or its machine may be off. A timeout of the request
+        # cannot tell this from a long generation.
         def listen() -> None:
             last = time.monotonic()
             while not done.wait(min(pause, seconds)):
@@ -227,11 +213,11 @@ class Server:
             done.set()
 
     def models(self) -> list[str]:
-        """The names that it serves: the base model first, then the adapters."""
+        """Return the served names: the base model first, then the adapters."""
         return [model["id"] for model in self.http.ask("/v1/models")["data"]]
 
     def settings(self) -> dict[str, Any]:
-        """Its resolved configuration (vLLM's `VllmConfig` as JSON)."""
+        """Return the server's resolved configuration (vLLM's `VllmConfig` as JSON)."""
         try:
             return self.http.ask("/server_info?config_format=json")["vllm_config"]
         except ServerError as error:
@@ -263,7 +249,7 @@ class Server:
             raise ServerError(reason, 404) from None
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter; one that it does not know, after a restart for example, is no error."""
+        """Unload an adapter. One that the server does not know, after a restart for example, is not an error."""
         try:
             self.http.ask("/v1/unload_lora_adapter", {"lora_name": name})
         except ServerError as error:
@@ -274,41 +260,37 @@ class Server:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompt: Sequence[int],
         *,
         model: str,
         logprobs: bool = True,
         replica: int | None = None,
         extra: Mapping[str, Any] | None = None,
         **sampling: float | None,
-    ) -> Sampled:
-        """Completions of each prompt of token ids, by the base model or an adapter of that name.
+    ) -> list[Completion]:
+        """Return the ``n`` completions of a prompt of token ids, by the base model or an adapter of that name.
 
-        ``sampling`` are vLLM's own names, over `SAMPLING`; ``extra`` goes into the request as it is, over the rest;
-        ``replica``: which of the `replicas` samples, else the server chooses. An empty list of prompts asks nothing.
+        ``sampling`` are vLLM's own names, over `SAMPLING`; ``extra`` goes into the request as it is, over the others;
+        ``replica``: which of the `replicas` samples, else the server chooses.
         """
-        if not prompts:
-            return Sampled([], [] if logprobs else None)
         body = {
             **SAMPLING,
             **sampling,
             "model": model,
-            "prompt": [list(prompt) for prompt in prompts],
+            "prompt": [list(prompt)],
             "return_token_ids": True,
             **({"logprobs": 0, "return_tokens_as_token_ids": True} if logprobs else {}),
             **(extra or {}),
         }
         headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
         choices = self.http.ask("/v1/completions", body, headers=headers)["choices"]
-        choices.sort(key=lambda choice: choice["index"])
-        if len(choices) != body["n"] * len(prompts):
-            wanted = f"{len(prompts)} prompts with n={body['n']}"
-            raise ServerError(f"{self.url} gave {len(choices)} completions of {wanted}")
-        token_ids = [choice["token_ids"] for choice in choices]
-        if not logprobs:
-            return Sampled(token_ids, None)
-        return Sampled(token_ids, [[_finite(x) for x in choice["logprobs"]["token_logprobs"]] for choice in choices])
+        if len(choices) != body["n"]:
+            raise ServerError(f"{self.url} gave {len(choices)} completions of a prompt with n={body['n']}")
+        return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+def _completion(choice: dict[str, Any]) -> Completion:
+    logps = None
+    if choice.get("logprobs"):
+        logps = [None if x is None or math.isnan(x) else x for x in choice["logprobs"]["token_logprobs"]]
+    return Completion(choice["token_ids"], logps, truncated=choice.get("finish_reason") == "length")

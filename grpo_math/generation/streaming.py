@@ -1,4 +1,4 @@
-"""One prompt -> text as it is generated, piece by piece, from a model or from the base under its adapter.
+"""One prompt -> text while it is generated, from a model or from the base under its adapter.
 
 Does not batch: completions.py does, for evaluations.
 """
@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from tokenizers.decoders import DecodeStream
 
 
 def tokens(
@@ -20,10 +21,10 @@ def tokens(
     seed: int = 0,
     adapter: bool = True,
 ) -> Iterator[int]:
-    """The token ids after a prompt's, each as soon as it is known, up to one of ``stops``.
+    """Yield the token ids after a prompt as soon as they are sampled, up to one of ``stops``.
 
-    0 as temperature is greedy. ``adapter`` False: a PEFT model answers as its base does. Two of these streams of one
-    model may take turns.
+    Temperature 0 is greedy. ``adapter`` False: a PEFT model answers as its base does. Two streams of one model may be
+    read in turns.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     inputs, cache = torch.tensor([ids], device=model.device), None
@@ -33,8 +34,7 @@ def tokens(
             output = model(input_ids=inputs, past_key_values=cache, use_cache=True)
         cache, logits = output.past_key_values, output.logits[0, -1].float()
         if temperature:
-            drawn = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
-            token = int(drawn)
+            token = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator))
         else:
             token = int(logits.argmax())
         yield token
@@ -44,14 +44,9 @@ def tokens(
 
 
 def pieces(tokenizer: Any, stream: Iterator[int]) -> Iterator[str]:
-    """The text of a stream of tokens in pieces that add up to it; a character of several tokens comes whole."""
-    ids: list[int] = []
-    said = ""
+    """Decode a stream of tokens piece by piece. A character of several tokens comes whole; an unfinished one does not
+    come."""
+    decoded = DecodeStream(skip_special_tokens=True)
     for token in stream:
-        ids.append(token)
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            yield text[len(said) :]
-            said = text
-    if ids and (rest := tokenizer.decode(ids, skip_special_tokens=True)[len(said) :]):
-        yield rest
+        if piece := decoded.step(tokenizer.backend_tokenizer, token):
+            yield piece

@@ -10,7 +10,7 @@ by name and path, answers from the old adapter's keys and values. Both were seen
 
 A canary (canary.py) proves that vLLM samples what is trained.
 
-With ``staleness: 1`` the next batch is sampled while one is trained on (ahead.py): two adapters are then alive.
+With ``staleness: 1`` the next batch is sampled while one is trained on (prefetch.py): two adapters are then alive.
 
 A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
 /dev/shm if the server is on this machine and there is room, else in the run directory, which the server has to see
@@ -46,10 +46,11 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.adapters import ADAPTER, adapter_bytes, adapter_tensors, refuse_unserved, save_adapter
-from grpo_math.generation.ahead import Asked
-from grpo_math.generation.canary import TOKENS, Answer, Canary
+from grpo_math.generation.canary import TOKENS, Canary
+from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.server import Sampled, Server, key, served_rank
+from grpo_math.generation.prefetch import Prefetch
+from grpo_math.generation.server import Server, key, served_rank
 from grpo_math.run import lock
 from grpo_math.run.disk import adapter_folder
 from grpo_math.run.http import LOCAL, ServerError
@@ -62,14 +63,14 @@ RESTARTS = 3  # so often one request outlives its server
 AT_ONCE = 256  # requests to one server
 
 
-class ServerAway(UserError):
-    """A server that did not come back: the trainer saves a checkpoint, and the run ends."""
+class ServerUnavailable(UserError):
+    """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
-    """In here TRL's trainer makes an `AdapterGeneration` where it trains a PEFT adapter and ``vllm_sync`` says so, and
-    its own with a `KeyedClient` elsewhere."""
+    """Inside this context, TRL's trainer makes an `AdapterGeneration` if it trains a PEFT adapter and ``vllm_sync`` is
+    adapter. Otherwise it makes its own class with a `KeyedClient`."""
     if not args.use_vllm:
         yield
         return
@@ -88,6 +89,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
             raise ConfigError("vllm_server_base_url", kwargs["server_base_url"], reason, "name one server")
         return trls(**kwargs)
 
+    # TRL has no argument for either class: its constructors look them up by name in these modules.
     trainers.VLLMGeneration, generations.VLLMClient = generation, KeyedClient
     try:
         yield
@@ -101,12 +103,12 @@ def _forget(folder: Path) -> None:
 
 
 class KeyedClient(VLLMClient):
-    """TRL's client with the key of VLLM_API_KEY in every request of its session; `check_server` is the first thing
-    that its constructor calls once it has one."""
+    """TRL's client with the key of VLLM_API_KEY in every request of its session. Its constructor makes the session, and
+    calls `check_server` before it sends anything that needs the key."""
 
     def check_server(self, *arguments: Any, **kwargs: Any) -> None:
-        if said := key():
-            self.session.headers["Authorization"] = f"Bearer {said}"
+        if key():
+            self.session.headers["Authorization"] = f"Bearer {key()}"
         super().check_server(*arguments, **kwargs)
 
 
@@ -114,23 +116,18 @@ class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, with adapters in place of weights."""
 
     look: Any = None  # with staleness 1, a `trainer.ahead.Ahead`, which says what comes next
-    asked: Asked | None = None  # the batch after the one that is trained on
+    asked: Prefetch | None = None  # the batch after the one that is trained on
     context = 2**31  # tokens of prompt and completion, as the servers have it
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
         self.syncs, self.sent = 0, 0  # sent: folders
-        self.folder: Path | None = None  # of the adapter that vLLM has
+        self.folder = Path()  # of the adapter that vLLM has; its name is the adapter's
         self.servers: list[Server] = []
         self.seed, self.rollouts = args.seed, 0  # how many were asked of servers: the seeds follow from both
         self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
-
-    @property
-    def name(self) -> str:
-        """Of the adapter that vLLM has."""
-        return _name(self.folder)
 
     # TRL's three methods
 
@@ -138,6 +135,7 @@ class AdapterGeneration(VLLMGeneration):
         refuse_unserved(self.model)
         peft_config: Any = self.model.peft_config[ADAPTER]
         self.rank = peft_config.r
+        # FSDP 1 flattens parameters: an adapter has no tensors of its own there.
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
         float32 = False  # on either side
@@ -147,7 +145,8 @@ class AdapterGeneration(VLLMGeneration):
             self._load_colocated()
         else:
             raise ConfigError("vllm_mode", self.mode, "is not known", "use colocate or server")
-        if self._samples:
+        # The main process hands adapters to servers, and each process to its own colocated engine.
+        if self.mode == "colocate" or self.accelerator.is_main_process:
             self.root = self._folder_for_adapters()
             weakref.finalize(self, _forget, self.root)
         self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self._room)
@@ -162,21 +161,21 @@ class AdapterGeneration(VLLMGeneration):
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
             raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
-        if self.mode == "colocate":
-            self._wake()  # of a sleep that keeps base and adapter: nothing is sent again
-            if self.canary.due:
-                self.canary.check(prompts, self.syncs)
-            return super().generate(prompts, images, num_generations, profiler)
-        everyones = gather_object(prompts)
+        # After a sleep that keeps base and adapter, nothing is sent again.
+        self._wake()
+        all_prompts = gather_object(prompts) if self.mode == "server" else prompts
         if self.canary.due:
-            self.canary.check(everyones, self.syncs)
+            self.canary.check(all_prompts, self.syncs)
+        if self.mode == "colocate":
+            return super().generate(prompts, images, num_generations, profiler)
         with profiler or nullcontext():
-            sampled = on_main(partial(self._answers, everyones[::num_generations], num_generations))
+            completions = on_main(partial(self._completions, all_prompts[::num_generations], num_generations))
+        # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
-        own = slice(first, first + len(prompts))
-        token_ids, logprobs = sampled.token_ids[own], sampled.logprobs[own]
-        nested = ([[[value] for value in row] for row in rows] for rows in (logprobs, token_ids))
-        return list(prompts), token_ids, *nested
+        of_rank = completions[first : first + len(prompts)]
+        logps = [[[logp] for logp in completion.logps] for completion in of_rank]
+        token_ids = [completion.tokens for completion in of_rank]
+        return list(prompts), token_ids, logps, [[[token] for token in row] for row in token_ids]
 
     def _wake(self) -> None:
         if self.mode == "colocate" and self.enable_sleep_mode and self._llm_weights_sleeping:
@@ -193,8 +192,7 @@ class AdapterGeneration(VLLMGeneration):
         rank, context = self.rank, self.context
         dtypes = {str(self.model.dtype)} | ({self.accelerator.mixed_precision} - {"no"})
         for server in self.servers:
-            server.wait(self.server_timeout, progress=_say_once(f"waiting for the vLLM server at {server.url}"))
-            server.check_version()
+            self._wait(server)
             settings = server.settings()
             lora, longest = settings["lora_config"], settings["model_config"]["max_model_len"]
             if lora is None or lora["max_lora_rank"] < rank:
@@ -210,40 +208,41 @@ class AdapterGeneration(VLLMGeneration):
                 raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
             context = min(context, longest)
             dtypes.add(settings["model_config"]["dtype"])
-        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)  # for its logprobs_mode
+        # TRL's trainer reads the server's logprobs_mode through its client.
+        self.vllm_client: Any = SimpleNamespace(get_server_info=self.servers[0].settings)
         return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
-    def _answers(self, prompts: list[list[int]], n: int) -> Sampled:
-        """On the main process: what the adapter as it is now says; of a rollout with ``staleness`` what was asked for
-        when the one before was taken."""
+    def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
+        """On the main process: sample with the adapter as it is now. With ``staleness``, return the completions that
+        were requested when training on the previous batch began."""
         if self.look is None or not self.look.is_rollout:
             if self.asked is not None:
                 self.asked.wait()
             return self._sampling(prompts, n)()
         if self.asked is not None and self.asked.prompts != prompts:
-            logger.warning("staleness: other prompts came than were asked for ahead; they are sampled now.")
+            logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
             self.asked = None
         asked, started = self.asked or self.ask(prompts, n), time.perf_counter()
         if asked.folder == self.folder:  # two requests of one adapter would both bring it to a server that restarts
             asked.wait()
         self.asked = None
         self.look.send()
-        sampled = asked.result()
+        completions = asked.result()
         self.look.take(asked, time.perf_counter() - started)
         self._let_go()
-        return sampled
+        return completions
 
-    def ask(self, prompts: list[list[int]], n: int) -> Asked:
-        """Ask for completions of these by the adapter as it is now, and do not wait."""
-        self.asked = Asked(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
+    def ask(self, prompts: list[list[int]], n: int) -> Prefetch:
+        """Request completions of these prompts by the adapter as it is now, and do not wait."""
+        self.asked = Prefetch(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
         return self.asked
 
-    def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], Sampled]:
-        """The call that samples, with the adapter and the seeds as they are now.
+    def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:
+        """Return the call that samples ``n`` completions of each prompt, with the adapter and seeds as they are now.
 
-        Each server takes every k-th prompt; the answers are in the order of prompts. A prompt is a request of its own,
-        since vLLM gives all prompts of a request its one seed. The seeds follow from the run's seed, so that neither
-        another server nor a restart in between changes what is sampled.
+        Each server takes every k-th prompt. A prompt is a request of its own, because vLLM gives all prompts of a
+        request its one seed. The seeds follow from the run's seed, so that neither another server nor a restart in
+        between changes what is sampled.
         """
         extra = dict(self.generation_kwargs)
         if self.structured_outputs_regex is not None:
@@ -257,68 +256,69 @@ class AdapterGeneration(VLLMGeneration):
             "repetition_penalty": self.repetition_penalty,
             "extra": extra,
         }
-        folder, k, own = self.folder, len(self.servers), batch_seed(self.seed, self.rollouts)
+        folder, k, of_rollout = self.folder, len(self.servers), batch_seed(self.seed, self.rollouts)
         self.rollouts += 1
-        requests = [(prompt, batch_seed(own, number)) for number, prompt in enumerate(prompts)]
+        completions: dict[int, list[Completion]] = {}  # by the number of the prompt
 
-        def share(i: int) -> list[Sampled]:
-            server, answers = self.servers[i], dict.fromkeys(range(i, len(requests), k))
+        def request(number: int) -> None:
+            prompt, seed = prompts[number], batch_seed(of_rollout, number)
+            # A later turn's prompt is longer than TRL's limit of prompts.
+            room = max(1, min(self.max_completion_length, self.context - len(prompt)))
+            server = self.servers[number % k]
+            sampling = {"seed": seed, "max_tokens": room, **settings}
+            completions[number] = server.generate(prompt, model=folder.name, **sampling)
 
-            def ask(number: int) -> ServerError | None:
-                prompt, seed = requests[number]
-                room = max(1, min(self.max_completion_length, self.context - len(prompt)))  # a later turn's is longer
-                sampling = {"seed": seed, "max_tokens": room, **settings}
-                try:
-                    answers[number] = server.generate([prompt], model=_name(folder), **sampling)
-                except ServerError as error:
-                    return error
-                return None
+        def request_missing(first: int) -> None:
+            """Send the requests of one server. After a restart only those without an answer are sent again."""
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                missing = [number for number in range(first, len(prompts), k) if number not in completions]
+                answers = [pool.submit(request, number) for number in missing]
+            for answer in answers:
+                answer.result()
 
-            def asked() -> list[Any]:
-                # After a restart only the requests without an answer are sent again.
-                with ThreadPoolExecutor(AT_ONCE) as requesting:
-                    errors = list(requesting.map(ask, [number for number, answer in answers.items() if answer is None]))
-                if error := next(filter(None, errors), None):
-                    raise error
-                return list(answers.values())
+        def of_server(number: int) -> None:
+            self._outliving_restarts(self.servers[number], partial(request_missing, number), folder)
 
-            return self._outliving_restarts(server, asked, folder)
-
-        def everyones() -> Sampled:
+        def sample() -> list[Completion]:
             with ThreadPoolExecutor(k) as pool:
-                shares = list(pool.map(share, range(k)))
-            found = [shares[i % k][i // k] for i in range(len(prompts))]
-            logprobs = [row for one in found for row in one.logprobs or []]
-            return Sampled([ids for one in found for ids in one.token_ids], logprobs)
+                list(pool.map(of_server, range(k)))
+            return [completion for number in range(len(prompts)) for completion in completions[number]]
 
-        return everyones
+        return sample
 
-    def _outliving_restarts(self, server: Server, call: Callable[[], Any], folder: Path | None) -> Any:
-        """What ``call`` returns; where the server was lost, again once it is back and has the adapter of ``folder``."""
+    def _outliving_restarts(self, server: Server, call: Callable[[], Any], folder: Path) -> Any:
+        """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
+        adapter of ``folder``."""
         for _ in range(RESTARTS):
             try:
                 with server.heard(self.server_timeout):
                     return call()
             except ServerError as error:
+                # 404: a restarted server does not know the adapter. Any other 4xx is an error of the request.
                 if error.status is not None and error.status < 500 and error.status != 404:
                     raise
-                logger.warning("%s; it is asked again.", error)
+                logger.warning("%s; the request is repeated.", error)
             try:
-                server.wait(self.server_timeout, progress=_say_once(f"waiting for {server.url} to come back"))
-                server.check_version()
+                self._wait(server)
                 self._load(server, folder)
             except ServerError as error:
-                raise ServerAway(str(error)) from None
-        raise ServerAway(f"{server.url} was lost {RESTARTS} times over one request: its own log says why")
+                raise ServerUnavailable(str(error)) from None
+        raise ServerUnavailable(f"{server.url} was lost {RESTARTS} times over one request: its own log says why")
 
-    def _load(self, server: Server, folder: Path | None) -> None:
-        if _name(folder) not in server.models():
-            server.load_adapter(_name(folder), str(folder))
+    def _wait(self, server: Server) -> None:
+        if not server.healthy():
+            logger.warning("waiting up to %.0f s for the vLLM server at %s ...", self.server_timeout, server.url)
+        server.wait(self.server_timeout)
+        server.check_version()
+
+    def _load(self, server: Server, folder: Path) -> None:
+        if folder.name not in server.models():
+            server.load_adapter(folder.name, str(folder))
 
     # Adapters
 
     def _send(self, scale: float = 1.0) -> None:
-        """The adapter as it is now, to vLLM under a new name; what no request needs any more is removed."""
+        """Send the adapter as it is now to vLLM under a new name. Adapters that no request needs are removed."""
         tensors = adapter_tensors(self.model, self._dist.gather_params)
         self.sent += 1
         if self.mode == "server":
@@ -332,7 +332,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.mode == "colocate":
             from vllm.lora.request import LoRARequest
 
-            self.llm.adapter = LoRARequest(self.name, self.sent, str(self.folder))
+            self.llm.adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
         for server in self.servers:
             self._outliving_restarts(server, partial(self._load, server, self.folder), self.folder)
         self._let_go()
@@ -343,11 +343,6 @@ class AdapterGeneration(VLLMGeneration):
             for server in self.servers:
                 self._outliving_restarts(server, partial(server.unload_adapter, folder.name), self.folder)
             shutil.rmtree(folder, ignore_errors=True)
-
-    @property
-    def _samples(self) -> bool:
-        """Whether this process hands adapters to vLLM: the main one to servers, each to its own colocated engine."""
-        return self.mode == "colocate" or self.accelerator.is_main_process
 
     def _folder_for_adapters(self) -> Path:
         near = all(urlsplit(server.url).hostname in LOCAL for server in self.servers)
@@ -380,11 +375,10 @@ class AdapterGeneration(VLLMGeneration):
     def _room(self) -> tuple[int, int]:
         if self.servers:
             settings = [server.settings() for server in self.servers]
-            block = max(of["cache_config"]["block_size"] for of in settings)
-            return block, min(of["model_config"]["max_model_len"] for of in settings)
+            return max(server["cache_config"]["block_size"] for server in settings), self.context
         return self.llm.llm_engine.vllm_config.cache_config.block_size, self.max_model_length or 2**20
 
-    def _ask(self, prompt: list[int]) -> list[Answer]:
+    def _ask(self, prompt: list[int]) -> list[Completion]:
         """A greedy continuation with its log-probs from every copy on every server, or from every process's engine."""
         if self.mode == "server":
             return on_main(partial(self._ask_servers, prompt))
@@ -396,20 +390,18 @@ class AdapterGeneration(VLLMGeneration):
         if self.tensor_parallel_size > 1:  # as TRL before each `generate`: it can hang without (huggingface/trl#3671)
             torch.distributed.barrier(device_ids=[self.accelerator.local_process_index])
         output = self.llm.generate([{"prompt_token_ids": prompt}], sampling_params=settings, use_tqdm=False)[0]
-        ids = list(output.outputs[0].token_ids)
-        logprobs = [at[token].logprob for at, token in zip(output.outputs[0].logprobs, ids, strict=True)]
-        return gather_object([(ids, logprobs)])
+        tokens = list(output.outputs[0].token_ids)
+        logps = [at[token].logprob for at, token in zip(output.outputs[0].logprobs, tokens, strict=True)]
+        return gather_object([Completion(tokens, logps)])
 
-    def _ask_servers(self, prompt: list[int]) -> list[Answer]:
+    def _ask_servers(self, prompt: list[int]) -> list[Completion]:
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
-        copies = [(server, replica) for server in self.servers for replica in server.replicas()]
-        answers = [
-            self._outliving_restarts(
-                server, partial(server.generate, [prompt], model=self.name, replica=replica, **greedy), self.folder
-            )
-            for server, replica in copies
-        ]
-        return [(sampled.token_ids[0], sampled.logprobs[0]) for sampled in answers]
+        answers: list[Completion] = []
+        for server in self.servers:
+            for replica in server.replicas():
+                call = partial(server.generate, prompt, model=self.folder.name, replica=replica, **greedy)
+                answers += self._outliving_restarts(server, call, self.folder)
+        return answers
 
 
 class _WithAdapter:
@@ -428,19 +420,3 @@ class _WithAdapter:
 
     def sleep(self, level: int = 1) -> None:
         self._llm.sleep(level=1)
-
-
-def _name(folder: Path | None) -> str:
-    return folder.name if folder is not None else ""
-
-
-def _say_once(message: str) -> Callable[[float], None]:
-    """A progress line after two seconds of waiting, and once a minute."""
-    said: list[int] = []
-
-    def progress(seconds: float) -> None:
-        if seconds >= 2 and int(seconds // 60) not in said:
-            said.append(int(seconds // 60))
-            logger.warning("%s (%.0f s) ...", message, seconds)
-
-    return progress

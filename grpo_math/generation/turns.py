@@ -11,11 +11,12 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.generation.chat import Message, Tool, prepare
+from grpo_math.generation.completion import Completion
 
 UNLIMITED = 2**31
 AT_ONCE = 64  # rows whose calls are under way; how many programs run at once is the tool's to say
@@ -102,29 +103,8 @@ def methods_of(environment: Any) -> list[Tool]:
     return [getattr(environment, name) for name in names]
 
 
-@dataclass
-class Played:
-    """A completion with its results: ``mask`` is 0 for tokens of a result; a timeout is a failure too.
-
-    The message with a result has a ``status`` where the call failed: failed, or timeout.
-    """
-
-    ids: list[int]
-    mask: list[int]
-    messages: list[Message]
-    logprobs: list[float] | None = None
-    calls: int = 0
-    failures: int = 0
-    timeouts: int = 0
-
-    def wanted(self) -> list[Message]:
-        """The calls of the last turn that have no result yet."""
-        last = self.messages[-1] if self.messages else {}
-        return last.get("tool_calls") or []
-
-
-# Prompts, and how many rows the rank with most of them has -> ids and their log-probs, for these prompts.
-Generate = Callable[[list[list[int]], int], tuple[list[list[int]], list[list[float]] | None]]
+# Prompts, and how many rows the rank with most of them has -> a turn for each of these prompts, or more turns.
+Generate = Callable[[list[list[int]], int], list[Completion]]
 
 
 @dataclass(frozen=True)
@@ -143,59 +123,82 @@ class Limits:
 def play(
     talk: Talk,
     prompts: Sequence[list[int]],
-    rows: Sequence[Played],
+    first: Sequence[Completion],
     functions: Sequence[Mapping[str, Tool]],
     generate: Generate,
     limits: Limits,
-) -> None:
-    """Carry ``rows``, which hold the first turn after ``prompts``, to their end, in place.
+) -> list[Completion]:
+    """Continue completions until they call no tool. ``first`` are the first turns after ``prompts``, with messages.
 
     ``functions``: by name, for each row. A result that would make a completion longer than ``limits`` is left out, and
     the completion ends with the call.
     """
-    going, rounds = [i for i, row in enumerate(rows) if row.wanted()], 0
+    rows = [replace(row, mask=[1] * len(row.tokens)) for row in first]
+    calling, rounds = [i for i, row in enumerate(rows) if calls_of(row)], 0
     while rounds < limits.rounds:
-        fed: dict[int, list[int]] = {}
-        for i, said in zip(going, _results(rows, functions, going), strict=True):
-            row = rows[i]
-            whole = row.ids + talk.results(said)
-            if len(whole) <= limits.completion and len(prompts[i]) + len(whole) < limits.context:
-                fed[i] = whole
-                row.messages += said
-        widest = limits.widest(len(fed))
+        continued: dict[int, Completion] = {}
+        for i, results in zip(calling, _results(rows, functions, calling), strict=True):
+            statuses = [result.get("status") for result in results]
+            rows[i] = replace(
+                rows[i],
+                calls=rows[i].calls + len(results),
+                failures=rows[i].failures + len(results) - statuses.count(None),
+                timeouts=rows[i].timeouts + statuses.count("timeout"),
+            )
+            ids = talk.results(results)
+            row = _longer(rows[i], Completion(ids, [0.0] * len(ids)), 0, results)
+            if len(row.tokens) <= limits.completion and len(prompts[i]) + len(row.tokens) < limits.context:
+                continued[i] = row
+        # Ranks generate together: a rank without open rows takes part as long as any rank has some.
+        widest = limits.widest(len(continued))
         if not widest:
             break
-        turns, logprobs = generate([prompts[i] + whole for i, whole in fed.items()], widest)
-        for number, (i, whole) in enumerate(fed.items()):
-            row, turn = rows[i], turns[number][: limits.completion - len(whole)]
-            results = len(whole) - len(row.ids)
-            row.mask += [0] * results + [1] * len(turn)
-            if row.logprobs is not None and logprobs is not None:
-                row.logprobs += [0.0] * results + logprobs[number][: len(turn)]
-            row.ids = whole + turn
-            if message := talk.message(turn, prompts[i] + whole):
-                row.messages.append(message)
-        going, rounds = [i for i in fed if rows[i].wanted()], rounds + 1
+        turns = generate([prompts[i] + row.tokens for i, row in continued.items()], widest)
+        for turn, (i, row) in zip(turns, continued.items(), strict=False):
+            room = limits.completion - len(row.tokens)
+            message = talk.message(turn.tokens[:room], prompts[i] + row.tokens)
+            shorter = replace(turn, tokens=turn.tokens[:room], logps=turn.logps and turn.logps[:room])
+            rows[i] = _longer(row, shorter, 1, [message] if message else [])
+            rows[i] = replace(rows[i], truncated=turn.truncated or len(turn.tokens) > room)
+        calling, rounds = [i for i in continued if calls_of(rows[i])], rounds + 1
+    return rows
+
+
+def calls_of(row: Completion) -> list[Message]:
+    """Return the calls of the last turn. If the turn is the last message, they have no results yet."""
+    return row.messages[-1].get("tool_calls") or [] if row.messages else []
+
+
+def _longer(row: Completion, more: Completion, written: int, messages: Sequence[Message]) -> Completion:
+    """Append tokens and messages: a turn of the model (``written`` 1), or the results of its calls (0)."""
+    return replace(
+        row,
+        tokens=row.tokens + more.tokens,
+        logps=None if row.logps is None or more.logps is None else row.logps + more.logps,
+        mask=[*row.mask, *[written] * len(more.tokens)],
+        messages=[*row.messages, *messages],
+    )
 
 
 def _results(
-    rows: Sequence[Played], functions: Sequence[Mapping[str, Tool]], going: Sequence[int]
+    rows: Sequence[Completion], functions: Sequence[Mapping[str, Tool]], calling: Sequence[int]
 ) -> list[list[Message]]:
-    """The calls of these rows' last turns, made: the messages with their results, counted.
+    """Make the calls of these rows' last turns, and return the messages with their results.
 
-    Those of the Python tool alone run side by side, and a function of the user's own is called by one thread.
+    Calls of the Python tool alone run side by side. The user's own functions are called by one thread.
     """
 
     def of_row(i: int) -> list[Message]:
-        return [_called(rows[i], call, functions[i]) for call in rows[i].wanted()]
+        return [_called(call, functions[i]) for call in calls_of(rows[i])]
 
-    if all(tool.__module__.startswith("grpo_math.tools") for i in going for tool in functions[i].values()):
+    if all(tool.__module__.startswith("grpo_math.tools") for i in calling for tool in functions[i].values()):
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            return list(threads.map(of_row, going))
-    return [of_row(i) for i in going]
+            return list(threads.map(of_row, calling))
+    return [of_row(i) for i in calling]
 
 
-def _called(row: Played, call: Message, functions: Mapping[str, Tool]) -> Message:
+def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
+    """Make a call. The message has a ``status`` if the call failed: failed, or timeout."""
     name, status = call.get("name", "unknown"), "done"
     try:
         if call["type"] != "function":
@@ -212,9 +215,8 @@ def _called(row: Played, call: Message, functions: Mapping[str, Tool]) -> Messag
     except Exception as error:
         status = "timeout" if isinstance(error, TimeoutError) else "failed"
         result = {"error": str(error)}
-    row.calls, row.failures = row.calls + 1, row.failures + (status != "done")
-    row.timeouts += status == "timeout"
-    return {"role": "tool", "name": name, "content": str(result), **({} if status == "done" else {"status": status})}
+    message = {"role": "tool", "name": name, "content": str(result)}
+    return message if status == "done" else {**message, "status": status}
 
 
 async def _of(result: Any) -> Any:

@@ -17,7 +17,7 @@ Does not weigh or sum: that is TRL's ``reward_weights``.
 
 from grpo_math.errors import one_of
 from grpo_math.rewards.columns import Reward, text_of
-from grpo_math.rewards.guard import Mishaps, checked, name_of
+from grpo_math.rewards.guard import RewardContext, checked, name_of
 from grpo_math.rewards.judge import JUDGE_PROMPT, make_llm_judge
 from grpo_math.rewards.rules import (
     accuracy,
@@ -38,15 +38,10 @@ from grpo_math.rewards.tools import make_tool_use
 from grpo_math.run.user_functions import is_user_function, load_function
 
 __all__ = [
-    "JUDGE_PROMPT", "REWARDS", "Mishaps", "Reward", "accuracy", "checked", "format_soft", "format_strict", "gated",
-    "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition", "make_shaped",
-    "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
+    "JUDGE_PROMPT", "REWARDS", "Reward", "RewardContext", "accuracy", "checked", "format_soft", "format_strict",
+    "gated", "gsm8k", "integer_only", "load_reward", "make_llm_judge", "make_overlong", "make_repetition",
+    "make_shaped", "make_tool_use", "number_match", "proximity", "r1_zero", "text_of", "xml_count",
 ]  # fmt: skip
-
-
-def _named(name: str, reward: Reward) -> Reward:
-    reward.__name__ = reward.__qualname__ = name  # TRL logs rewards/<__name__>/mean
-    return reward
 
 
 REWARDS: dict[str, Reward] = {
@@ -54,7 +49,7 @@ REWARDS: dict[str, Reward] = {
     for reward in (
         *(accuracy, r1_zero, gsm8k, format_strict, format_soft, xml_count, integer_only, proximity, number_match),
         *(make_shaped(), make_overlong(), make_repetition(), make_llm_judge(), make_tool_use()),
-        _named("gated", gated(format_soft, on=accuracy)),
+        gated(format_soft, on=accuracy, name="gated"),  # TRL logs rewards/<__name__>/mean
     )
 }
 

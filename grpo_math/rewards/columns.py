@@ -1,5 +1,7 @@
 """What reward functions read: TRL's columns as grades, golds, formats and lengths, one an entry for each completion.
 
+The trainer adds ``grade``, and two numbers, ``grade_timeout`` and ``max_completion_length`` (guard.py).
+
 Does not turn any of it into a number (rules.py does).
 """
 
@@ -40,7 +42,7 @@ def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, A
     if given is not None:
         return list(given)
     texts = [text_of(completion) for completion in completions]
-    formats, timeout = formats_of(completions, columns), setting_of(columns, "grade_timeout") or 5.0
+    formats, timeout = formats_of(completions, columns), columns.get("grade_timeout", 5.0)
     return grade_batch(golds_of(name, columns), texts, answer_format=formats, timeout=timeout)
 
 
@@ -82,21 +84,6 @@ def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> li
     """
     formats = formats_of(completions, columns)
     return [(text_of(completion), f or DEFAULT_FORMAT) for completion, f in zip(completions, formats, strict=True)]
-
-
-def limit_of(columns: dict[str, Any]) -> int:
-    """The most tokens of a completion."""
-    return setting_of(columns, "max_completion_length") or DEFAULT_LIMIT
-
-
-def setting_of(columns: dict[str, Any], name: str) -> Any:
-    """A setting of the run: a number, or, as TRL passes it on, a column of the same number.
-
-    >>> setting_of({"grade_timeout": [2.0, 2.0]}, "grade_timeout"), setting_of({}, "grade_timeout")
-    (2.0, None)
-    """
-    value = columns.get(name)
-    return value[0] if isinstance(value, list) and value else value
 
 
 def lengths_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:

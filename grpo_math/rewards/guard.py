@@ -6,13 +6,12 @@ Does not decide how a run ends: the trainer does, on every rank alike.
 import contextlib
 import inspect
 import numbers
-import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from grpo_math.errors import RewardError, UserError
@@ -45,19 +44,21 @@ def is_async(reward: Any) -> bool:
 
 
 @dataclass
-class Mishaps:
-    """Failures of this rank's reward functions in a rollout: how many calls were repeated, and the error that ends the
-    run."""
+class RewardContext:
+    """Shared by the reward functions of one rank: ``columns`` that the trainer adds to TRL's, how many calls were
+    repeated in this rollout, and the error that ends the run."""
 
+    columns: dict[str, Any] = field(default_factory=dict)
     retries: int = 0
     error: UserError | None = None
 
 
-def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
+def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
     """Return the same reward with failures that name it: one clear `RewardError`, never an invented zero.
 
-    With ``mishaps``, as in training, a function that raises is called once more with the same arguments. The error of
-    the second call is noted there instead of raised, because all ranks have to end together.
+    With ``context``, as in training, its columns are added, and a function that raises is called once more with the
+    same arguments. The error of the second call is stored in the context instead of raised, because all ranks have to
+    end together.
 
     >>> def broken(prompts, completions, **columns): return [float("nan")]
     >>> checked(broken)([""], [""])
@@ -68,17 +69,17 @@ def checked(reward: Reward, mishaps: Mishaps | None = None) -> Reward:
     function = cast("Callable[..., Any]", reward)
 
     async def later(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        call = _Call(name_of(reward), mishaps)
+        call = _Call(name_of(reward), context)
         while call.tries:
             with call.attempt():
-                call.values = await function(prompts=prompts, completions=completions, **columns)
+                call.values = await function(prompts=prompts, completions=completions, **{**columns, **call.columns})
         return call.rewards(len(completions))
 
     def now(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> Any:
-        call = _Call(name_of(reward), mishaps)
+        call = _Call(name_of(reward), context)
         while call.tries:
             with call.attempt():
-                call.values = function(prompts=prompts, completions=completions, **columns)
+                call.values = function(prompts=prompts, completions=completions, **{**columns, **call.columns})
         return call.rewards(len(completions))
 
     guarded: Any = later if is_async(reward) else now
@@ -93,79 +94,63 @@ class _Call:
     values: Any = None
     error: BaseException | None = None
 
-    def __init__(self, name: str, mishaps: Mishaps | None) -> None:
-        self.name, self.mishaps = name, mishaps
-        self.tries = 1 if mishaps is None else 2
+    def __init__(self, name: str, context: RewardContext | None) -> None:
+        self.name, self.context = name, context
+        self.tries = 1 if context is None else 2
+        self.columns = context.columns if context else {}
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Catch what the function raises, `sys.exit` and KeyboardInterrupt included, unless a signal has raised it."""
+        """Catch what the function raises, `sys.exit` included. Signals pass."""
         self.error = None
         try:
             with _watched(self.name):
                 yield
             self.tries = 0
-        except (_CtrlC, Stopped):
+        except Stopped:
             raise
         except UserError as error:  # a second call would not help
             self.error, self.tries = error, 0
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
+        except (Exception, SystemExit) as error:
             self.error, self.tries = error, self.tries - 1
-            if self.mishaps is not None and self.tries:
-                self.mishaps.retries += 1
-                said = f"reward function {self.name} raised {said_by(error)} at {_place(error)}"
-                _say(f"{said}: it is called once more")
+            if self.context is not None and self.tries:
+                self.context.retries += 1
+                _warn(f"reward function {self.name} raised {said_by(error)} at {_place(error)}: it is called once more")
 
     def rewards(self, count: int) -> list[float | None]:
-        """Return the values of the last attempt. An error is raised, or noted in training."""
+        """Return the values of the last attempt. An error is raised, or stored in training."""
         try:
             if isinstance(self.error, UserError):
                 raise self.error
             if self.error is not None:
-                twice = f" twice in a row at {_place(self.error)}" if self.mishaps is not None else ""
-                said = f"reward function {self.name} raised {said_by(self.error)}{twice}"
-                raise RewardError(f"{said}: training stops, since a zero here would be invented") from self.error
+                twice = f" twice in a row at {_place(self.error)}" if self.context is not None else ""
+                message = f"reward function {self.name} raised {said_by(self.error)}{twice}"
+                raise RewardError(f"{message}: training stops instead of assuming a reward of 0") from self.error
             return _verified(self.name, self.values, count)
         except UserError as error:
-            if self.mishaps is None:
+            if self.context is None:
                 raise
-            self.mishaps.error = self.mishaps.error or error
+            self.context.error = self.context.error or error
             return [0.0] * count  # never used: this rank meets the others in the gather before all end
-
-
-class _CtrlC(KeyboardInterrupt):
-    """Ctrl-C, as opposed to a KeyboardInterrupt that a reward raises itself."""
 
 
 @contextmanager
 def _watched(name: str) -> Iterator[None]:
-    """Name a reward function that takes long, mark Ctrl-C, and restore what would change how the model is trained:
-    torch's grad mode and default dtype."""
-    slow = threading.Timer(SLOW, _say, [f"reward function {name} has been running for {SLOW:g} seconds"])
+    """Name a reward function that takes long, and restore what would change how the model is trained: torch's grad
+    mode and default dtype."""
+    slow = threading.Timer(SLOW, _warn, [f"reward function {name} has been running for {SLOW:g} seconds"])
     slow.daemon = True
     torch: Any = sys.modules.get("torch")  # not imported for the check of a recipe
     modes = torch and (torch.is_grad_enabled(), torch.get_default_dtype())
-    handler: Any = signal.getsignal(signal.SIGINT)
-
-    def interrupt(number: int, frame: Any) -> None:
-        try:
-            handler(number, frame)
-        except KeyboardInterrupt:
-            raise _CtrlC from None
-
-    if callable(handler) and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, interrupt)
     slow.start()
     try:
         yield
     finally:
         slow.cancel()
-        if signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, handler)
         if torch and modes != (torch.is_grad_enabled(), torch.get_default_dtype()):
             torch.set_grad_enabled(modes[0])
             torch.set_default_dtype(modes[1])
-            _say(f"reward function {name} changed torch's grad mode or default dtype: they are restored")
+            _warn(f"reward function {name} changed torch's grad mode or default dtype: they are restored")
 
 
 def _verified(name: str, values: Any, count: int) -> list[float | None]:
@@ -192,7 +177,7 @@ def _returned(name: str, what: str, remedy: str) -> RewardError:
     return RewardError(f"reward function {name} returned {what}: {remedy}")
 
 
-def _say(warning: str) -> None:
+def _warn(warning: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(f"warning: {warning}", file=sys.stderr)

@@ -15,6 +15,7 @@ from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.where import gold_answer
 from grpo_math.rewards.columns import (
+    DEFAULT_LIMIT,
     Completion,
     Reward,
     formats_of,
@@ -22,7 +23,6 @@ from grpo_math.rewards.columns import (
     grades_of,
     in_formats,
     lengths_of,
-    limit_of,
     text_of,
 )
 from grpo_math.rewards.guard import name_of
@@ -110,7 +110,7 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
     """
 
     def shaped(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        limit = max_length or limit_of(columns)
+        limit = max_length or columns.get("max_completion_length", DEFAULT_LIMIT)
         grades, texts = grades_of("shaped", completions, columns), in_formats(completions, columns)
         return [
             None
@@ -177,7 +177,7 @@ def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **co
     return [float(number is not None and number.denominator == 1) for number in numbers_]
 
 
-def gated(reward: Reward, on: Reward = accuracy) -> Reward:
+def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Reward:
     """``reward`` where ``on`` is above 0, and 0 elsewhere, so that format alone earns nothing.
 
     >>> gated(format_strict)([""], ["#### 8"], answer=["7"], answer_format=["gsm8k"])
@@ -189,7 +189,7 @@ def gated(reward: Reward, on: Reward = accuracy) -> Reward:
         values = reward(prompts, completions, **columns)
         return [None if gate is None else value if gate > 0 else 0.0 for gate, value in zip(gates, values, strict=True)]
 
-    gated.__name__ = gated.__qualname__ = f"{name_of(reward)}_on_{name_of(on)}"
+    gated.__name__ = gated.__qualname__ = name or f"{name_of(reward)}_on_{name_of(on)}"
     return gated
 
 
@@ -210,7 +210,7 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
     """
 
     def overlong(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-        most = max_length or limit_of(columns)
+        most = max_length or columns.get("max_completion_length", DEFAULT_LIMIT)
         soft = max(1, most // 5) if cache is None else cache
         return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in lengths_of(completions, columns)]
 

@@ -70,7 +70,6 @@ def json_text(value: Any) -> str:
     return text
 
 
-def say(label: str, text: str, clear: bool = False) -> None:
-    """Print one line on stderr. With ``clear`` it replaces a line of progress."""
-    start = "\r\033[K" if clear and sys.stderr.isatty() else ""
-    print(f"{start}{label:<8} {text}", file=sys.stderr, flush=True)
+def say(label: str, text: str) -> None:
+    """Print one line on stderr."""
+    print(f"{label:<8} {text}", file=sys.stderr, flush=True)

@@ -5,9 +5,9 @@ was asked of the adapter of rollout k-1, is scored and trained on. The first bat
 log-probs are the policy's own, and its vLLM importance correction (their ratio to what the sampler said) is therefore
 that of the older adapter too: the loss needs no term of ours.
 
-The next prompts are read off the sampler, whose order follows from the seed. `Asked` (generation/ahead.py) runs the
-requests; no collective is in its thread. A checkpoint keeps the batch that is under way, so that a run goes on as if
-it had not stopped.
+The next prompts are read off the sampler, whose order follows from the seed. `Prefetch` (generation/prefetch.py) runs
+the requests; no collective is in its thread. A checkpoint keeps the batch that is under way, so that a run goes on as
+if it had not stopped.
 
 Does not sample: generation/sync.py does.
 """
@@ -22,7 +22,7 @@ import torch
 from trl.trainer.utils import RepeatSampler
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.ahead import Asked
+from grpo_math.generation.prefetch import Prefetch
 from grpo_math.run import metrics
 from grpo_math.trainer.refusals import refuse_unforeseen
 
@@ -49,7 +49,7 @@ class Ahead:
         """After how many optimizer steps the adapter that the servers have was sent."""
         return self.trainer._last_loaded_step
 
-    def take(self, asked: Asked, waited: float) -> None:
+    def take(self, asked: Prefetch, waited: float) -> None:
         """Say of the batch that training goes on with how old it is, and what of its sampling was not waited for."""
         trainer = self.trainer
         self._at = trainer._step

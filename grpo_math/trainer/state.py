@@ -18,7 +18,7 @@ import numpy
 import torch
 from accelerate.utils import gather_object
 
-from grpo_math.generation.ahead import Asked
+from grpo_math.generation.prefetch import Prefetch
 from grpo_math.run.checkpoints import STATE
 from grpo_math.run.main_process import on_main
 
@@ -62,7 +62,7 @@ def to_keep(trainer: Any) -> dict[str, Any]:
     held = state_of(trainer)
     if trainer.settings.staleness:
         on_main(lambda: held["asked"] and held["asked"].wait())
-        held["asked"] = held["asked"] and held["asked"].plain()
+        held["asked"] = held["asked"] and held["asked"].state_dict()
     return held
 
 
@@ -107,7 +107,8 @@ def go_on(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
         trainer._resampler.pool.position = state["pool"]
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
-        trainer.vllm_generation.asked = Asked.of(state["asked"])
+        asked = state["asked"]  # the object itself, if this is the state of a moment and not of a checkpoint
+        trainer.vllm_generation.asked = Prefetch.from_state_dict(asked) if isinstance(asked, dict) else asked
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
     if state["table"]:

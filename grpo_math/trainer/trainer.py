@@ -42,11 +42,11 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.errors import ConfigError, RewardError, UserError
 from grpo_math.generation.decoding import cache_given_back, lean_generation
 from grpo_math.generation.models import model_path
-from grpo_math.generation.sync import ServerAway, adapter_sync
+from grpo_math.generation.sync import ServerUnavailable, adapter_sync
 from grpo_math.grading import grade_batch, offending
 from grpo_math.rewards import text_of
 from grpo_math.rewards.columns import gold_of
-from grpo_math.rewards.guard import Mishaps
+from grpo_math.rewards.guard import RewardContext
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.main_process import on_main
 from grpo_math.run.user_functions import is_user_function
@@ -94,14 +94,15 @@ class MathGRPOTrainer(GRPOTrainer):
         self.settings = settings_of(args)
         self.meter = StepMeter(lambda: self._metrics[self._mode])
         self._grades: list[Any] | None = None
-        self._mishaps, self._retries = Mishaps(), 0  # of this rank in these rewards; of all ranks in this rollout
+        limits = {"max_completion_length": args.max_completion_length, "grade_timeout": self.settings.grade_timeout}
+        self._reward_context, self._retries = RewardContext(limits), 0  # retries of all ranks in this rollout
         self._nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         self._held: dict[str, Any] | None = None  # of the checkpoint that this run goes on from
         self._sampler: Any = None
         warning = look_for_golds(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
         talk = talk_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
-            super().__init__(model, resolved(reward_funcs, self._mishaps), args, *arguments, **kwargs)
+            super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
         self.scale_rewards = trls(self.scale_rewards)
         self.turns = Turns(self, talk) if talk and self.tools else None  # an environment may have none
         if warning:
@@ -153,7 +154,7 @@ class MathGRPOTrainer(GRPOTrainer):
         ):
             try:
                 return super()._generate_single_turn(*args, **kwargs)
-            except ServerAway as error:
+            except ServerUnavailable as error:
                 raise UserError(state.saved_before(self, error)) from None
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
@@ -171,10 +172,10 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            limits = {"max_completion_length": self.max_completion_length, "grade_timeout": self.settings.grade_timeout}
-            inputs = [{**limits, **row} for row in inputs]
+            added = self._reward_context.columns
+            added.pop("grade", None)
             if self._grades is not None:
-                inputs = [{**row, "grade": grade} for row, grade in zip(inputs, self._grades, strict=True)]
+                added["grade"] = self._grades
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
             table.tell(self, inputs, completion_ids_list)
@@ -195,10 +196,10 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _end_alike(self) -> None:
         """A reward function that failed on one rank ends the run on every rank, after the gather that all wait in."""
-        error = self._mishaps.error
-        of_ranks = gather_object([(self._mishaps.retries, error and str(error))])
+        error = self._reward_context.error
+        of_ranks = gather_object([(self._reward_context.retries, error and str(error))])
         self._retries += sum(retries for retries, _ in of_ranks)
-        self._mishaps.retries, self._mishaps.error = 0, None
+        self._reward_context.retries, self._reward_context.error = 0, None
         if failed := next((line for _, line in of_ranks if line), None):
             raise RewardError(state.saved_before(self, RewardError(failed))) from error
 

@@ -9,15 +9,17 @@ Images stay with TRL's own loop, on one process.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
-from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.chat import Message
+from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.turns import Limits, Played, Talk, play
+from grpo_math.generation.turns import Limits, Talk, play
 from grpo_math.grading import Verdict
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run import metrics
@@ -46,15 +48,15 @@ class Turns:
 
     def __init__(self, trainer: Any, talk: Talk) -> None:
         self.trainer, self.talk = trainer, talk
-        self.rows: list[Played] = []  # of the last generation
-        self.earlier: EarlierTurns | None = None
+        self.rows: list[Completion] = []  # of the last generation
+        self.earlier: TurnCache | None = None
         together = trainer.use_vllm or split_by(trainer.accelerator)
         self.waits = bool(together) and trainer.accelerator.num_processes > 1
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
         """While open, one rollout under the weights of now: without vLLM its turns go on from those before them."""
-        self.earlier = EarlierTurns(self.talk.calls)
+        self.earlier = TurnCache(self.talk.calls)
         try:
             yield
         finally:
@@ -69,24 +71,25 @@ class Turns:
         *images: Any,
     ) -> tuple[Any, ...]:
         """What TRL's ``_tool_call_loop`` takes after the prompts, and returns."""
-        row_logprobs: Any = logprobs or [None] * len(completion_ids)
-        given = zip(completion_ids, completions, row_logprobs, strict=True)
-        rows = self.rows = [Played(list(ids), [1] * len(ids), messages, numbers) for ids, messages, numbers in given]
         trainer = self.trainer
+        first = [
+            replace(row, messages=messages)
+            for row, messages in zip(_completions(completion_ids, logprobs), completions, strict=True)
+        ]
         functions = [a | b for a, b in zip(trainer._sync_tool_dicts, trainer._async_tool_dicts, strict=True)]
 
         def generate(asked: list[list[int]], widest: int) -> Any:
             # Ranks that generate together need equally many prompts. The answers to the added ones are dropped by
             # `play`.
             filled = asked + [prompt_ids[0]] * (widest - len(asked))
-            return trainer._generate_single_turn(filled, None, {}, num_generations=1)
+            return _completions(*trainer._generate_single_turn(filled, None, {}, num_generations=1))
 
         limits = Limits(trainer.max_completion_length, self._context(), self.talk.most, self._widest)
-        play(self.talk, prompt_ids, rows, functions, generate, limits)
+        rows = self.rows = play(self.talk, prompt_ids, first, functions, generate, limits)
         calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
-        ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("ids", "mask", "messages"))
-        logprobs = None if logprobs is None else [row.logprobs or [] for row in rows]
-        return masks, messages, ids, logprobs, calls, failures, [[] for _ in rows]
+        ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("tokens", "mask", "messages"))
+        logps: Any = None if logprobs is None else [row.logps or [] for row in rows]
+        return masks, messages, ids, logps, calls, failures, [[] for _ in rows]
 
     def _widest(self, open_: int) -> int:
         return max(gather_object([open_])) if self.waits else open_
@@ -117,3 +120,8 @@ class Turns:
             groups = {metrics.RIGHT_WITH_CALL: right[called], metrics.RIGHT_WITHOUT_CALL: right[~called]}
             values |= {name: group.mean().item() for name, group in groups.items() if len(group)}
         return values
+
+
+def _completions(ids: list[list[int]], logprobs: list[list[float]] | None) -> list[Completion]:
+    row_logprobs: list[Any] = logprobs or [None] * len(ids)
+    return [Completion(list(tokens), logps) for tokens, logps in zip(ids, row_logprobs, strict=True)]

@@ -298,14 +298,13 @@ def test_a_reward_is_tried_where_training_calls_it(name, monkeypatch, tmp_path):
         assert signal.getsignal(signal.SIGALRM) == before
 
 
-@pytest.mark.parametrize("exception", ["SystemExit(0)", "KeyboardInterrupt"])
-def test_a_reward_that_exits_is_refused_by_name(exception, monkeypatch, tmp_path):
-    (tmp_path / "leaving.py").write_text(f"def leaves(completions, **columns):\n    raise {exception}\n")
+def test_a_reward_that_exits_is_refused_by_name(monkeypatch, tmp_path):
+    (tmp_path / "leaving.py").write_text("def leaves(completions, **columns):\n    raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "leaving", raising=False)
     [(level, text)] = found("rewards", "--rewards", "leaving:leaves")
     assert level == "error"
-    assert f"reward function leaves raised {exception.partition('(')[0]}" in text
+    assert "reward function leaves raised SystemExit" in text
 
 
 # The tokenizer

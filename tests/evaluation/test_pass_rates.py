@@ -62,13 +62,14 @@ def measured(model, tokenizer, rows, path, **kwargs):
 @pytest.mark.slow
 def test_a_rate_is_the_share_of_completions_that_are_right(model, tokenizer, problems, tmp_path, monkeypatch):
     """Every second completion is replaced by the gold answer, and one problem's gold by something ungradable."""
-    from grpo_math.generation.completions import Completion, token_ids
+    from grpo_math.generation.completion import Completion
+    from grpo_math.generation.completions import token_ids
 
     ids = token_ids(tokenizer, [row["prompt"] for row in problems])
     texts = {tuple(prompt): cycle(["-1", row["answer"]]) for prompt, row in zip(ids, problems, strict=True)}
 
     def generate(prompts, seed):
-        return [Completion(f"#### {next(texts[tuple(prompt)])}", 4, False) for prompt in prompts]
+        return [Completion([1] * 4, text=f"#### {next(texts[tuple(prompt)])}") for prompt in prompts]
 
     monkeypatch.setattr(backends.Model, "generator", lambda model, sampling, talk: generate)
     rows = [{**row, "answer": "" if i == 3 else row["answer"]} for i, row in enumerate(problems)]

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps, scaled
 from grpo_math.generation.canary import TOKENS, Canary
+from grpo_math.generation.completion import Completion
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ class Sampler:
             for _ in range(TOKENS):
                 ids.append(int(self.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
             said = logps(self.model, ids[: len(prompt)], ids[len(prompt) :]).tolist()
-        return [(ids[len(prompt) :], self.spoil(said))]
+        return [Completion(ids[len(prompt) :], self.spoil(said))]
 
     def canary(self):
         return Canary(self.model, Accelerator(cpu=True), True, self.ask, self.sent.append, lambda: (16, 512))

@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicCache
 
 from grpo_math.generation import cache, completions, decoding
 from grpo_math.generation.cache import GrowingLayer
-from grpo_math.generation.completions import Completion, token_ids, with_model
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import token_ids, with_model
 from grpo_math.generation.decoding import lean_generation, sample
 
 
@@ -73,7 +74,6 @@ SETTINGS = {
     "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.02},
     "typical_p": {"typical_p": 0.7},
-    "repetition penalty, which knows the padding of each row": {"repetition_penalty": 1.5},
     "no repeated bigrams": {"no_repeat_ngram_size": 2},
     "at least 5 tokens": {"min_new_tokens": 5},
     "at least 20 tokens with the prompt": {"min_length": 20},
@@ -84,7 +84,7 @@ SETTINGS = {
     "several completions of a row": {"num_return_sequences": 2},
     "cold": {"temperature": 0.3},
     "more tokens than the cache has room for": {"max_new_tokens": cache.ROOM + 20, "eos_token_id": list(range(60))},
-    "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1, "min_new_tokens": 3},
+    "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "min_new_tokens": 3},
 }
 
 
@@ -254,6 +254,7 @@ OTHER_WAYS = {
     "scores returned": {"return_dict_in_generate": True, "output_scores": True},
     "a prefill in chunks": {"prefill_chunk_size": 4},
     "a processor that mixes rows": {"logits_processor": LogitsProcessorList([ByPosition()])},
+    "a repetition penalty, which knows the padding of each row": {"repetition_penalty": 1.5},
     "a function of the row's number": {"prefix_allowed_tokens_fn": lambda row, ids: list(range(10 + row))},
     "guidance, which runs the model itself": {"guidance_scale": 1.5},
     "processes in step": {"synced_gpus": False},
@@ -356,7 +357,7 @@ def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(mo
     monkeypatch.setattr(completions, "lean_generation", nothing)
     plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0)
     assert ours == plain
-    assert len({completion.tokens for completion in ours}) > 2
+    assert len({len(completion.tokens) for completion in ours}) > 2
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -378,5 +379,5 @@ def test_a_completion_ends_with_its_first_end_token_or_is_cut():
         def decode(self, ids, skip_special_tokens):
             return " ".join(map(str, ids))
 
-    assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == Completion("5 2", 2, False, [5, 2])
-    assert completions.read_off(Numbers(), [5, 6], [2, 3]) == Completion("5 6", 2, True, [5, 6])
+    assert completions.read_off(Numbers(), [5, 2, 9, 2], [2, 3]) == Completion([5, 2], text="5 2")
+    assert completions.read_off(Numbers(), [5, 6], [2, 3]) == Completion([5, 6], text="5 6", truncated=True)

@@ -10,7 +10,7 @@ from small_families import tiny_model
 from small_generation import FAMILIES, PROMPTS, SAMPLED, counted, load
 
 from grpo_math.generation import completions
-from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.decoding import lean_generation
 
 TURN = 20
@@ -58,7 +58,7 @@ def ending(model, tokens=8000):
 
 def played(model, prompts, turns=3, goes_on=lambda prompt, said: sum(said) % 3 > 0, **ways):
     """Completions of every turn; the rows of `goes_on` get a result of their own length, some a long one."""
-    said, rng, earlier = [], random.Random(0), EarlierTurns(goes_on) if ways.get("lean", True) else None
+    said, rng, earlier = [], random.Random(0), TurnCache(goes_on) if ways.get("lean", True) else None
     for _ in range(turns):
         said.append(sampled(model, prompts, earlier, **ways))
         prompts = [
@@ -97,7 +97,7 @@ def test_windows_go_on_and_states_begin_anew(family, tokenizer):
 
 @pytest.mark.slow
 def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
-    model, earlier = ending(load(tiny("llama"))), EarlierTurns(lambda prompt, said: len(said) < TURN)
+    model, earlier = ending(load(tiny("llama"))), TurnCache(lambda prompt, said: len(said) < TURN)
     prompts = first_turn(tokenizer)
     said = sampled(model, prompts, earlier)
     longer = [len(turn) < TURN for turn in said]
@@ -113,7 +113,7 @@ def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
 
 @pytest.mark.slow
 def test_a_row_that_nothing_is_known_of_is_computed_in_whole(tiny, tokenizer):
-    model, earlier = ending(load(tiny("llama"))), EarlierTurns(lambda prompt, said: True)
+    model, earlier = ending(load(tiny("llama"))), TurnCache(lambda prompt, said: True)
     prompts = first_turn(tokenizer)
     said = sampled(model, prompts, earlier)
     mixed = [[*prompt, *turn, 99, 98] for prompt, turn in zip(prompts, said, strict=True)]
@@ -125,7 +125,7 @@ def test_a_row_that_nothing_is_known_of_is_computed_in_whole(tiny, tokenizer):
 
 @pytest.mark.parametrize("odd_first", [True, False])
 def test_rows_with_padding_within_are_neither_kept_nor_filled(odd_first, tiny):
-    model, earlier = load(tiny("llama")), EarlierTurns(lambda prompt, said: True)
+    model, earlier = load(tiny("llama")), TurnCache(lambda prompt, said: True)
     ids, masks = torch.arange(100, 112)[None], [torch.ones(1, 12, dtype=torch.long) for _ in range(2)]
     masks[1 - odd_first][0, 4] = 0
     settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
@@ -150,7 +150,7 @@ def test_an_evaluation_goes_on_from_its_turns(tiny, tokenizer, monkeypatch):
         prompts = first_turn(tokenizer)
         with counted(model) as shapes:
             said = generate(prompts, 0)
-            again = generate([[*prompt, *one.ids, 99] for prompt, one in zip(prompts, said, strict=True)], 1)
+            again = generate([[*prompt, *one.tokens, 99] for prompt, one in zip(prompts, said, strict=True)], 1)
         results.append((said, again, [columns for _, columns in shapes if columns > 1]))
     assert results[0][:2] == results[1][:2]
     assert (results[0][2][-1], results[1][2][-1] > 20) == (2, True)

@@ -37,18 +37,17 @@ def test_the_command_serves_this_machine_alone_with_the_log_probs_that_were_samp
     assert line[-1] == "--enforce-eager"
     assert "--enable-lora" not in line
     assert after(line, "--weight-transfer-config") == '{"backend": "nccl"}'
-    assert not {"--tensor-parallel-size", "--data-parallel-size", "--gpu-memory-utilization"} & set(line)
+    assert not {"--tensor-parallel-size", "--data-parallel-size"} & set(line)
 
 
 def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_takes():
-    line = command("m", lora_rank=20, tensor_parallel=2, data_parallel=4, gpu_memory_utilization=0.9)
+    line = command("m", lora_rank=20, tensor_parallel=2, data_parallel=4)
     assert "--enable-lora" in line
     assert "--weight-transfer-config" not in line
     assert after(line, "--max-lora-rank") == "32"
     assert after(line, "--tensor-parallel-size") == "2"
     assert after(line, "--data-parallel-size") == "4"
     assert after(line, "--api-server-count") == "1"  # each front end has its own list of adapters
-    assert after(line, "--gpu-memory-utilization") == "0.9"
     assert [served_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
     with pytest.raises(ConfigError, match="lora_r=513 is above 512"):
         served_rank(513)
@@ -122,7 +121,7 @@ def test_what_is_no_address_is_refused(url):
 
 def test_a_key_from_a_file_loses_its_line_end_and_one_that_no_header_carries_is_not_shown(small, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret\r\n")
-    Server(small.url).version()
+    Server(small.url).check_version()
     assert small.headers[-1]["Authorization"] == "Bearer secret"
     assert environment()["VLLM_API_KEY"] == "secret"
     monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
@@ -145,7 +144,7 @@ def test_another_version_is_one_line_with_the_remedy(version, small):
 
 
 def test_the_key_is_sent_and_a_missing_one_is_said(small):
-    Server(small.url, api_key="secret").version()
+    Server(small.url, api_key="secret").check_version()
     assert small.headers[-1]["Authorization"] == "Bearer secret"
     small.trouble = [(401, '{"error": "Unauthorized"}')]
     with pytest.raises(ServerError, match="set VLLM_API_KEY") as error:
@@ -156,7 +155,7 @@ def test_the_key_is_sent_and_a_missing_one_is_said(small):
 def test_a_refusal_is_not_asked_again(small):
     small.trouble = [(400, "this model's maximum context\nlength is 16")]
     with pytest.raises(ServerError, match="answers 400: this model's maximum context length is 16") as error:
-        Server(small.url).generate([[1]], model="base")
+        Server(small.url).generate([1], model="base")
     assert error.value.status == 400
     assert len(small.asked) == 1
 
@@ -164,7 +163,7 @@ def test_a_refusal_is_not_asked_again(small):
 def test_nobody_there_is_one_line_without_retries(small):
     small.stop()
     with pytest.raises(ServerError, match="does not answer") as error:
-        Server(small.url, retries=0).version()
+        Server(small.url, retries=0).check_version()
     assert error.value.status is None
     assert not Server(small.url).healthy()
 
@@ -205,16 +204,15 @@ def test_an_unknown_adapter_is_unloaded_already(small):
     Server(small.url).unload_adapter("never there")
 
 
-def test_completions_come_in_the_order_of_prompts_with_their_log_probs(small):
+def test_completions_come_in_order_with_their_log_probs(small):
     def choice(index, ids, logprobs):
         return {"index": index, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}
 
-    answer = [choice(2, [5], [-3.0]), choice(0, [1, 2], [-1.0, float("nan")]), choice(3, [6], [-4.0])]
+    answer = [choice(2, [5], [-3.0]), choice(0, [1, 2], [-1.0, float("nan")])]
     small.trouble = [(200, json.dumps({"choices": [*answer, choice(1, [3], [-2.0])]}))]
-    sampled = Server(small.url).generate([[7], [8]], model="base", n=2)
-    assert sampled.token_ids == [[1, 2], [3], [5], [6]]
-    assert sampled.logprobs == [[-1.0, None], [-2.0], [-3.0], [-4.0]]
+    completions = Server(small.url).generate([7], model="base", n=3)
+    assert [completion.tokens for completion in completions] == [[1, 2], [3], [5]]
+    assert [completion.logps for completion in completions] == [[-1.0, None], [-2.0], [-3.0]]
     small.trouble = [(200, json.dumps({"choices": answer}))]
-    with pytest.raises(ServerError, match="3 completions of 2 prompts with n=2"):
-        Server(small.url).generate([[7], [8]], model="base", n=2)
-    assert Server(small.url).generate([], model="base").token_ids == []
+    with pytest.raises(ServerError, match="2 completions of a prompt with n=3"):
+        Server(small.url).generate([7], model="base", n=3)

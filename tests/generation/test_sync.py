@@ -162,7 +162,7 @@ class SameFolder(AdapterGeneration):
         self.folder = self.root / f"{self.run}-same"
         shutil.rmtree(self.folder, ignore_errors=True)
         save_adapter(self.model, tensors, self.folder, scale)
-        body = {"lora_name": self.name, "lora_path": str(self.folder), "load_inplace": True}
+        body = {"lora_name": self.folder.name, "lora_path": str(self.folder), "load_inplace": True}
         for server in self.servers:
             server.http.ask("/v1/load_lora_adapter", body)
 
@@ -178,9 +178,11 @@ class OldAdapter(AdapterGeneration):
 class OldName(AdapterGeneration):
     """Every adapter is loaded, and the first one is asked for."""
 
-    @property
-    def name(self):
-        return f"{self.run}-1" if self.sent else ""
+    def _ask_servers(self, prompt):
+        last, self.folder = self.folder, self.root / f"{self.run}-1"
+        answers = super()._ask_servers(prompt)
+        self.folder = last
+        return answers
 
     def _let_go(self):  # the first one is not removed
         pass
@@ -223,7 +225,7 @@ def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_
     urls = f"{process.server.url},{process.server.url.replace('127.0.0.1', 'localhost')}"
     generation, (prompt_ids, token_ids, logprobs, ids) = syncs(AdapterGeneration, policy, tokenizer, urls, tmp_path)
     assert generation.canary.agreed == 2
-    assert [name for name in process.server.models() if name.startswith(generation.run)] == [generation.name]
+    assert [name for name in process.server.models() if name.startswith(generation.run)] == [generation.folder.name]
     assert [[[token] for token in row] for row in token_ids] == ids
     for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):
         with scaled(policy, 0.0):  # B was 0 then
@@ -245,11 +247,12 @@ def test_an_adapter_reaches_every_data_parallel_copy_of_a_server(smollm, policy,
         generation.sync_weights()
         prompt = tokenizer("The capital of France is")["input_ids"]
         asked = {"max_tokens": 8, "temperature": 0.0}
-        base, *copies = (
-            server.generate([prompt], model=model, replica=replica, **asked)
-            for model, replica in ((process.model, 0), (generation.name, 0), (generation.name, 1))
+        adapter = generation.folder.name
+        (base,), *copies = (
+            server.generate(prompt, model=model, replica=replica, **asked)
+            for model, replica in ((process.model, 0), (adapter, 0), (adapter, 1))
         )
-        assert copies[0].token_ids == copies[1].token_ids != base.token_ids
+        assert copies[0][0].tokens == copies[1][0].tokens != base.tokens
     finally:
         process.stop()
 

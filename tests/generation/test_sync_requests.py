@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo_math.generation import sync
-from grpo_math.generation.server import Sampled
+from grpo_math.generation.completion import Completion
 from grpo_math.generation.sync import AdapterGeneration, _WithAdapter
 from grpo_math.run.http import ServerError
 
@@ -30,7 +31,10 @@ class Told:
     def heard(self, seconds):
         return nullcontext()
 
-    def wait(self, seconds, progress):
+    def healthy(self):
+        return True
+
+    def wait(self, seconds):
         self.waits += 1
 
     def check_version(self):
@@ -39,13 +43,13 @@ class Told:
     def models(self):
         return [""]
 
-    def generate(self, prompts, **request):
-        self.requests.append({"prompts": prompts, **request})
-        if prompts[0] in self.fails:
-            self.fails.remove(prompts[0])
+    def generate(self, prompt, **request):
+        self.requests.append({"prompt": prompt, **request})
+        if prompt in self.fails:
+            self.fails.remove(prompt)
             raise ServerError("the engine has restarted", 500)
-        rows = [[*prompt, number] for prompt in prompts for number in range(request["n"])]
-        return Sampled(rows, [[-0.5] * len(row) for row in rows])
+        rows = [[*prompt, number] for number in range(request["n"])]
+        return [Completion(row, [-0.5] * len(row)) for row in rows]
 
 
 class Engine:
@@ -77,7 +81,7 @@ def generation(servers=1, rank=0):
     vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
     made.generation_kwargs = {"stop": ["</answer>"]}
     made.servers, made.server_timeout = [Told() for _ in range(servers)], 1.0
-    made.seed, made.rollouts, made.folder = 3, 0, None
+    made.seed, made.rollouts, made.folder = 3, 0, Path()
     made.canary = SimpleNamespace(due=False, agreed=2)
     made.accelerator = SimpleNamespace(process_index=rank, is_main_process=True)
     return made
@@ -123,7 +127,7 @@ def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
     server.fails = [[3], [3], [1], [9]]
     _, token_ids, *_ = made.generate(repeated(*range(1, 11)), None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 11) for number in range(2)]
-    asked = Counter(prompt for request in server.requests for (prompt,) in request["prompts"])
+    asked = Counter(request["prompt"][0] for request in server.requests)
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
     assert server.waits == 2
 
@@ -170,7 +174,7 @@ def test_the_canary_of_engines_that_share_a_model_waits_for_every_rank_first(mon
     monkeypatch.setattr(torch.distributed, "barrier", lambda device_ids: told.append(("barrier", *device_ids)))
     accelerator = SimpleNamespace(local_process_index=1)
     made = colocated(told, monkeypatch, tensor_parallel_size=2, accelerator=accelerator)
-    assert made._ask([1, 2]) == [([7], [-0.5])]
+    assert made._ask([1, 2]) == [Completion([7], [-0.5])]
     assert told == ["wake_up", ("barrier", 1), "generate"]
     made.tensor_parallel_size = 1
     made._ask([1, 2])

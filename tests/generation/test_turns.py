@@ -9,7 +9,8 @@ from small_tools import python
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
-from grpo_math.generation.turns import Limits, Played, Talk, methods_of, play
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.turns import Limits, Talk, calls_of, methods_of, play
 from grpo_math.problems.prompts import build_prompt
 
 
@@ -108,16 +109,13 @@ class Script:
 
     def __call__(self, prompts, widest):
         self.prompts.append(prompts)
-        ids = [self.tokenizer.encode(text) for text in self.turns.pop(0)]
-        return ids[:widest], None
+        return [Completion(self.tokenizer.encode(text)) for text in self.turns.pop(0)][:widest]
 
 
 def begun(talk, tokenizer, *texts):
     prompts = [talk.prompt([{"role": "user", "content": f"question {i}"}]) for i in range(len(texts))]
     turns = [tokenizer.encode(text) for text in texts]
-    rows = [
-        Played(ids, [1] * len(ids), [talk.message(ids, prompt)]) for ids, prompt in zip(turns, prompts, strict=True)
-    ]
+    rows = [Completion(ids, messages=[talk.message(ids, prompt)]) for ids, prompt in zip(turns, prompts, strict=True)]
     return prompts, rows
 
 
@@ -129,15 +127,15 @@ def test_results_are_masked_and_counted_and_failures_are_answers(tokenizer):
     talk = talk_of(tokenizer, python)
     prompts, rows = begun(talk, tokenizer, block("6 * 7"), "no", block("1 / 0"), block("slow"))
     script = Script(tokenizer, ["#### 42<|im_end|>", block("2"), "#### ?<|im_end|>"], ["#### 2<|im_end|>"])
-    play(talk, prompts, rows, [talk.functions()] * 4, script, Limits(200))
+    rows = play(talk, prompts, rows, [talk.functions()] * 4, script, Limits(200))
     assert [(row.calls, row.failures, row.timeouts) for row in rows] == [(1, 0, 0), (0, 0, 0), (2, 1, 0), (1, 1, 1)]
     first = rows[0]
-    assert tokenizer.decode(first.ids) == block("6 * 7") + "\n<|im_start|>tool\n42<|im_end|>\n" + (
+    assert tokenizer.decode(first.tokens) == block("6 * 7") + "\n<|im_start|>tool\n42<|im_end|>\n" + (
         "<|im_start|>assistant\n#### 42<|im_end|>"
     )
-    shown = tokenizer.decode([token for token, kept in zip(first.ids, first.mask, strict=True) if kept])
+    shown = tokenizer.decode([token for token, kept in zip(first.tokens, first.mask, strict=True) if kept])
     assert shown == block("6 * 7") + "#### 42<|im_end|>"
-    assert script.prompts[1][0][: len(prompts[2]) + len(rows[2].ids)][: len(prompts[2])] == prompts[2]
+    assert script.prompts[1][0][: len(prompts[2]) + len(rows[2].tokens)][: len(prompts[2])] == prompts[2]
     results = [message for row in rows for message in row.messages if message["role"] == "tool"]
     assert [message.get("status") for message in results] == [None, "failed", None, "timeout"]
     assert "division by zero" in results[1]["content"]
@@ -147,26 +145,26 @@ def test_a_result_that_does_not_fit_is_left_out(tokenizer):
     talk = talk_of(tokenizer, python)
     prompts, rows = begun(talk, tokenizer, block("'x ' * 99"), block("1"))
     script = Script(tokenizer, ["#### 1" + " and so on" * 50])
-    play(talk, prompts, rows, [talk.functions()] * 2, script, Limits(60))
+    rows = play(talk, prompts, rows, [talk.functions()] * 2, script, Limits(60))
     assert [len(row.messages) for row in rows] == [1, 3]
     assert rows[0].calls == 1
-    assert len(rows[1].ids) == len(rows[1].mask) == 60
+    assert len(rows[1].tokens) == len(rows[1].mask) == 60
 
 
 def test_the_rounds_of_calls_are_bounded(tokenizer):
     talk = talk_of(tokenizer, python)
     prompts, rows = begun(talk, tokenizer, block("1"))
     script = Script(tokenizer, *[[block("1")]] * 9)
-    play(talk, prompts, rows, [talk.functions()], script, Limits(4000, rounds=3))
+    rows = play(talk, prompts, rows, [talk.functions()], script, Limits(4000, rounds=3))
     assert rows[0].calls == 3
-    assert rows[0].wanted()
+    assert calls_of(rows[0])
 
 
 def test_a_rank_without_open_rows_takes_part_in_the_turns_of_the_others(tokenizer):
     talk, widths = talk_of(tokenizer, python), iter([2, 1, 0])
     prompts, rows = begun(talk, tokenizer, "no")
     script = Script(tokenizer, [], [])
-    play(talk, prompts, rows, [talk.functions()], script, Limits(100, widest=lambda own: next(widths)))
+    rows = play(talk, prompts, rows, [talk.functions()], script, Limits(100, widest=lambda own: next(widths)))
     assert script.prompts == [[], []]
     assert len(rows[0].messages) == 1
 

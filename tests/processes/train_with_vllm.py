@@ -83,9 +83,9 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
         if not accelerator.is_main_process:
             return
         greedy = {"temperature": 0.0, "max_tokens": 12, "extra": {"ignore_eos": True}}
-        sampled = generation.servers[0].generate([probe], model=generation.name, **greedy)
-        ours = logps(policy, probe, sampled.token_ids[0])
-        answers.append({"tokens": sampled.token_ids[0], "vllm": sampled.logprobs[0], "trainer": ours.tolist()})
+        (answer,) = generation.servers[0].generate(probe, model=generation.folder.name, **greedy)
+        ours = logps(policy, probe, answer.tokens)
+        answers.append({"tokens": answer.tokens, "vllm": answer.logps, "trainer": ours.tolist()})
         if trainer.state.global_step == int(kill_at):
             os.killpg(int(server_pid), signal.SIGKILL)
 

@@ -15,7 +15,7 @@ from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS, made_up
 from grpo_math.rewards import REWARDS, columns, guard, load_reward
 from grpo_math.rewards.columns import text_of
-from grpo_math.rewards.guard import Mishaps, checked
+from grpo_math.rewards.guard import RewardContext, checked
 from grpo_math.rewards.rules import gated, make_overlong, make_repetition, make_shaped
 from grpo_math.run.signals import Stop, Stopped
 
@@ -85,7 +85,7 @@ def test_without_grades_at_hand_the_runs_time_limit_holds(monkeypatch):
         return grade_batch(golds, texts, timeout=timeout, **settings)
 
     monkeypatch.setattr(columns, "grade_batch", graded)
-    for settings in ({"grade_timeout": [0.5]}, {}):
+    for settings in ({"grade_timeout": 0.5}, {}):
         assert call("accuracy", ["#### 7"], answer=["7"], **settings) == [1.0]
     assert limits == [0.5, 5.0]
 
@@ -205,14 +205,12 @@ def test_overlong_falls_from_zero_to_minus_one_over_the_cache():
     )
 
 
-def test_a_setting_that_the_trainer_passes_comes_as_a_column():
-    """TRL turns every key of a row into a list, the run's own settings as well."""
-    columns = {"answer": ["7"] * 2, "answer_format": ["gsm8k"] * 2, "completion_ids": [[0] * 90, [0] * 50]}
-    completions = ["#### 7", "#### \\sqrt{50} + 1"]  # only symbolic mathematics can tell: the time limit is read
-    for name in ("shaped", "overlong", "r1_zero", "accuracy"):
-        plain = call(name, completions, **columns, max_completion_length=100, grade_timeout=5.0)
-        listed = call(name, completions, **columns, max_completion_length=[100] * 2, grade_timeout=[5.0] * 2)
-        assert plain == listed
+def test_the_trainers_columns_are_added_to_those_of_the_rows():
+    def mine(prompts, completions, answer, grade, **columns):
+        return [len(answer) + grade[0] + columns["max_completion_length"]]
+
+    context = RewardContext({"max_completion_length": 100, "grade": [5]})
+    assert checked(mine, context)(["p"], ["a"], answer=["7"]) == [106.0]
 
 
 def test_repetition_is_minus_the_share_of_repeated_ngrams():
@@ -297,13 +295,13 @@ def test_in_training_a_reward_that_raises_is_called_once_more_with_the_same_argu
             raise OSError("away")
         return [1.0]
 
-    mishaps = Mishaps()
-    assert checked(mine, mishaps)(["p"], ["a"], fails=1) == [1.0]
-    assert (mishaps.retries, mishaps.error, seen) == (1, None, [["a"], ["a"]])
-    checked(mine, mishaps := Mishaps())(["p"], ["a"], fails=9)
-    assert (mishaps.retries, len(seen)) == (1, 4)
-    assert "reward function mine raised OSError" in str(mishaps.error)
-    assert f"twice in a row at {__file__}" in str(mishaps.error)
+    context = RewardContext()
+    assert checked(mine, context)(["p"], ["a"], fails=1) == [1.0]
+    assert (context.retries, context.error, seen) == (1, None, [["a"], ["a"]])
+    checked(mine, context := RewardContext())(["p"], ["a"], fails=9)
+    assert (context.retries, len(seen)) == (1, 4)
+    assert "reward function mine raised OSError" in str(context.error)
+    assert f"twice in a row at {__file__}" in str(context.error)
 
 
 def test_checked_keeps_the_name_and_passes_numbers_and_none():
@@ -332,7 +330,7 @@ def test_an_object_with_an_async_call_is_awaited():
     assert asyncio.run(guarded(["p"], ["a"])) == [1.0]
 
 
-@pytest.mark.parametrize("exception", [SystemExit(0), KeyboardInterrupt(), SystemExit("no key")])
+@pytest.mark.parametrize("exception", [SystemExit(0), SystemExit("no key")])
 @pytest.mark.parametrize("kind", ["a function", "async"])
 def test_a_reward_that_exits_is_a_failure_that_names_it(exception, kind):
     def mine(prompts, completions, **columns):
@@ -341,12 +339,12 @@ def test_a_reward_that_exits_is_a_failure_that_names_it(exception, kind):
     async def later(prompts, completions, **columns):
         raise exception
 
-    guarded = checked(mine if kind == "a function" else later, mishaps := Mishaps())
+    guarded = checked(mine if kind == "a function" else later, context := RewardContext())
     called = guarded(["p"], ["a"])
     assert (asyncio.run(called) if kind == "async" else called) == [0.0]
-    assert mishaps.retries == 1
+    assert context.retries == 1
     said = f"reward function {guarded.__name__} raised {type(exception).__name__}"
-    assert str(mishaps.error).startswith(said)
+    assert str(context.error).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -359,11 +357,11 @@ def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised)
 
     before = signal.getsignal(signal.SIGINT)
     with Stop(), pytest.raises(raised):
-        checked(mine, Mishaps())(["p"], ["a"])
+        checked(mine, RewardContext())(["p"], ["a"])
     assert signal.getsignal(signal.SIGINT) == before
     with Stop() as stop:
         stop.begin()  # a step is under way, which is finished
-        assert checked(mine, Mishaps())(["p"], ["a"]) == [1.0]
+        assert checked(mine, RewardContext())(["p"], ["a"]) == [1.0]
         assert stop.code
         stop.heeded = True
     assert signal.getsignal(signal.SIGINT) == before

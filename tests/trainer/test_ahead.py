@@ -186,7 +186,7 @@ def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(
 
         def noted():
             if threading.current_thread() is threading.main_thread():  # which does not ask ahead
-                together.append(generation.asked is not None and not generation.asked._found.done())
+                together.append(generation.asked is not None and not generation.asked._completions.done())
                 adapters.append(len(small.adapters))
             elif trainer.state.global_step == 2:
                 answers.clear()  # of the batch that the evaluation finds under way
@@ -225,7 +225,7 @@ def test_rollouts_that_are_no_steps_are_asked_for_once_each(
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, prompts=prompts, **{**AHEAD, **settings})
     trainer.train()
     assert trainer.vllm_generation.rollouts == rollouts
-    assert "other prompts" not in caplog.text
+    assert "differs from the prefetched" not in caplog.text
     assert [line.get(metrics.STALENESS) for line in lines(trainer)] == staleness
 
 
@@ -234,7 +234,7 @@ def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, to
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
     trainer.ahead._next = lambda: [[1], [2]]
     trainer.train()
-    assert caplog.text.count("other prompts came") == 4
+    assert caplog.text.count("the batch differs from the prefetched prompts") == 4
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
 
 

@@ -15,7 +15,7 @@ from small_vllm import SmallVLLM
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
-from grpo_math.generation.cache import EarlierTurns
+from grpo_math.generation.cache import TurnCache
 
 END = "<|im_end|>"
 
@@ -104,8 +104,8 @@ def test_the_turns_of_a_rollout_go_on_from_those_before_them(tiny, tokenizer, tm
     monkeypatch.setattr("trl.trainer.grpo_trainer.parse_response", parsed)
     monkeypatch.setattr("trl.chat_template_utils.parse_response", parsed)
     ends, columns = [], []
-    for fill in (EarlierTurns.fill, lambda *args: 0):
-        monkeypatch.setattr(EarlierTurns, "fill", fill)
+    for fill in (TurnCache.fill, lambda *args: 0):
+        monkeypatch.setattr(TurnCache, "fill", fill)
         trainer = made(MathGRPOTrainer, MathGRPOConfig, tiny(), deepcopy(tokenizer), tmp_path)
         trainer.generation_config.max_new_tokens = 12
         with counted(trainer.model) as shapes:

@@ -1,0 +1,70 @@
+"""Completions that are sampled while the trainer trains: requested in a thread, taken when their batch comes.
+
+>>> prefetch = Prefetch([[1, 2]], step=3).start(lambda: [Completion([7], [-0.5])])
+>>> prefetch.result(), Prefetch.from_state_dict(prefetch.state_dict()).result() == prefetch.result()
+([Completion(tokens=[7], logps=[-0.5], text='', truncated=False, mask=(), messages=(), calls=0, failures=0, \
+timeouts=0)], True)
+
+Does not send requests (sync.py does), and does not choose the prompts (trainer/ahead.py does).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+from grpo_math.generation.completion import Completion
+
+
+class Prefetch:
+    """The completions of ``prompts`` by the adapter in ``folder``, as it was after ``step`` optimizer steps.
+
+    ``seconds``: from the first request to the last answer.
+    """
+
+    def __init__(self, prompts: list[list[int]], step: int, folder: Path = Path()) -> None:
+        self.prompts, self.step, self.folder, self.seconds = prompts, step, folder, 0.0
+        self._completions: Future[list[Completion]] = Future()
+
+    def start(self, sample: Callable[[], list[Completion]]) -> Prefetch:
+        """Call ``sample`` in a thread. `result` raises what ``sample`` raises."""
+
+        def run() -> None:
+            started = time.perf_counter()
+            try:
+                completions = sample()
+            except BaseException as error:
+                self._completions.set_exception(error)
+                return
+            self.seconds = time.perf_counter() - started
+            self._completions.set_result(completions)
+
+        # Not an executor, which would keep the interpreter from exiting while a server is away.
+        threading.Thread(target=run, daemon=True).start()
+        return self
+
+    def result(self) -> list[Completion]:
+        """Wait for the completions."""
+        return self._completions.result()
+
+    def wait(self) -> None:
+        """Wait until the completions have arrived or failed."""
+        wait([self._completions])
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Wait, and return plain types for a checkpoint; None if the completions failed."""
+        if self._completions.exception() is not None:
+            return None
+        rows = [(completion.tokens, completion.logps) for completion in self.result()]
+        return {"prompts": self.prompts, "step": self.step, "seconds": self.seconds, "rows": rows}
+
+    @staticmethod
+    def from_state_dict(state: dict[str, Any]) -> Prefetch:
+        prefetch = Prefetch(state["prompts"], state["step"])
+        prefetch.seconds = state["seconds"]
+        prefetch._completions.set_result([Completion(tokens, logps) for tokens, logps in state["rows"]])
+        return prefetch
