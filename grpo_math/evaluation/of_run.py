@@ -3,12 +3,13 @@
 Does not evaluate them.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, first_line
 from grpo_math.problems.prompts import Template, template_of
-from grpo_math.run.resume import config_of
+from grpo_math.run.resume import PROBLEMS, config_of, problem_hash
 from grpo_math.run.weights import weights_in
 
 TOOLS = ("tools", "python", "max_tool_calling_iterations")
@@ -50,6 +51,13 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     folder = run / "evaluation" if output is None else Path(output)
     longest = config.get("max_completion_length") or 512
     return OfRun(base, trained, template_of(config), longest, folder, tools)
+
+
+def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many of the problems a run was trained on."""
+    file = Path(run_dir) / PROBLEMS
+    hashes = set(file.read_text(encoding="utf-8").split()) if file.exists() else set()
+    return sum(problem_hash(row) in hashes for row in rows)
 
 
 def _of_revision(name: str, revision: str) -> str:

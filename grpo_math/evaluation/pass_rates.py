@@ -71,7 +71,7 @@ def measure(
     from grpo_math.run.main_process import on_main
 
     state = PartialState()
-    rates: Rates = on_main(lambda: _rates(journal.go_on(path, about, FIELD)))
+    rates: Rates = on_main(lambda: _rates(journal.resume(path, about, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = about["samples"]
     measured = Model(model, tokenizer=tokenizer)

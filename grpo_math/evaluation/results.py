@@ -207,7 +207,7 @@ def _known(file: Path, settings: dict[str, Any]) -> Records:
     """Return the records that an earlier call left."""
     if file.exists() and not answers_file(file).exists():
         raise ConfigError("output", str(file), "holds results without their answers", "name another file")
-    return {_key(line): line for line in journal.go_on(answers_file(file), settings, "output")}
+    return {_key(line): line for line in journal.resume(answers_file(file), settings, "output")}
 
 
 def _key(record: Record) -> tuple[str, int]:

@@ -39,16 +39,12 @@ class Source(NamedTuple):
     temperature: float = 0.0
     absolute: float | None = None  # a number this far from the gold counts, or as far as the column `tolerance` says
     relative: float | None = None  # as a share of the gold
-    gaps: bool = False  # rows without a gold answer are known: they are left out and counted
-    repeats: bool = False  # problems that occur again are left out and counted
     around: tuple[str, str] = ("", "")  # the instruction before and after each problem, which is cut off
-    mark: str = ""  # what stands before the gold answer in every solution
-    empty: tuple[str, ...] = ()  # how problems without a gold answer begin
-    wrong: Mapping[str, str] = NONE  # how a problem begins whose solution boxes something else -> its gold answer
+    golds: Mapping[str, str] = NONE  # the start of a problem whose solution boxes something else -> its gold answer
     without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it
 
 
-OWN = Source("")  # any set that is not known by its name
+OWN = Source("")  # a data set of the user, or any other set on the Hub
 
 
 DAPO_BEFORE = (
@@ -59,46 +55,32 @@ DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 SOURCES = {
     "gsm8k": Source(
-        "openai/gsm8k",
-        "main",
-        BOTH,
-        {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"},
-        template="gsm8k",
-        mark="####",
+        "openai/gsm8k", "main", BOTH, {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}, template="gsm8k"
     ),
     "math": Source(
         "DigitalLearningGmbH/MATH-lighteval",
         columns={"subject": "type"},
         splits=BOTH,
         files={"train": "math/train.jsonl", "test": "math/test_outside_math500.jsonl"},
-        # Two boxes are empty; one solution boxes everything but its answer, and one box holds half of a formula.
-        empty=(
-            "For any integer $n>1$, the number of prime numbers greater than $n!+1$",
-            "You are given a sequence of $58$ terms; each term has the form $P+n$",
-        ),
-        wrong={
+        # One solution boxes everything but its answer, and one box contains half of a formula.
+        golds={
             "Let $\\boxed{N}$ mean the number of whole number divisors": "6",
             "What is the largest value of $x$, if $\\frac{x}{5} + \\frac{1}{5x} = \\frac{1}{2}$?": "2",
         },
         without={"test": "math500"},
     ),
     "math500": Source("HuggingFaceH4/MATH-500", splits=TEST, files={"test": "math500/test.jsonl"}),
-    "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH, gaps=True, repeats=True),
-    "numina_cot": Source("AI-MO/NuminaMath-CoT", splits=BOTH, gaps=True, repeats=True),
-    "openr1": Source(
-        "open-r1/OpenR1-Math-220k", "default", columns={"subject": "problem_type"}, gaps=True, repeats=True
-    ),
-    "dapo": Source(
-        "open-r1/DAPO-Math-17k-Processed", "en", columns={"problem": "prompt", "answer": "solution"}, repeats=True
-    ),
+    "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH),
+    "numina_cot": Source("AI-MO/NuminaMath-CoT", splits=BOTH),
+    "openr1": Source("open-r1/OpenR1-Math-220k", "default", columns={"subject": "problem_type"}),
+    "dapo": Source("open-r1/DAPO-Math-17k-Processed", "en", columns={"problem": "prompt", "answer": "solution"}),
     "dapo_original": Source(
         "BytedTsinghua-SIA/DAPO-Math-17k",
         columns={"problem": "prompt", "answer": "reward_model.ground_truth"},
-        repeats=True,
         around=(DAPO_BEFORE, DAPO_AFTER),
     ),
-    "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset", gaps=True, repeats=True),
-    "big_math": Source("SynthLabsAI/Big-Math-RL-Verified", gaps=True, repeats=True),
+    "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset"),
+    "big_math": Source("SynthLabsAI/Big-Math-RL-Verified"),
     "aime2024": Source("HuggingFaceH4/aime_2024", splits={"test": "train"}, samples=32, temperature=0.6),
     "aime2025": Source("math-ai/aime25", splits=TEST, samples=32, temperature=0.6),
     "amc2023": Source("math-ai/amc23", splits=TEST, samples=32, temperature=0.6),
