@@ -19,8 +19,8 @@ from grpo_math.grading.equal.compare import is_text_only
 from grpo_math.grading.formats import made_up
 from grpo_math.grading.where import gold_answer
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import Row
 from grpo_math.problems.of_recipe import naming
+from grpo_math.problems.problem import Problem
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
 
@@ -120,7 +120,7 @@ class Trial(NamedTuple):
     """Rows, and made-up completions of each: first all right ones, then all wrong ones, then right ones outside the
     format. ``outside`` names the rows of which the last kind is known to be right."""
 
-    rows: list[Row]
+    rows: list[Problem]
     texts: list[str]
     outside: list[int]
 
@@ -128,7 +128,7 @@ class Trial(NamedTuple):
 def _trial(setup: Setup) -> Trial:
     """Return rows whose completions are graded as they are meant. A wrong completion is as long as the right one."""
     answer_format = setup.problems.template.answer_format
-    rows: list[Row] = []
+    rows: list[Problem] = []
     right, wrong, outside = [], [], []
     for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
         gold = row["answer"]

@@ -29,15 +29,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from grpo_math.errors import ConfigError, DataError, first_line, one_of
 from grpo_math.problems import columns as which
 from grpo_math.problems import generated, hub
 from grpo_math.problems.columns import Columns
+from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.problems.rows import BadRow, Row, checked
 from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, place_of, source_of
@@ -63,7 +64,7 @@ def load_problems(
     skip_bad_rows: bool = False,
     data_dir: str | None = None,
     columns: str | None = None,
-) -> list[Row]:
+) -> list[Problem]:
     """Return the rows of a data set (see the table above). A split may be cut: ``train[200:]``, ``train[:10%]``.
 
     ``template`` is a name, a text with ``{problem}``, or ``module:function`` (docs/data.md).
@@ -106,19 +107,19 @@ def read_rows(
     template: str | Template = "gsm8k",
     data_dir: str | None = None,
     columns: str | None = None,
-) -> tuple[list[Row], list[DataError]]:
+) -> tuple[list[Problem], list[DataError]]:
     """Return all good rows of a data set in their order, and one error for each bad row (see `load_problems`)."""
     template = as_template(template)
     source = SOURCES.get(source_of(dataset) or "", OWN)
-    wanted = which.chosen(which.read(columns), source.columns)
-    opened = _open(dataset, split, wanted, data_dir)
+    accepted = which.chosen(which.read(columns), source.columns)
+    opened = _open(dataset, split, accepted, data_dir)
     rows: list[Row] = []
     errors: list[DataError] = []
     ids: set[str] = set()
     for line, raw in opened.rows:
         number = f"{opened.label}/{line}"
         try:
-            row = checked(raw, number, wanted, source)
+            row = checked(raw, number, accepted, source)
         except BadRow as bad:
             errors.append(DataError(opened.file, line, *bad.args))
             continue
@@ -131,11 +132,11 @@ def read_rows(
     return _with_prompts(rows, template, dataset), errors
 
 
-def to_dataset(rows: list[Row]) -> Dataset:
+def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
     """Return the rows as a `datasets.Dataset`, which is what TRL's trainer takes."""
     from datasets import Dataset
 
-    return Dataset.from_list(rows)
+    return Dataset.from_list([dict(row) for row in rows])
 
 
 # Finding the rows
@@ -149,9 +150,9 @@ class _Opened(NamedTuple):
     rows: Iterable[tuple[int, Any]]
 
 
-def _open(dataset: str, split: str, wanted: Columns, data_dir: str | None) -> _Opened:
+def _open(dataset: str, split: str, accepted: Columns, data_dir: str | None) -> _Opened:
     if name := source_of(dataset):
-        return _known(dataset, name, split, wanted, data_dir)
+        return _known(dataset, name, split, accepted, data_dir)
     place = place_of(dataset)
     path = home(place.path)
     if is_table(place.path) or path.is_file():
@@ -161,11 +162,11 @@ def _open(dataset: str, split: str, wanted: Columns, data_dir: str | None) -> _O
             raise ConfigError("dataset", dataset, "is no file, no folder and no id on the Hub", "check the path")
         one_of("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
-    rows = hub.rows(place, split, wanted, dataset, remedy)
+    rows = hub.rows(place, split, accepted, dataset, remedy)
     return _Opened(place.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows)
 
 
-def _known(dataset: str, name: str, split: str, wanted: Columns, data_dir: str | None) -> _Opened:
+def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str | None) -> _Opened:
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
     source, stated = SOURCES[name], place_of(dataset)
     base, bracket, cut = split.partition("[")
@@ -182,9 +183,11 @@ def _known(dataset: str, name: str, split: str, wanted: Columns, data_dir: str |
     config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
     place = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
     remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {own or name}, or pass --dataset generated"
-    rows = hub.rows(place, theirs, wanted, name if copied else dataset, remedy, known=True)
+    rows = hub.rows(place, theirs, accepted, name if copied else dataset, remedy, known=True)
     if other := source.without.get(base):
-        left_out = {row["problem"] for _, row in hub.rows(Place(SOURCES[other].hub), base, wanted, name, remedy, True)}
+        left_out = {
+            row["problem"] for _, row in hub.rows(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
+        }
         rows = ((number, row) for number, row in rows if row["problem"] not in left_out)
     return _Opened(label, str(path) if copied else f"{source.hub} ({theirs})", rows)
 
@@ -205,14 +208,14 @@ def _table(path: Path, split: str) -> list[tuple[int, Any]]:
     return rows[part.from_ : part.to]
 
 
-def _generated(levels: str, split: str, template: str | Template, limit: int | None, seed: int) -> list[Row]:
+def _generated(levels: str, split: str, template: str | Template, limit: int | None, seed: int) -> list[Problem]:
     template = as_template(template)
     names = list(dict.fromkeys(name.strip() for name in (levels or "sums,differences").split(",")))
     for name in names:
         one_of("level", name, tuple(generated.LEVELS))
     n = len(names) * min(generated.count(name, split) for name in names)
     rows = generated.generate(split, min(limit or n, n), seed, names)
-    return [{**_with_prompt(row, template), "level": row["level"]} for row in rows]
+    return [_problem(row, template, {"level": row["level"]}) for row in rows]
 
 
 # What comes out
@@ -226,27 +229,21 @@ def _once(rows: list[Row], file: str) -> list[Row]:
     return kept
 
 
-def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Row]:
-    """Return the rows with their prompts, each row with the same columns in the same order."""
-    others = [row["others"] for row in rows]
+def _with_prompts(rows: list[Row], template: Template, dataset: str) -> list[Problem]:
+    """Make the problems, each with the same columns in the same order."""
+    others = [row.pop("others") for row in rows]
     names = dict.fromkeys(name for columns in others for name in columns)
     kept = [name for name in names if _fits_a_table(name, [columns.get(name) for columns in others], dataset)]
     return [
-        {**_with_prompt(row, template), **{name: columns.get(name) for name in kept}}
+        _problem(row, template, {name: columns.get(name) for name in kept})
         for row, columns in zip(rows, others, strict=True)
     ]
 
 
-def _with_prompt(row: Row, template: Template) -> Row:
-    """Return what every problem has: the prompt is what the model sees, and the answer format is the template's."""
+def _problem(row: Row, template: Template, others: Row) -> Problem:
     prompt = template.prompt(row["problem"], row.get("own_prompt"))
-    return {
-        "id": row["id"],
-        "prompt": prompt,
-        "problem": row["problem"],
-        "answer": row["answer"],
-        "answer_format": template.answer_format,
-    }
+    made = {"id": row["id"], "prompt": prompt, "problem": row["problem"], "answer": row["answer"]}
+    return cast(Problem, {**made, "answer_format": template.answer_format, **others})
 
 
 def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:

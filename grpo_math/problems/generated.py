@@ -186,7 +186,7 @@ def _row(form: Form, numbers: tuple[int, ...]) -> Row:
 
 
 class _Holes(dict[str, object]):
-    """What stands in the holes of a form. The names and nouns follow from the problem's id, not from the seed."""
+    """The words for the holes of a form. The names and nouns follow from the problem's id, not from the seed."""
 
     def __init__(self, name: str, numbers: tuple[int, ...]) -> None:
         byte = _digest(f"words {name}")
@@ -200,10 +200,10 @@ class _Holes(dict[str, object]):
             self["ab"] = numbers[0] * numbers[1]
 
     def __missing__(self, hole: str) -> str:
-        first, _, rest = hole.partition(" ")
+        first, _, words = hole.partition(" ")
         if first in ("is", "was"):
-            return first if self[rest] == 1 else {"is": "are", "was": "were"}[first]
+            return first if self[words] == 1 else {"is": "are", "was": "were"}[first]
         number = self[first]
-        adjective, _, noun = rest.rpartition(" ")
+        adjective, _, noun = words.rpartition(" ")
         noun = str(self.get(noun, noun))
         return " ".join(filter(None, (str(number), adjective, noun if number == 1 else plural(noun))))

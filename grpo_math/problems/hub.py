@@ -19,7 +19,7 @@ SAME = {"test": "heldout", "heldout": "test"}
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 
 
-def rows(place: Place, split: str, wanted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
+def rows(place: Place, split: str, accepted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
     """Return the rows of a split, numbered from 1. ``split`` may be cut, as in ``train[:500]``.
 
     ``known``: ``split`` is the data set's own name and is not looked up. Raises `ConfigError` for ``name`` if the data
@@ -48,9 +48,9 @@ def rows(place: Place, split: str, wanted: Columns, name: str, remedy: str, know
         raise _cannot(path, local, name, error, remedy) from None
     finally:
         log.setLevel(level)
-    columns.refuse_missing(table.column_names, wanted, name)
+    columns.refuse_missing(table.column_names, accepted, name)
     if known or not local:  # the other columns of a set on the Hub may be gigabytes
-        table = table.select_columns(columns.used(table.column_names, wanted))
+        table = table.select_columns(columns.used(table.column_names, accepted))
     return enumerate(table, 1)
 
 

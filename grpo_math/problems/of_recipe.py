@@ -12,7 +12,8 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import Row, load_problems
+from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, template_of
 from grpo_math.reading import is_table
 
@@ -44,12 +45,12 @@ class RecipeProblems:
         return template_of(self.settings)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Problem]:
         """The training problems. Raises `UserError` if they cannot be read."""
         return self._divided[0]
 
     @cached_property
-    def _divided(self) -> tuple[list[Row], list[Row]]:
+    def _divided(self) -> tuple[list[Problem], list[Problem]]:
         """The training problems, and the problems of the same file that are held out for evaluation."""
         s = self.settings
         with naming({"split": "dataset_split", "limit": "dataset_limit"}):
@@ -80,11 +81,11 @@ class RecipeProblems:
         by_default = 0 if (s["max_completion_length"] or 0) > EVAL_LENGTH else EVAL_N
         return max(by_default if s["eval_n"] is None else s["eval_n"], self._during)
 
-    def _load(self, dataset: str, split: str, columns: str, **how: Any) -> list[Row]:
+    def _load(self, dataset: str, split: str, columns: str, **how: Any) -> list[Problem]:
         how = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **how}
         return load_problems(dataset, split, columns=self.settings[columns], **how)
 
-    def sample(self, most: int) -> list[Row]:
+    def sample(self, most: int) -> list[Problem]:
         """Return at most so many training problems, evenly over the data."""
         return self.rows[:: -(-len(self.rows) // most)]
 
@@ -93,7 +94,7 @@ class RecipeProblems:
         return self.settings["eval_dataset"] or self.settings["dataset"]
 
     @cached_property
-    def _candidates(self) -> list[Row]:
+    def _candidates(self) -> list[Problem]:
         """The problems that the recipe or its defaults name for evaluation."""
         s, n = self.settings, self._most_evaluated
         if not n or self._divided[1]:
@@ -115,7 +116,7 @@ class RecipeProblems:
         return rows
 
     @property
-    def held_out(self) -> list[Row]:
+    def held_out(self) -> list[Problem]:
         """The problems to evaluate on, before, during and after training."""
         return self._candidates if self.eval_n or self._during else []
 

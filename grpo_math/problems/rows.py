@@ -40,7 +40,7 @@ class BadRow(Exception):
     """The field, the reason and the remedy of a `DataError`. `read_rows` adds the file and the line."""
 
 
-def checked(raw: bytes | Mapping[str, Any], default_id: str, wanted: Columns, source: Source = OWN) -> Row:
+def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, source: Source = OWN) -> Row:
     """Return {id, problem, answer, own_prompt, others}. Raises `BadRow`.
 
     ``own_prompt`` is a chat or TRL's column ``prompt``, else None. ``others`` has the level, subject and tolerance,
@@ -49,21 +49,21 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, wanted: Columns, so
     fields = _parsed(raw) if isinstance(raw, bytes) else raw
     _check(isinstance(fields, Mapping), "row", _kind(fields, "an object"))
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
-    problem_key, prompt = columns.first(fields, "problem", wanted["problem"])
+    problem_key, prompt = columns.first(fields, "problem", accepted["problem"])
     problem = _question(prompt, problem_key)
     # A chat, or TRL's column, is a prompt. Any other text is a problem that still needs a prompt.
     own_prompt = prompt if problem is not prompt or problem_key.lower() == "prompt" else None
-    missing = columns.remedy_of(fields, "problem", wanted["problem"])
+    missing = columns.remedy_of(fields, "problem", accepted["problem"])
     _check(isinstance(problem, str), problem_key, _kind(problem, "text"), missing if problem is None else "")
     problem = problem.removeprefix(source.around[0]).removesuffix(source.around[1])
     _check_text(problem, problem_key)
-    answer = _answer(fields, wanted, problem, source)
-    id_key, identity = columns.first(fields, "id", wanted["id"])
+    answer = _answer(fields, accepted, problem, source)
+    id_key, identity = columns.first(fields, "id", accepted["id"])
     identity = default_id if identity is None else identity
     _check(isinstance(identity, str | int) and not isinstance(identity, bool), id_key, _kind(identity, "text"))
     row = {"id": str(identity), "problem": problem.strip(), "answer": answer, "own_prompt": own_prompt}
     _check_text(row["id"], id_key)
-    parts = _parts(fields, wanted, answer, source)
+    parts = _parts(fields, accepted, answer, source)
     if source is not OWN:  # the other columns of a known set may be gigabytes, and their names are not the user's
         return {**row, "others": parts}
     asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
@@ -98,13 +98,13 @@ def _question(problem: Any, key: str) -> Any:
     return questions[0]
 
 
-def _answer(fields: Mapping[str, Any], wanted: Columns, problem: str, source: Source) -> str:
+def _answer(fields: Mapping[str, Any], accepted: Columns, problem: str, source: Source) -> str:
     """Return the gold answer that the column of the answer contains."""
-    key, answer = columns.first(fields, "answer", wanted["answer"])
+    key, answer = columns.first(fields, "answer", accepted["answer"])
     if isinstance(answer, list) and key == "final_answer":  # OlympiadBench: a completion has to give all of them
         answer = ", ".join(map(str, answer)) if answer else None
     is_number = isinstance(answer, Number) and not isinstance(answer, bool)  # a Decimal too, as Parquet has them
-    missing = columns.remedy_of(fields, "answer", wanted["answer"])
+    missing = columns.remedy_of(fields, "answer", accepted["answer"])
     good = is_number or isinstance(answer, str)
     _check(good, key, _kind(answer, "text or a number"), missing if answer is None else "")
     text = str(answer)
@@ -126,28 +126,28 @@ def _gold(answer: str, problem: str, source: Source) -> str:
     return answer.strip() if number is None else number
 
 
-def _parts(fields: Mapping[str, Any], wanted: Columns, gold: str, source: Source) -> Row:
+def _parts(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Source) -> Row:
     """Return the level, the subject and the tolerance that the row has. A value of another type is left out."""
-    _, level = columns.first(fields, "level", wanted["level"])
-    _, subject = columns.first(fields, "subject", wanted["subject"])
+    _, level = columns.first(fields, "level", accepted["level"])
+    _, subject = columns.first(fields, "subject", accepted["subject"])
     if number := LEVEL.fullmatch(str(level)):
         level = int(number[1])
     parts = {
         "level": level if isinstance(level, int | str) and level != "Level ?" else None,
         "subject": subject if isinstance(subject, str) else None,
-        "tolerance": _tolerance(fields, wanted, gold, source),
+        "tolerance": _tolerance(fields, accepted, gold, source),
     }
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _tolerance(fields: Mapping[str, Any], wanted: Columns, gold: str, source: Source) -> float | None:
+def _tolerance(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Source) -> float | None:
     """Return how far from the gold answer a number may be, if the authors of the data set accept such an answer."""
     number = value(gold) if source.relative is not None or source.absolute is not None else None
     if number is None:
         return None
     if source.relative is not None:
         return abs(float(number)) * source.relative
-    stated = value(str(columns.first(fields, "tolerance", wanted["tolerance"])[1]))
+    stated = value(str(columns.first(fields, "tolerance", accepted["tolerance"])[1]))
     return source.absolute if stated is None else abs(float(stated))
 
 
@@ -161,5 +161,5 @@ def _check_text(text: str, field: str) -> None:
     _check(not SURROGATE.search(text), field, "contains half of a surrogate pair, which no tokenizer accepts")
 
 
-def _kind(value: object, wanted: str) -> str:
-    return "is missing" if value is None else f"is of type {type(value).__name__}, not {wanted}"
+def _kind(value: object, accepted: str) -> str:
+    return "is missing" if value is None else f"is of type {type(value).__name__}, not {accepted}"

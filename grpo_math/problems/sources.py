@@ -1,7 +1,7 @@
-r"""The data sets known by heart: where each is, what its columns mean, and how its authors score it.
+r"""The built-in data sets: where each is, what its columns mean, and how its authors score it.
 
-The layouts were read in public loaders of the sets, and not on the Hub itself: a set whose columns have changed since
-then says which columns it found.
+The layouts were read in public loaders of the sets, and not on the Hub itself. If the columns of a set have changed
+since then, the error lists them.
 
 >>> SOURCES["aime2024"].splits, SOURCES["olympiadbench"].columns["answer"]
 ({'test': 'train'}, 'final_answer')
@@ -27,7 +27,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Source(NamedTuple):
-    """Where a named set is, and what is its own about it."""
+    """Where a named set is, and how it differs from others."""
 
     hub: str
     config: str | None = None
@@ -44,7 +44,7 @@ class Source(NamedTuple):
     without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it
 
 
-OWN = Source("")  # a data set of the user, or any other set on the Hub
+OWN = Source("", template="gsm8k")  # a data set of the user, or any other set on the Hub
 
 
 DAPO_BEFORE = (
@@ -97,7 +97,7 @@ SUITES = {"math": ("gsm8k", "math500", "minerva", "olympiadbench", "amc2023", "a
 
 
 class Place(NamedTuple):
-    """A data set's name, taken apart: a name of `SOURCES`, an id on the Hub, or a path."""
+    """The parts of a data set's name. ``path`` is a name of `SOURCES`, an id on the Hub, or a path."""
 
     path: str
     config: str | None = None
@@ -105,25 +105,25 @@ class Place(NamedTuple):
 
 
 def place_of(dataset: str) -> Place:
-    """``path[:config][@revision]``; a path that exists as it is written is taken whole.
+    """Split ``path[:config][@revision]``. A path that exists is not split.
 
     >>> place_of("owner/name:main@1a2b"), place_of("owner/name@v2")
     (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
     """
-    found = NAME.fullmatch(dataset)
-    if found is None or home(dataset).exists():
+    match = NAME.fullmatch(dataset)
+    if match is None or home(dataset).exists():
         return Place(dataset)
-    return Place(**found.groupdict())
+    return Place(**match.groupdict())
 
 
 def source_of(dataset: str) -> str | None:
-    """The name of the known set that ``dataset`` names by its name or its id on the Hub; None for any other."""
+    """Return the name of the built-in set that ``dataset`` names, by its name or its id on the Hub; None for others."""
     path = place_of(dataset).path
     return next((name for name, source in SOURCES.items() if path in (name, source.hub)), None)
 
 
 def hub_id(dataset: str) -> str | None:
-    """The id on the Hub of a data set that comes from there.
+    """Return the id on the Hub of a data set that comes from there.
 
     >>> hub_id("aime2025"), hub_id("owner/name:main"), hub_id("generated:sums"), hub_id("a/b.jsonl")
     ('math-ai/aime25', 'owner/name', None, None)
@@ -136,7 +136,7 @@ def hub_id(dataset: str) -> str | None:
 
 
 def listed(data: str) -> list[str]:
-    """Several data sets, separated by commas; the levels of generated problems are separated so too.
+    """Split data sets at commas. The levels of generated problems are separated by commas too.
 
     >>> listed("gsm8k, generated:sums,word,owner/name:main")
     ['gsm8k', 'generated:sums,word', 'owner/name:main']

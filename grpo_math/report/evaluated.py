@@ -17,6 +17,7 @@ from grpo_math.evaluation.figures import Results, text_of
 from grpo_math.generation.models import base_of_adapter
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.problem import Problem
 from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
@@ -128,7 +129,7 @@ def results(asked: Namespace) -> dict[str, dict[str, Results]]:
 class Problems(NamedTuple):
     """The problems of a data set, and how it is evaluated."""
 
-    rows: list[dict[str, Any]]
+    rows: list[Problem]
     sampling: "Sampling"
     output: "Output"
     tools: "Toolbox | None"
