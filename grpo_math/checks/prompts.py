@@ -138,7 +138,7 @@ def prompt_ids(setup: Setup, rows: Sequence[Problem]) -> list[list[int]]:
 def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
     """Return the prompts of these rows as the text that is tokenized."""
     if not _is_chat(setup):
-        return [row["prompt"] for row in rows]
+        return [str(row["prompt"]) for row in rows]
     options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
     if setup.settings["tools"]:
         conversation = _talk(setup)
