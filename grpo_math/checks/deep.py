@@ -23,6 +23,7 @@ from grpo_math.checks.prompts import rendered
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.symptoms import KL_FIRST, SAMPLER_APART
 from grpo_math.grading import grade_batch
+from grpo_math.problems.problem import Problem
 from grpo_math.rewards.rules import accuracy
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.config import MathGRPOConfig
@@ -99,7 +100,7 @@ def _finding(check: str, message: str, remedy: str, level: str) -> Finding:
     return Finding(level if remedy else "info", check, message, remedy)
 
 
-def _rows(setup: Setup) -> list[dict[str, Any]]:
+def _rows(setup: Setup) -> list[Problem]:
     return [row for row in setup.problems.sample(PROMPTS) for _ in range(EACH)]
 
 

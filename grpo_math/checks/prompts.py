@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, escaped
-from grpo_math.problems.datasets import Row
+from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_object
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import read
@@ -130,15 +130,15 @@ def lengths_of(setup: Setup) -> list[int]:
     return sorted(map(len, prompt_ids(setup, setup.problems.sample(PROMPTS))))
 
 
-def prompt_ids(setup: Setup, rows: Sequence[Row]) -> list[list[int]]:
+def prompt_ids(setup: Setup, rows: Sequence[Problem]) -> list[list[int]]:
     """Return the tokens of these prompts as TRL makes them: a chat template writes its special tokens itself."""
     return setup.tokenizer(rendered(setup, rows), add_special_tokens=not _is_chat(setup))["input_ids"]
 
 
-def rendered(setup: Setup, rows: Sequence[Row]) -> list[str]:
+def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
     """Return the prompts of these rows as the text that is tokenized."""
     if not _is_chat(setup):
-        return [row["prompt"] for row in rows]
+        return [str(row["prompt"]) for row in rows]
     options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
     if setup.settings["tools"]:
         conversation = _talk(setup)

@@ -83,10 +83,10 @@ def _ignored(s: Mapping[str, Any]) -> Iterator[tuple[Iterable[str], str, str]]:
             "use reference_refresh_steps",
         ),
         (
-            is_table(s["dataset"]),
+            is_table(s["dataset"]) and "[" not in s["dataset_split"],
             ["dataset_split"],
-            "would be ignored: all rows of a file are trained on",
-            f"{LEAVE}, or give the file of that split",
+            "would be ignored: a file has one split",
+            f"{LEAVE}, or cut the file: train[200:]",
         ),
         (not s["eval_dataset"], ["eval_columns"], "would be ignored without eval_dataset", LEAVE),
         (not trackers & PROJECTS, ["project"], "would be ignored without report_to: wandb or trackio", LEAVE),

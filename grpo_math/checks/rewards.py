@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from grpo_math.grading.equal.compare import is_text_only
 from grpo_math.grading.formats import made_up
 from grpo_math.grading.where import gold_answer
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import Row
 from grpo_math.problems.of_recipe import naming
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
@@ -120,7 +119,7 @@ class Trial(NamedTuple):
     """Rows, and made-up completions of each: first all right ones, then all wrong ones, then right ones outside the
     format. ``outside`` names the rows of which the last kind is known to be right."""
 
-    rows: list[Row]
+    rows: list[Mapping[str, Any]]
     texts: list[str]
     outside: list[int]
 
@@ -128,7 +127,7 @@ class Trial(NamedTuple):
 def _trial(setup: Setup) -> Trial:
     """Return rows whose completions are graded as they are meant. A wrong completion is as long as the right one."""
     answer_format = setup.problems.template.answer_format
-    rows: list[Row] = []
+    rows: list[Mapping[str, Any]] = []
     right, wrong, outside = [], [], []
     for row in setup.problems.sample(GOLDS)[: 4 * PAIRS]:
         gold = row["answer"]

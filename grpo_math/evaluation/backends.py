@@ -223,8 +223,8 @@ def load_weights(model: str, adapter: str | None) -> Any:
         try:
             weights = PeftModel.from_pretrained(weights, adapter)
         except Exception as error:  # peft raises many kinds for a folder that it cannot use
-            said = f"{type(error).__name__}: {first_line(error)}"
-            raise ConfigError("adapter", adapter, f"does not fit {model}", said) from None
+            message = f"{type(error).__name__}: {first_line(error)}"
+            raise ConfigError("adapter", adapter, f"does not fit {model}", message) from None
     return weights.to("cuda") if torch.cuda.is_available() else weights
 
 

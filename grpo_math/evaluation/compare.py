@@ -1,7 +1,7 @@
 """Two results files of the same problems -> the paired difference, and the problems that changed.
 
-A row is right if its answer is, in whatever form; with ``right=IN_FORMAT``, only if it is also in the format. Problems
-are what is paired: of several samples a problem has its mean. Results over different problems, prompts, graders or
+A row is right if its answer is, in any form; with ``right=IN_FORMAT``, only if it is also in the format. Problems are
+paired: the score of a problem with several samples is their mean. Results over different problems, prompts, graders or
 sampling settings (`SAME`) are refused, since their difference would say nothing about the training.
 
 Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from grpo_math.errors import UserError, first_line
+from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap, wilson_of_means
-from grpo_math.reading import Unreadable, read_json
+from grpo_math.reading import read_json
 from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 Results = dict[str, Any]
@@ -49,34 +49,21 @@ class Change(NamedTuple):
 
 
 def read_results(path: str | Path) -> Results:
-    """Return the results in a file that `evaluate` wrote; ``results`` is the file's path. Raises `ResultsError`."""
-    try:
-        results = read_json(path)
-        if not isinstance(results, dict) or results.get("format") != FORMAT:
-            raise ResultsError(f"is not a results file of format {FORMAT}")
-        if not results["rows"]:
-            raise ResultsError("contains no rows")
-        rows = {(str(row["id"]), row.get("sample", 0)): (row["completion"], row["category"]) for row in results["rows"]}
-        if len(rows) < len(results["rows"]):
-            raise ResultsError("contains an id twice")
-    except Unreadable as error:
-        raise ResultsError(str(error)) from None
-    except ResultsError as error:
-        raise ResultsError(f"{path}: {error}: run the evaluation again") from None
-    except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise ResultsError(f"{path}: is damaged ({said}): run the evaluation again") from None
+    """Return the results in a file that `evaluate` wrote; ``results`` is the file's path. Raises `UserError`."""
+    results = read_json(path)
+    if not isinstance(results, dict) or results.get("format") != FORMAT or not results.get("rows"):
+        raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
     return {**results, "results": str(path)}
 
 
 def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
-    """The paired difference in accuracy; `ResultsError` unless both have `SAME` and the problems in common."""
+    """Return the paired difference in accuracy. Raises `ResultsError` unless `SAME` and the problems are equal."""
     both = _by_problem(before, after)
     return paired_bootstrap([_score(old, right) for old, _ in both], [_score(new, right) for _, new in both])
 
 
 def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[Change]:
-    """The first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
+    """Return the first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
 
     Of several samples: the problems that are right more often, with a completion that was wrong before and one that is
     right after; with ``lost`` the other way round.
@@ -86,13 +73,12 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
         if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
             was = next(row for row in old if (row["category"] in RIGHT) == lost)
             now = next(row for row in new if (row["category"] in RIGHT) != lost)
-            text = (_string(now.get("problem")), _string(now.get("gold")))
-            changes.append(Change(was["id"], *text, was["completion"], now["completion"]))
+            changes.append(Change(was["id"], now["problem"], now["gold"], was["completion"], now["completion"]))
     return changes[:limit]
 
 
 def comparison(before: Results, after: Results, examples: int = 3) -> dict[str, Any]:
-    """All figures of a comparison, for ``--json``.
+    """Return all metrics of a comparison, for ``--json``.
 
     ``p`` is McNemar's exact test, with one sample a problem; with several, the same test on the problems whose share
     of right answers rose or fell, which is the sign test.
@@ -125,12 +111,12 @@ def _side(results: Results, which: int, before: Results, after: Results) -> dict
         "accuracy": share(results),
         "ci95": list(wilson_of_means(flags)),
         "accuracy_in_format": share(results, IN_FORMAT),
-        "categories": {name: count(results, name) for name in categories_of(before, after)},
+        "categories": {name: count(results, name) for name in CATEGORIES},
     }
 
 
 def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
-    """The rows of the same problem and sample; `ResultsError` names what the two results do not have in common."""
+    """Pair the rows of the same problem and sample. Raises `ResultsError` that names what differs."""
     for name, remedy in SAME.items():
         was, now = before.get(name), after.get(name)
         if was != now:
@@ -170,10 +156,5 @@ def share(results: Results, categories: Sequence[str] = RIGHT) -> float:
 
 
 def categories_of(*several: Results | None) -> list[str]:
-    """The known categories in their order, then any other that occurs."""
-    found = {str(row["category"]) for results in several if results for row in results["rows"]}
-    return [*CATEGORIES, *sorted(found - CATEGORIES.keys())]
-
-
-def _string(value: object) -> str:
-    return "" if value is None else str(value)
+    """Return the categories that occur, in their order."""
+    return [name for name in CATEGORIES if any(results and count(results, name) for results in several)]

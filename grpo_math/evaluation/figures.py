@@ -7,7 +7,7 @@ Does not grade and does not ask a model: results.py does.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -40,10 +40,10 @@ def category(grade: Grade, truncated: bool) -> str:
 
 
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
-    """The figures over graded records, ``samples`` consecutive ones for each problem.
+    """Return the summary metrics of graded records, ``samples`` consecutive ones for each problem.
 
     ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k of
-    powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` are there where the problems carry them.
+    powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` exist if the problems have them.
 
     >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
     ...         {"id": "b", "category": "bad_format", "answer": None}]
@@ -99,7 +99,7 @@ def _by(name: str, problems: Sequence[Sequence[Record]], right: Sequence[list[bo
 
 
 def text_of(results: Results) -> str:
-    """The figures as a compact table for the terminal.
+    """Return the metrics as a compact table for the terminal. A category that does not occur has no row.
 
     >>> rows = [{"id": "a", "category": "correct", "answer": "7", "level": 1}]
     >>> print(text_of({"temperature": 0.0, "samples": 1, **summary(rows)}))
@@ -107,11 +107,6 @@ def text_of(results: Results) -> str:
     accuracy in format  100.0%
     <BLANKLINE>
     correct, in the format       1  100.0%
-    answer right, format wrong   0    0.0%
-    format right, answer wrong   0    0.0%
-    wrong, and not in the format 0    0.0%
-    cut at the length limit      0    0.0%
-    ungradable                   0    0.0%
     <BLANKLINE>
     level 1                      1  100.0%  20.7% to 100.0%
     """
@@ -123,7 +118,11 @@ def text_of(results: Results) -> str:
         f"accuracy in format  {results['accuracy_in_format']:6.1%}",
     ]
     if calling := results.get("calling"):
-        right = [f"{calling[name]['n']} answers {label} a call" + _share(calling[name]) for name, label in WITH.items()]
+        right = [
+            f"{calling[name]['n']} answers {label} a call, {calling[name]['accuracy']:.1%} right"
+            for name, label in WITH.items()
+            if calling[name]["n"]
+        ]
         lines.append(
             f"calls an answer      {calling['calls']:5.2f}  failed {calling['failures']:.2f}, of these out of time "
             f"{calling['timeouts']:.2f}; {', '.join(right)}"
@@ -132,9 +131,12 @@ def text_of(results: Results) -> str:
         mean = results["mean@n"]
         error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
         lines.append(f"{f'mean@{samples}':<19} {mean['mean']:6.1%}{error}")
-        for name in ("pass@k", "maj@k"):
-            lines.append(f"{name:<18}  " + "  ".join(f"{k}: {value:.1%}" for k, value in results[name].items()))
-    rows = [[label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items()]
+        for name in ("pass@k", "maj@k"):  # pass@1 is the accuracy, and maj@1 nearly so
+            shares = [f"{k}: {value:.1%}" for k, value in results[name].items() if k != "1"]
+            lines.append(f"{name:<18}  " + "  ".join(shares))
+    rows = [
+        [label, counts[name], counts[name] / (n * samples), ""] for name, label in CATEGORIES.items() if counts[name]
+    ]
     width = max(map(len, CATEGORIES.values()))
     parts = [
         [f"{name} {part}" if name == "level" else part, figures["n"], figures["accuracy"], _range(figures["ci95"])]
@@ -148,10 +150,6 @@ def text_of(results: Results) -> str:
             f"{label:<{width}} {count:>{digits}}  {share:6.1%}  {note}".rstrip() for label, count, share, note in block
         ]
     return "\n".join(lines)
-
-
-def _share(part: Mapping[str, Any]) -> str:
-    return "" if part["accuracy"] is None else f" {part['accuracy']:.1%} right"
 
 
 def _range(interval: Sequence[float]) -> str:

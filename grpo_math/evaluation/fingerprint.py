@@ -3,11 +3,12 @@
 Does not compare anything: journal.py and compare.py do. The grader has a number instead (`GRADER`).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_math.problems.prompts import PROBLEM, TEMPLATES, build_prompt
+from grpo_math.problems.prompts import PROBLEM
 from grpo_math.run.resume import short_hash
 
 Row = Mapping[str, Any]
@@ -17,18 +18,18 @@ WEIGHTS = (".safetensors", ".bin", ".gguf")
 def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     """Return a hash of the prompt without its problem: the template, and the chat template that renders messages.
 
-    >>> one, other, boxed = (
-    ...     {"problem": problem, "answer_format": template}
-    ...     for problem, template in (("What is 3 + 4?", "gsm8k"), ("What is 5 + 6?", "gsm8k"), ("5 + 6?", "boxed"))
+    >>> one, other, shouted = (
+    ...     {"problem": problem, "prompt": f"{before} {problem}"}
+    ...     for problem, before in (("3 + 4?", "What is"), ("5 + 6?", "What is"), ("5 + 6?", "WHAT IS"))
     ... )
-    >>> prompt_hash([one]) == prompt_hash([other]), prompt_hash([one]) == prompt_hash([boxed])
+    >>> prompt_hash([one]) == prompt_hash([other]), prompt_hash([one]) == prompt_hash([shouted])
     (True, False)
     """
-    template, problem, prompt = (rows[0].get(name) for name in ("answer_format", "problem", "prompt"))
-    if template in TEMPLATES and prompt in (None, build_prompt(str(problem), template)):  # not the user's own prompt
-        prompt = build_prompt(PROBLEM, template)
-    chat = None if isinstance(prompt, str) else getattr(tokenizer, "chat_template", None)
-    return short_hash([prompt, chat])
+    row = rows[0]
+    problem, prompt = (json.dumps(row.get(name), ensure_ascii=False) for name in ("problem", "prompt"))
+    around = prompt.replace(problem[1:-1], PROBLEM)  # within the quotes
+    chat = None if isinstance(row.get("prompt"), str) else getattr(tokenizer, "chat_template", None)
+    return short_hash([row.get("answer_format"), around, chat])
 
 
 def problems_hash(rows: Sequence[Row]) -> str:
@@ -39,7 +40,7 @@ def problems_hash(rows: Sequence[Row]) -> str:
 def weights_hash(*folders: str | None) -> str:
     """Return a hash of the names, sizes and modification times of the weights in each folder.
 
-    An adapter that was trained again has another hash. A Hub id stands for itself: it is not looked up.
+    An adapter that was trained again has another hash. Of a Hub id the name is hashed: it is not looked up.
     """
     files = []
     for folder in folders:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.files import replace_text
 
 Line = dict[str, Any]
@@ -21,7 +21,8 @@ Line = dict[str, Any]
 def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     """Return the whole lines after the first; none if there is no file.
 
-    `ConfigError` of the setting ``field`` if the file is something else, or was measured in another way than ``about``.
+    Raises `ConfigError` for the setting ``field`` if the file is something else, or was measured in another way than
+    ``about``.
     """
     path = Path(path)
     if not path.exists():
@@ -30,17 +31,17 @@ def read(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
         whole = path.read_bytes().split(b"\n")[:-1]  # bytes: a write may have ended within a letter
         first, *lines = [json.loads(line) for line in whole]
         measured = dict(first["measured"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(field, str(path), "holds something else, or is damaged", "name another file") from None
+    except Exception as error:
+        reason = f"cannot be read as measured results ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError(field, str(path), reason, "name another file") from None
     for name in about:
         if measured.get(name) != about[name]:
             was = f"was measured with {name}={measured.get(name)!r}, not {about[name]!r}"
-            remedy = "name another file" if name == "grader" else "name another file, or set it back"
-            raise ConfigError(field, str(path), was, remedy)
+            raise ConfigError(field, str(path), was, "name another file, or change the setting back")
     return lines
 
 
-def go_on(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
+def resume(path: str | Path, about: Mapping[str, Any], field: str) -> list[Line]:
     """Return what `read` returns, and leave a file that has its first line and ends with a whole line."""
     path = Path(path)
     lines = read(path, about, field)

@@ -3,12 +3,13 @@
 Does not evaluate them.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, first_line
 from grpo_math.problems.prompts import Template, template_of
-from grpo_math.run.resume import config_of
+from grpo_math.run.resume import PROBLEMS, config_of, problem_hash
 from grpo_math.run.weights import weights_in
 
 TOOLS = ("tools", "python", "max_tool_calling_iterations")
@@ -32,7 +33,7 @@ class OfRun(NamedTuple):
 
 
 def read(run_dir: str, output: str | None = None) -> OfRun:
-    """`ConfigError` for a folder that is no run's, or a run that has not finished."""
+    """Read a run. Raises `ConfigError` if the folder is not a run directory, or if the run has not finished."""
     run, remedy = Path(run_dir), "give the run directory that training wrote"
     config = config_of(run) or {}
     name = config.get("model_name_or_path")
@@ -41,10 +42,10 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _of_revision(name, str(config.get("model_revision") or "main"))
-    if (found := weights_in(run)) is None:
+    if (trained_weights := weights_in(run)) is None:
         reason = "has neither adapter/ nor model/, so it has not finished"
-        raise ConfigError("run", run_dir, reason, "repeat the command that started it, which goes on with it")
-    kind, weights = found
+        raise ConfigError("run", run_dir, reason, "repeat the command that started it, which resumes it")
+    kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     tools = {name: config[name] for name in TOOLS if config.get(name)}
     folder = run / "evaluation" if output is None else Path(output)
@@ -52,14 +53,21 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     return OfRun(base, trained, template_of(config), longest, folder, tools)
 
 
+def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many of the problems a run was trained on."""
+    file = Path(run_dir) / PROBLEMS
+    hashes = set(file.read_text(encoding="utf-8").split()) if file.exists() else set()
+    return sum(problem_hash(row) in hashes for row in rows)
+
+
 def _of_revision(name: str, revision: str) -> str:
-    """The model itself, or the folder of another revision than main, which only the Hub's models have."""
+    """Return the model, or the folder of a revision other than main, which only models on the Hub have."""
     if revision == "main":
         return name
     from huggingface_hub import snapshot_download
 
     try:
         return snapshot_download(name, revision=revision, allow_patterns=FILES)
-    except Exception as error:  # the Hub's client has several of its own
+    except Exception as error:  # many kinds, from the client of the Hub
         why = f"of {name} cannot be downloaded ({first_line(error)})"
         raise ConfigError("model_revision", revision, why, "check the name") from None

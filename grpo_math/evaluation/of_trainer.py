@@ -21,7 +21,7 @@ from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
 from grpo_math.run.weights import split_by
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def evaluate(
@@ -39,7 +39,7 @@ def evaluate(
     grade_timeout: float | None = None,
     **sampling: Any,
 ) -> Results:
-    """Results of a trainer or of a model on ``problems``: a list of rows, or a `datasets.Dataset`.
+    """Return the results of a trainer or a model on ``problems``: a list of rows, or a `datasets.Dataset`.
 
     A row has a ``prompt``, and its gold answer as ``answer`` or ``solution``; `load_problems` makes such rows.
     ``sampling`` are the fields of `Sampling` (samples, temperature, max_new_tokens, batch_size, seed), by default
@@ -58,54 +58,57 @@ def evaluate(
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
         options: dict[str, Any] = {"tools": box, "grade_timeout": grade_timeout or 5.0}
-        said = Output(output, about or {}, progress=progress)
+        where = Output(output, about or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
-            return results.evaluate(opened, rows, Sampling(**sampling), said, **options)
+            return results.evaluate(opened, rows, Sampling(**sampling), where, **options)
     trainer = model
-    _refuse_split_weights(trainer)
+    if split := split_by(trainer.accelerator):
+        reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
+        raise ConfigError("trainer", type(trainer).__name__, reason, "evaluate the saved model with grpo-math evaluate")
     longest = getattr(trainer, "max_completion_length", None) or 512
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
     )
     drawn = Sampling(**{"max_new_tokens": longest, **sampling})
-    said = Output(about=about or {}, progress=progress)
-    found = over_ranks(trainer, rows, drawn, said, tools=box or toolbox_of(trainer), grade_timeout=timeout)
+    where = Output(about=about or {}, progress=progress)
+    evaluated = over_ranks(trainer, rows, drawn, where, tools=box or toolbox_of(trainer), grade_timeout=timeout)
     name = "after.json" if trainer.state.global_step else "before.json"
     run_dir = Path(str(trainer.args.output_dir))
     adapter_dir = run_dir / "adapter"
     if name == "after.json":
-        found["adapter"] = str(adapter_dir) if (adapter_dir / "adapter_config.json").exists() else None
+        evaluated["adapter"] = str(adapter_dir) if (adapter_dir / "adapter_config.json").exists() else None
     if trainer.accelerator.is_main_process:
-        write_json(run_dir / name, found)
-        for kept in (callback for callback in trainer.callback_handler.callbacks if hasattr(callback, "evaluated")):
-            kept.evaluated.add(name)
-    return found
+        write_json(run_dir / name, evaluated)
+        for callback in trainer.callback_handler.callbacks:
+            if hasattr(callback, "evaluated"):  # the callback that writes the report of a script
+                callback.evaluated.add(name)
+    return evaluated
 
 
 def over_ranks(
     trainer: Any,
-    rows: list[Row],
+    rows: Sequence[Row],
     sampling: Sampling,
     output: Output,
     *,
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
 ) -> Results:
-    """Results over all ranks, on each of them: rank r evaluates every n-th row from row r on."""
+    """Return the results over all ranks, on every rank. Rank r evaluates each n-th row from row r on."""
     accelerator = trainer.accelerator
     local_rows = rows[accelerator.process_index :: accelerator.num_processes] or rows[:1]
     output = replace(output, progress=output.progress and accelerator.is_main_process)
     model = Model(accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
-    found = results.evaluate(model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout)
+    evaluated = results.evaluate(model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout)
     if accelerator.num_processes > 1:
-        all_ranks = {(record["id"], record["sample"]): record for record in gather_object(found["rows"])}
-        found["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
-        found.update(summary(found["rows"], sampling.samples), problems_hash=problems_hash(rows))
-    return found
+        all_ranks = {(record["id"], record["sample"]): record for record in gather_object(evaluated["rows"])}
+        evaluated["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
+        evaluated.update(summary(evaluated["rows"], sampling.samples), problems_hash=problems_hash(rows))
+    return evaluated
 
 
-def rows_of(problems: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """The rows with all that an evaluation reads: an id, the problem's text and the gold are added where they lack.
+def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the rows with all that an evaluation reads: a missing id, problem or gold answer is added.
 
     >>> rows_of([{"prompt": [{"role": "user", "content": "1 + 1?"}], "solution": 2}])[0]["problem"]
     '1 + 1?'
@@ -120,9 +123,3 @@ def rows_of(problems: Iterable[Mapping[str, Any]]) -> list[Row]:
         made = {"id": f"row/{number}", "problem": text_of(prompt, "user")}
         rows.append({**made, **{name: value for name, value in row.items() if value is not None}, "answer": gold})
     return rows
-
-
-def _refuse_split_weights(trainer: Any) -> None:
-    if split := split_by(trainer.accelerator):
-        reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
-        raise ConfigError("trainer", type(trainer).__name__, reason, "evaluate the saved model with grpo-math evaluate")

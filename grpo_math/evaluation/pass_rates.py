@@ -22,7 +22,8 @@ from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.results import answer
 from grpo_math.evaluation.toolbox import Toolbox
 from grpo_math.grading import Verdict
-from grpo_math.problems.difficulty import Rates, Row, key
+from grpo_math.problems.difficulty import Rates, key
+from grpo_math.problems.problem import Problem
 
 FIELD = "difficulty_file"
 
@@ -49,7 +50,7 @@ def read(path: Path, about: Mapping[str, Any]) -> Rates:
 def measure(
     model: Any,
     tokenizer: Any,
-    rows: Sequence[Row],
+    rows: Sequence[Problem],
     path: Path,
     about: Mapping[str, Any],
     *,
@@ -71,7 +72,7 @@ def measure(
     from grpo_math.run.main_process import on_main
 
     state = PartialState()
-    rates: Rates = on_main(lambda: _rates(journal.go_on(path, about, FIELD)))
+    rates: Rates = on_main(lambda: _rates(journal.resume(path, about, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = about["samples"]
     measured = Model(model, tokenizer=tokenizer)
@@ -98,5 +99,5 @@ def measure(
     return rates
 
 
-def _rates(lines: Sequence[Row]) -> Rates:
+def _rates(lines: Sequence[Mapping[str, Any]]) -> Rates:
     return {key(line): line["correct"] / line["graded"] if line["graded"] else None for line in lines}

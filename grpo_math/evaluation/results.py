@@ -1,6 +1,6 @@
 """A model or adapter on a problem set -> results: accuracy with its interval, categories, and every completion.
 
-``accuracy`` counts a right answer in whatever form, as training does; how often it was also in the format that the
+``accuracy`` counts a right answer in any form, as training does; how often it was also in the format that the
 prompt asked for is ``accuracy_in_format``. Each batch is graded as it comes and its answers are kept, so that an
 interrupted evaluation continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's
 number (`GRADER`): results that differ in them are not compared.
@@ -21,7 +21,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import journal
 from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.compare import FORMAT
-from grpo_math.evaluation.figures import CALLS, PARTS, Record, Results, category, summary
+from grpo_math.evaluation.figures import PARTS, Record, Results, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.scoring import TOLERANCE, as_published
 from grpo_math.evaluation.toolbox import Toolbox, conversing
@@ -37,13 +37,13 @@ from grpo_math.run.metrics import RIGHT
 from grpo_math.tools.sandbox import require_layers
 
 VERSIONS = ("torch", "transformers", "trl", "peft", "math-verify", "vllm")
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Records = dict[tuple[str, int], Record]  # by problem and sample
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where results go, and what they state.
+    """The results file and its settings.
 
     ``path`` names the results file; a name that does not end in .json is a folder, in which the settings name the file.
     ``about`` adds settings to the results, and ``contamination`` what `contamination.overlap` returned.
@@ -67,14 +67,14 @@ def evaluate(
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
 ) -> Results:
-    """Results of ``model`` on rows of `load_problems`.
+    """Return the results of ``model`` on rows of `load_problems`.
 
-    ``accuracy`` is the share of right answers in whatever form, and ``ci95`` its `wilson_of_means`;
+    ``accuracy`` is the share of right answers in any form, and ``ci95`` its `wilson_of_means`;
     ``accuracy_in_format`` is the share that is right and in the format.
 
     Answers are kept next to the results file as they come (`answers_file`). The same call continues an interrupted one
     and gives the same completions; a call with other settings or other weights raises `ConfigError`. A model that was
-    already loaded has no name to recognise it by, and starts anew.
+    already loaded has no name to recognise it by, and starts again.
     """
     _check(model, rows, output, tools)
     started = time.perf_counter()
@@ -186,7 +186,7 @@ def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | N
 
 
 def answers_file(output: str | Path) -> Path:
-    """Where the answers of a results file are kept as they come: one line a completion.
+    """Return the file of the answers, which are kept as they come: one line per completion.
 
     >>> answers_file("runs/base.json").as_posix()
     'runs/base.answers.jsonl'
@@ -208,7 +208,7 @@ def _known(file: Path, settings: dict[str, Any]) -> Records:
     """Return the records that an earlier call left."""
     if file.exists() and not answers_file(file).exists():
         raise ConfigError("output", str(file), "holds results without their answers", "name another file")
-    return {_key(line): line for line in journal.go_on(answers_file(file), settings, "output")}
+    return {_key(line): line for line in journal.resume(answers_file(file), settings, "output")}
 
 
 def _key(record: Record) -> tuple[str, int]:
@@ -237,12 +237,9 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
         "category": category(grade, completion.truncated),
         "tokens": completion.written,
         "truncated": completion.truncated,
-        **_of_calls(completion),
+        **({"turns": list(completion.messages), **_calls(completion)} if completion.messages else {}),
     }
 
 
-def _of_calls(completion: Completion) -> Record:
-    """The turns of a completion with tools, and what became of its calls."""
-    if not completion.messages:
-        return {}
-    return {"turns": list(completion.messages), **{name: getattr(completion, name) for name in CALLS}}
+def _calls(completion: Completion) -> dict[str, int]:
+    return {"calls": completion.calls, "failures": completion.failures, "timeouts": completion.timeouts}

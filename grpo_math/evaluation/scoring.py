@@ -1,4 +1,4 @@
-"""How the authors of a data set score it, where that is not "equal to the gold": numbers within a tolerance.
+"""Score as the authors of a data set do, if they accept more than the gold answer: numbers within a tolerance.
 
 OlympiadBench takes a number within 1e-8 of the gold, or within the error that the problem states (its evaluation code);
 Minerva one within a relative 1e-5 (arXiv 2206.14858, appendix). Rows of those sets carry it (problems/sources.py).
@@ -16,7 +16,7 @@ TOLERANCE = "tolerance"
 
 
 def as_published(grade: Grade, gold: Any, row: Mapping[str, Any]) -> Grade:
-    """The grade, or `Verdict.CORRECT` for a rational number that is near enough to the gold for the set's authors.
+    """Return the grade, or `Verdict.CORRECT` for a rational number that the authors of the data set accept.
 
     >>> near = Grade(Verdict.WRONG, "0.33333")
     >>> as_published(near, "1/3", {"tolerance": 1e-5}).verdict.value, as_published(near, "1/3", {}).verdict.value
@@ -24,7 +24,7 @@ def as_published(grade: Grade, gold: Any, row: Mapping[str, Any]) -> Grade:
     """
     if grade.verdict is not Verdict.WRONG or row.get(TOLERANCE) is None:
         return grade
-    wanted, found = value(str(gold)), value(grade.answer or "")
-    if wanted is None or found is None or abs(wanted - found) > row[TOLERANCE]:
+    expected, number = value(str(gold)), value(grade.answer or "")
+    if expected is None or number is None or abs(expected - number) > row[TOLERANCE]:
         return grade
     return grade._replace(verdict=Verdict.CORRECT, reason="within the tolerance of the set's authors")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.problems.prompts import Template
-from grpo_math.problems.sources import SOURCES, SUITES, listed, source_of
+from grpo_math.problems.sources import OWN, SOURCES, SUITES, listed, source_of
 
 
 class Asked(NamedTuple):
@@ -43,15 +43,14 @@ def sets(data: str | None, suite: str | None) -> list[str]:
 
 def asked(name: str, template: str | Template | None, samples: int | None, temperature: float | None) -> Asked:
     """Return how a set is evaluated: as given, else as its authors do; one sample if it is greedy."""
-    source = SOURCES.get(source_of(name) or "")
-    usual = Asked(source.template, source.samples, source.temperature) if source else Asked("gsm8k", 1, 0.0)
-    heat = usual.temperature if temperature is None else temperature
-    drawn = (usual.samples if heat > 0 else 1) if samples is None else samples
-    return Asked(template or usual.template, drawn, heat)
+    source = SOURCES.get(source_of(name) or "", OWN)
+    heat = source.temperature if temperature is None else temperature
+    drawn = (source.samples if heat > 0 else 1) if samples is None else samples
+    return Asked(template or source.template, drawn, heat)
 
 
 def folder_of(name: str) -> str:
-    """A data set's name as that of a folder.
+    """Return a folder name for a data set.
 
     >>> folder_of("owner/name:main@v1"), folder_of("data/mine.jsonl")
     ('owner_name_main_v1', 'data_mine.jsonl')
@@ -60,7 +59,7 @@ def folder_of(name: str) -> str:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each set: accuracy, which of several samples is mean@n, with its 95% interval.
+    """Return a line for each set: accuracy (of several samples, mean@n) with its 95% interval.
 
     >>> one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2}
     >>> print(table({"aime2024": {**one, "categories": {"truncated": 96}}}))
@@ -68,13 +67,13 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     aime2024      30     32     25.0%  12.0 to 41.0%      20.0%  10.0%
     """
     rows = [["", "n", "mean@", "accuracy", "95% interval", "in format", "cut"]]
-    for name, found in results.items():
-        low, high = found["ci95"]
-        cut = found["categories"]["truncated"] / (found["n"] * found["samples"])
-        shares = [f"{found['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{found['accuracy_in_format']:.1%}"]
-        rows.append([name, str(found["n"]), str(found["samples"]), *shares, f"{cut:.1%}"])
+    for name, result in results.items():
+        low, high = result["ci95"]
+        cut = result["categories"]["truncated"] / (result["n"] * result["samples"])
+        shares = [f"{result['accuracy']:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{result['accuracy_in_format']:.1%}"]
+        rows.append([name, str(result["n"]), str(result["samples"]), *shares, f"{cut:.1%}"])
     if len(results) > 1:
-        mean = fmean(found["accuracy"] for found in results.values())
+        mean = fmean(result["accuracy"] for result in results.values())
         rows.append([f"mean of {len(results)}", "", "", f"{mean:.1%}", "", "", ""])
     return _aligned(rows)
 
@@ -82,7 +81,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
 def table_of_pairs(
     compared: Mapping[str, Mapping[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> str:
-    """A line for each set: base, trained, and the paired difference with its interval, in points."""
+    """Return a line for each set: base, trained, and the paired difference with its interval, in points."""
     rows = [["", "n", "mean@", "base", "trained", "difference", "95% paired interval"]]
     for name, pair in compared.items():
         shares = [f"{side[name]['accuracy']:.1%}" for side in (before, after)]

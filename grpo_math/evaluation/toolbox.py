@@ -1,6 +1,6 @@
 """The tools of an evaluation: what may be called, what the results say of it, and turns in place of one completion.
 
-The loop is that of training (`generation/turns.py`), with whatever backend generates a turn.
+The loop is that of training (`generation/turns.py`), with any backend.
 
 Does not confine a call: tools/ does.
 """
@@ -20,32 +20,32 @@ from grpo_math.tools import PythonLimits, environment, limits_of, read_limits, r
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Functions, or what makes an environment, and the most rounds of calls; ``stated``: what the results say."""
+    """Functions, or a maker of environments, and the most rounds of calls. ``stated`` is written into the results."""
 
-    own: Sequence[Tool]
+    functions: Sequence[Tool]
     session: Callable[[], Any] | None
     rounds: int | None
     stated: dict[str, Any] = field(default_factory=dict)
     limits: PythonLimits | None = None  # of the Python tool
 
     def talk(self, tokenizer: Any) -> Talk:
-        return Talk(tokenizer, self.own, self.session, self.rounds)
+        return Talk(tokenizer, self.functions, self.session, self.rounds)
 
 
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
-    """The tools of a recipe's ``tools``, ``python`` and ``max_tool_calling_iterations``; None without any.
+    """Return the tools of a recipe's ``tools``, ``python`` and ``max_tool_calling_iterations``; None without any.
 
     >>> toolbox(["python"], rounds=2).stated["max_tool_calling_iterations"], toolbox([])
     (2, None)
     """
     if not names:
         return None
-    own = read_limits(python or {})
-    return _toolbox(read_tools(names, own), environment(names, own), rounds)
+    limits = read_limits(python or {})
+    return _toolbox(read_tools(names, limits), environment(names, limits), rounds)
 
 
 def toolbox_of(trainer: Any) -> Toolbox | None:
-    """Those that a trainer trains with."""
+    """Return the tools that a trainer trains with."""
     turns = getattr(trainer, "turns", None)
     if turns is None:
         return None
@@ -53,17 +53,17 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
     return _toolbox(talk.own, talk.session, None if talk.most == UNLIMITED else talk.most)
 
 
-def _toolbox(own: Sequence[Tool], session: Callable[[], Any] | None, rounds: int | None) -> Toolbox:
-    tools = tools_of(own, session() if session else None)
+def _toolbox(functions: Sequence[Tool], session: Callable[[], Any] | None, rounds: int | None) -> Toolbox:
+    tools = tools_of(functions, session() if session else None)
     stated: dict[str, Any] = {"names": [tool.__name__ for tool in tools], "max_tool_calling_iterations": rounds}
     limits = next(filter(None, map(limits_of, tools)), None)
     if limits:
         stated["python"] = asdict(limits)
-    return Toolbox(own, session, rounds, stated, limits)
+    return Toolbox(functions, session, rounds, stated, limits)
 
 
 def conversing(generate: Generate, talk: Talk, longest: int, context: int | None) -> Generate:
-    """Completions of several turns, of at most ``longest`` tokens with the results of their calls."""
+    """Generate completions of several turns, of at most ``longest`` tokens with the results of their calls."""
 
     def conversed(prompts: list[list[int]], seed: int) -> list[Completion]:
         turn, turns = count(1), zip(generate(prompts, seed), prompts, strict=True)

@@ -1,6 +1,6 @@
-r"""Which problems of an evaluation are in a training set too: n-gram overlap by words.
+r"""Find problems of an evaluation that are in a training set too: n-gram overlap by words.
 
-A problem overlaps if 13 words in a row of it stand in a training problem, the rule of the GPT-3 paper (Brown et al.
+A problem overlaps if 13 of its words in a row occur in a training problem, the rule of the GPT-3 paper (Brown et al.
 2020, arXiv 2005.14165, section 4). Words are compared without case and punctuation; a number is a word, and so is each
 operator, since in mathematics they are the problem. The paper lets a shorter text overlap wherever it occurs whole;
 here it has to be the whole training problem, or "What is 1 + 2?" would be in "What is 1 + 2 + 3?". The paper's choice
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 
 def words(text: str) -> list[str]:
-    r"""The words of a text as they are compared.
+    r"""Return the words of a text as they are compared.
 
     >>> words("What is $1,200 + 4.5$?"), words(r"\frac{x}{2}")
     (['what', 'is', '1200', '+', '4.5'], ['frac', 'x', '2'])
@@ -39,10 +39,10 @@ def words(text: str) -> list[str]:
 
 
 def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM) -> dict[str, Any]:
-    """How many of ``problems`` have ``ngram`` words in a row in common with a training problem, or are equal to one.
+    """Count the ``problems`` that have ``ngram`` words in a row in common with a training problem, or are equal to one.
 
-    ``equal`` are those that differ in nothing but case, spaces and the mark at the end. ``examples`` are the worst: the
-    problem, the training problem that shares most of its n-grams, and which share of them.
+    ``equal`` counts those that differ only in case, spaces and the mark at the end. ``examples`` are the worst: the
+    problem, the training problem that shares most of its n-grams, and their share.
 
     >>> train = [{"id": "t", "problem": "What is 3 + 4?"}]
     >>> found = overlap([{"id": "a", "problem": "what is 3+4"}, {"id": "b", "problem": "What is 3 + 5?"}], train)
@@ -62,9 +62,9 @@ def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM
         equal = holders.get(_whole(row["problem"]), [])
         shared = Counter(i for gram in _ngrams(row["problem"], ngram) for i in holders.get(gram, ()))
         for i in {*equal, *shared}:
-            found = (i in equal, 1.0 if i in equal else shared[i] / len(grams[i]), row)
-            if i not in worst or found[:2] > worst[i][:2]:
-                worst[i] = found
+            overlapping = (i in equal, 1.0 if i in equal else shared[i] / len(grams[i]), row)
+            if i not in worst or overlapping[:2] > worst[i][:2]:
+                worst[i] = overlapping
     order = sorted(worst, key=lambda i: (worst[i][:2], -i), reverse=True)
     return {
         "ngram": ngram,
@@ -87,7 +87,7 @@ def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM
 
 
 def against(problems: Sequence[Row], training: str) -> dict[str, Any]:
-    """`overlap` with a training set by name, as `load_problems` takes it, and ``:SPLIT`` unless it is train."""
+    """Return the `overlap` with a training set by name, and ``:SPLIT`` unless it is train."""
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"
@@ -95,23 +95,23 @@ def against(problems: Sequence[Row], training: str) -> dict[str, Any]:
     return {"training_data": name, "training_split": split, **overlap(problems, rows)}
 
 
-def text_of(found: Mapping[str, Any]) -> str:
-    """One line.
+def text_of(result: Mapping[str, Any]) -> str:
+    """Return the result of `overlap` as one line.
 
     >>> text_of(overlap([{"id": "a", "problem": "What is 3 + 4?"}], [{"id": "t", "problem": "What is 3 + 4?"}]))
     'contamination: 1 of 1 (100.0%) problems overlaps with the 1 of training by 13 words in a row, 1 is equal to one'
     """
-    overlapping, equal = found["overlapping"], found["equal"]
+    overlapping, equal = result["overlapping"], result["equal"]
     return (
-        f"contamination: {overlapping} of {found['n']} ({found['share']:.1%}) problems "
-        f"overlap{'s' if overlapping == 1 else ''} with the {found['training_problems']:,} of training by "
-        f"{found['ngram']} words in a row, {equal} {'is' if equal == 1 else 'are'} equal to one"
+        f"contamination: {overlapping} of {result['n']} ({result['share']:.1%}) problems "
+        f"overlap{'s' if overlapping == 1 else ''} with the {result['training_problems']:,} of training by "
+        f"{result['ngram']} words in a row, {equal} {'is' if equal == 1 else 'are'} equal to one"
     )
 
 
 def _ngrams(text: str, n: int) -> set[tuple[str, ...]]:
-    found = words(text)
-    return {tuple(found[start : start + n]) for start in range(len(found) - n + 1)}
+    all_words = words(text)
+    return {tuple(all_words[start : start + n]) for start in range(len(all_words) - n + 1)}
 
 
 def _whole(text: str) -> str:

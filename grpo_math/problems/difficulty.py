@@ -11,8 +11,9 @@ Does not measure the rates: evaluation/pass_rates.py does.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo_math.problems.problem import Problem
+
 CURRICULA = ("none", "easy_to_hard")
-Row = dict[str, Any]
 Key = tuple[str, str]  # problem and answer: a mended problem is measured again
 Rates = dict[Key, float | None]  # None: not one of its completions could be graded
 
@@ -21,7 +22,7 @@ def key(row: Mapping[str, Any]) -> Key:
     return row["problem"], row["answer"]
 
 
-def in_band(rows: Sequence[Row], rates: Rates, low: float, high: float) -> tuple[list[Row], str]:
+def in_band(rows: Sequence[Problem], rates: Rates, low: float, high: float) -> tuple[list[Problem], str]:
     """The rows with ``low <= rate <= high``, and one line that counts the others.
 
     >>> rows = [{"problem": p, "answer": "1"} for p in "abcd"]
@@ -41,7 +42,7 @@ def in_band(rows: Sequence[Row], rates: Rates, low: float, high: float) -> tuple
     )
 
 
-def easy_to_hard(rows: Sequence[Row], rates: Rates) -> list[Row]:
+def easy_to_hard(rows: Sequence[Problem], rates: Rates) -> list[Problem]:
     """The rows by falling pass rate; equal ones stay in order, and ungradable ones come last.
 
     >>> rows = [{"problem": p, "answer": "1"} for p in "abc"]

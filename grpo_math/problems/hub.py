@@ -1,6 +1,6 @@
-"""Rows of a data set on the Hub, with only the columns that are looked at, or of a local folder of the same layout.
+"""Rows of a data set on the Hub, or of a local folder of the same layout.
 
-Does not know what a row means (datasets.py), and runs no code of a repository.
+Does not interpret a row (rows.py does), and runs no code of a repository.
 """
 
 import logging
@@ -19,11 +19,11 @@ SAME = {"test": "heldout", "heldout": "test"}
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 
 
-def rows(place: Place, split: str, wanted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
-    """(number, row) of a split, counted from 1; ``split`` may be cut, as in ``train[:500]``.
+def rows(place: Place, split: str, accepted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
+    """Return the rows of a split, numbered from 1. ``split`` may be cut, as in ``train[:500]``.
 
-    ``known``: the split is the set's own, and is not looked up. Raises `ConfigError` of ``name`` for what cannot be
-    had, and for a split, a configuration or a column that is not there.
+    ``known``: ``split`` is the data set's own name and is not looked up. Raises `ConfigError` for ``name`` if the data
+    set cannot be loaded, or has no such split, configuration or column.
     """
     import datasets
 
@@ -41,18 +41,17 @@ def rows(place: Place, split: str, wanted: Columns, name: str, remedy: str, know
         if not known:
             split = split_of(split, datasets.get_dataset_split_names(path, place.config, revision=place.revision))
         cache = {"cache_dir": _cache_of(folder)} if local else {}
-        found = datasets.load_dataset(path, place.config, split=split, revision=place.revision, **cache)
-        if getattr(found, "column_names", None) is None:
-            raise ValueError("it is no table of rows")
+        table = datasets.load_dataset(path, place.config, split=split, revision=place.revision, **cache)
     except UserError:
         raise
-    except Exception as error:  # whatever stands between here and the Hub, the remedy is the same
+    except Exception as error:  # many kinds, from `datasets` and the Hub: the remedy is the same
         raise _cannot(path, local, name, error, remedy) from None
     finally:
         log.setLevel(level)
-    columns.refuse_missing(found.column_names, wanted, name)
-    own = local and not known  # all columns of the user's own folder; those of a set on the Hub may hold gigabytes
-    return enumerate(found if own else found.select_columns(columns.used(found.column_names, wanted)), 1)
+    columns.refuse_missing(table.column_names, accepted, name)
+    if known or not local:  # the other columns of a set on the Hub may be gigabytes
+        table = table.select_columns(columns.used(table.column_names, accepted))
+    return enumerate(table, 1)
 
 
 def _cache_of(folder: Path) -> str:
@@ -64,7 +63,7 @@ def _cache_of(folder: Path) -> str:
 
 
 def _ask(path: str) -> None:
-    """One short call first: load_dataset would try for half a minute, and print each try."""
+    """Ask the Hub with one short call: load_dataset would retry for half a minute, and print each try."""
     import datasets
     import huggingface_hub
 
@@ -92,13 +91,10 @@ def split_of(split: str, names: Collection[str]) -> str:
 def _cannot(path: str, local: bool, name: str, error: Exception, remedy: str) -> ConfigError:
     while isinstance(error.__cause__, Exception):  # `datasets` wraps the reason in "An error occurred"
         error = error.__cause__
-    words = " ".join(str(error).split())[:200] if isinstance(error, ValueError) else first_line(error)[:120]
-    said = f"{type(error).__name__}: {words}"
+    message = f"{type(error).__name__}: {first_line(error)}"
     if local:
-        return ConfigError("dataset", name, f"is a folder that cannot be read ({said})", "check its files")
-    kind = type(error).__name__
-    if kind == "GatedRepoError" or "gated" in str(error).lower():
+        return ConfigError("dataset", name, f"is a folder that cannot be read ({message})", "check its files")
+    if "gated" in message.lower():
         remedy = f"accept its terms on huggingface.co/datasets/{path} and sign in with hf auth login"
-    return ConfigError(
-        "dataset", name, f"is not in a local folder, and {path} cannot be had from the Hub ({said})", remedy
-    )
+    reason = f"is not in a local folder, and {path} cannot be had from the Hub ({message})"
+    return ConfigError("dataset", name, reason, remedy)

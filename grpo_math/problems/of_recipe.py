@@ -7,21 +7,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems import contamination
-from grpo_math.problems.datasets import Row, load_problems
+from grpo_math.problems.datasets import load_problems
+from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, template_of
+from grpo_math.reading import is_table
 
 EVAL_N = 128  # problems before and after a run: a difference of 10 points is sure in most
 EVAL_LENGTH = 2048  # tokens of a completion. With longer ones, so many problems would take hours
+HELD_OUT = 256  # the most problems that are held out of a file. Else a tenth of its problems
 OVERLAP = 0.02  # share of the problems to evaluate on that may be trained on; one of MATH's is
 
 
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
-    """Name an argument that is refused inside as the recipe names it."""
+    """Name the argument that an error is about as the recipe names it."""
     try:
         yield
     except ConfigError as error:
@@ -30,7 +34,7 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class RecipeProblems:
-    """Each set is read once, when it is asked for. ``settings`` has every field of the recipe."""
+    """Each set is read once, when it is first used. ``settings`` has every field of the recipe."""
 
     settings: Mapping[str, Any]
     no_eval: str = "nothing is evaluated"  # the reason, if eval_n is left to its default and there are no problems
@@ -40,88 +44,115 @@ class RecipeProblems:
         """Raises `ConfigError` for a prompt that cannot be made."""
         return template_of(self.settings)
 
-    @cached_property
-    def rows(self) -> list[Row]:
+    @property
+    def rows(self) -> list[Problem]:
         """The training problems. Raises `UserError` if they cannot be read."""
-        s = self.settings
-        with naming({"split": "dataset_split", "n": "dataset_limit"}):
-            how: dict[str, Any] = {"template": self.template, "seed": s["seed"], "skip_bad_rows": s["skip_bad_rows"]}
-            return load_problems(
-                s["dataset"], s["dataset_split"], limit=s["dataset_limit"], columns=s["columns"], **how
-            )
+        return self._divided[0]
 
-    def sample(self, most: int) -> list[Row]:
-        """At most so many training problems, evenly over the data."""
+    @cached_property
+    def _divided(self) -> tuple[list[Problem], list[Problem]]:
+        """The training problems, and the problems of the same file that are held out for evaluation."""
+        s = self.settings
+        with naming({"split": "dataset_split", "limit": "dataset_limit"}):
+            rows = self._load(s["dataset"], s["dataset_split"], "columns", limit=s["dataset_limit"], seed=s["seed"])
+        if not self._divides_file:
+            return rows, []
+        # By a hash, so that a problem stays on its side when others are added. Equal problems are on the same side.
+        problems = sorted({row["problem"] for row in rows}, key=lambda problem: sha256(problem.encode()).digest())
+        chosen = {*problems[: min(len(problems) // 10, HELD_OUT)]}
+        held_out = [row for row in rows if row["problem"] in chosen]
+        return [row for row in rows if row["problem"] not in chosen], held_out
+
+    @property
+    def _divides_file(self) -> bool:
+        """True if the recipe trains on a file, evaluates, and does not say on which problems."""
+        s = self.settings
+        stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
+        return bool(is_table(s["dataset"]) and not stated and self._most_evaluated)
+
+    @property
+    def _during(self) -> int:
+        """How many problems are evaluated during training."""
+        return self.settings["heldout_n"] if self.settings["heldout_every"] else 0
+
+    @property
+    def _most_evaluated(self) -> int:
+        s = self.settings
+        by_default = 0 if (s["max_completion_length"] or 0) > EVAL_LENGTH else EVAL_N
+        return max(by_default if s["eval_n"] is None else s["eval_n"], self._during)
+
+    def _load(self, dataset: str, split: str, columns: str, **how: Any) -> list[Problem]:
+        how = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **how}
+        return load_problems(dataset, split, columns=self.settings[columns], **how)
+
+    def sample(self, most: int) -> list[Problem]:
+        """Return at most so many training problems, evenly over the data."""
         return self.rows[:: -(-len(self.rows) // most)]
 
+    @property
+    def eval_dataset(self) -> str:
+        return self.settings["eval_dataset"] or self.settings["dataset"]
+
     @cached_property
-    def held_out(self) -> list[Row]:
-        """The problems to evaluate on: as many as the recipe asks for, or the default."""
-        s = self.settings
-        during = s["heldout_n"] if s["heldout_every"] else 0
-        if s["eval_n"] is None and len(self._default) >= during:
-            return self._default
-        n = max(s["eval_n"] or 0, during)
-        if not n:
-            return []
-        names = {"split": "eval_split", "n": "eval_n" if s["eval_n"] == n else "heldout_n"}
-        columns = "columns"
+    def _candidates(self) -> list[Problem]:
+        """The problems that the recipe or its defaults name for evaluation."""
+        s, n = self.settings, self._most_evaluated
+        if not n or self._divided[1]:
+            return self._divided[1][:n]
+        names, columns = {"split": "eval_split", "limit": "eval_n" if s["eval_n"] == n else "heldout_n"}, "columns"
         if s["eval_dataset"]:
-            names |= {"dataset": "eval_dataset", "columns": "eval_columns"}
-            columns = "eval_columns"
-        with naming(names):
-            rows = self._load(s["eval_split"], limit=n, columns=s[columns], skip_bad_rows=s["skip_bad_rows"])
+            names, columns = {**names, "dataset": "eval_dataset", "columns": "eval_columns"}, "eval_columns"
+        try:
+            with naming(names):
+                rows = self._load(self.eval_dataset, s["eval_split"], columns, limit=n)
+        except (UserError, ValueError) as error:
+            if s["eval_n"] or self._during:
+                raise
+            self.no_eval = str(error)  # nobody asked for these problems
+            return []
         if len(rows) < (s["eval_n"] or 0):
             reason = f"is more than the {len(rows)} problems of {self.eval_dataset}, {s['eval_split']}"
             raise ConfigError("eval_n", s["eval_n"], reason, f"use {len(rows)} or less")
         return rows
 
     @property
-    def eval_dataset(self) -> str:
-        return self.settings["eval_dataset"] or self.settings["dataset"]
-
-    def _load(self, split: str, **how: Any) -> list[Row]:
-        return load_problems(self.eval_dataset, split, template=self.template, **how)
+    def held_out(self) -> list[Problem]:
+        """The problems to evaluate on, before, during and after training."""
+        return self._candidates if self.eval_n or self._during else []
 
     @cached_property
-    def _default(self) -> list[Row]:
-        """At most `EVAL_N` problems that are not trained on. If there are none, ``no_eval`` says why."""
-        s = self.settings
-        if (s["max_completion_length"] or 0) > EVAL_LENGTH:
-            self.no_eval = f"completions may be {s['max_completion_length']} tokens long"
-            return []
-        limit = EVAL_N
-        try:
-            if self.eval_dataset.partition(":")[0] == "generated":  # more problems than a level has are an error
-                limit = min(EVAL_N, len(self._load(s["eval_split"], skip_bad_rows=True)))
-            rows = self._load(s["eval_split"], limit=limit, skip_bad_rows=True)
-        except (UserError, ValueError) as error:
-            self.no_eval = str(error)
-            return []
+    def eval_n(self) -> int:
+        """How many problems are evaluated before and after training. If 0 by default, ``no_eval`` says why."""
+        s, rows = self.settings, self._candidates
+        if s["eval_n"] is not None:
+            return s["eval_n"]
         trained = {row["problem"] for row in self.rows}
         equal = sum(row["problem"] in trained for row in rows)
-        if s["eval_dataset"] or equal <= OVERLAP * len(rows):
-            return rows
-        self.no_eval = f"{equal} of {len(rows)} problems that {self.eval_dataset} has for it are trained on"
-        return []
-
-    @property
-    def eval_n(self) -> int:
-        """How many problems are evaluated before and after training."""
-        n = self.settings["eval_n"]
-        return len(self._default) if n is None else n
+        if (s["max_completion_length"] or 0) > EVAL_LENGTH:
+            self.no_eval = f"completions may be {s['max_completion_length']} tokens long"
+            return 0
+        if equal > OVERLAP * len(rows) and not s["eval_dataset"]:
+            self.no_eval = f"{equal} of {len(rows)} problems that {self.eval_dataset} has for it are trained on"
+            return 0
+        return min(EVAL_N, len(rows))
 
     @property
     def about_eval(self) -> str | None:
-        """A line that says what the default of eval_n costs; None if the recipe states eval_n."""
-        if self.settings["eval_n"] is not None:
-            return None
-        if not self.eval_n:
-            return f"no verdict on the run: {self.no_eval}; eval_dataset names other problems"
-        return (
-            f"before and after training {self.eval_n} problems of {self.eval_dataset}, {self.settings['eval_split']}, "
-            f"are evaluated: {2 * self.eval_n} completions more (eval_n: 0 leaves it)"
-        )
+        """One line on the problems that are evaluated by default; None if the recipe states them."""
+        s, lines = self.settings, []
+        if held_out := self._divided[1]:
+            lines.append(
+                f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s['dataset']} are held out of "
+                "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
+            )
+        if s["eval_n"] is None and not self.eval_n:
+            lines.append(f"no verdict on the run: {self.no_eval}; eval_dataset names other problems")
+        elif s["eval_n"] is None:
+            lines.append(
+                f"before and after training {self.eval_n} problems of {self.eval_dataset}, {s['eval_split']}, "
+                f"are evaluated: {2 * self.eval_n} completions more (eval_n: 0 turns it off)"
+            )
+        return "; ".join(lines) or None
 
     @cached_property
     def overlap(self) -> dict[str, Any] | None:

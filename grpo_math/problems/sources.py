@@ -1,7 +1,7 @@
-r"""The data sets known by heart: where each is, what its columns mean, and how its authors score it.
+r"""The built-in data sets: where each is, what its columns mean, and how its authors score it.
 
-The layouts were read in public loaders of the sets, and not on the Hub itself: a set whose columns have changed since
-then says which columns it found.
+The layouts were read in public loaders of the sets, and not on the Hub itself. If the columns of a set have changed
+since then, the error lists them.
 
 >>> SOURCES["aime2024"].splits, SOURCES["olympiadbench"].columns["answer"]
 ({'test': 'train'}, 'final_answer')
@@ -27,7 +27,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Source(NamedTuple):
-    """Where a named set is, and what is its own about it."""
+    """Where a named set is, and how it differs from others."""
 
     hub: str
     config: str | None = None
@@ -39,16 +39,12 @@ class Source(NamedTuple):
     temperature: float = 0.0
     absolute: float | None = None  # a number this far from the gold counts, or as far as the column `tolerance` says
     relative: float | None = None  # as a share of the gold
-    gaps: bool = False  # rows without a gold answer are known: they are left out and counted
-    repeats: bool = False  # problems that occur again are left out and counted
     around: tuple[str, str] = ("", "")  # the instruction before and after each problem, which is cut off
-    mark: str = ""  # what stands before the gold answer in every solution
-    empty: tuple[str, ...] = ()  # how problems without a gold answer begin
-    wrong: Mapping[str, str] = NONE  # how a problem begins whose solution boxes something else -> its gold answer
+    golds: Mapping[str, str] = NONE  # the start of a problem whose solution boxes something else -> its gold answer
     without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it
 
 
-OWN = Source("")  # any set that is not known by its name
+OWN = Source("", template="gsm8k")  # a data set of the user, or any other set on the Hub
 
 
 DAPO_BEFORE = (
@@ -59,46 +55,32 @@ DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 
 SOURCES = {
     "gsm8k": Source(
-        "openai/gsm8k",
-        "main",
-        BOTH,
-        {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"},
-        template="gsm8k",
-        mark="####",
+        "openai/gsm8k", "main", BOTH, {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}, template="gsm8k"
     ),
     "math": Source(
         "DigitalLearningGmbH/MATH-lighteval",
         columns={"subject": "type"},
         splits=BOTH,
         files={"train": "math/train.jsonl", "test": "math/test_outside_math500.jsonl"},
-        # Two boxes are empty; one solution boxes everything but its answer, and one box holds half of a formula.
-        empty=(
-            "For any integer $n>1$, the number of prime numbers greater than $n!+1$",
-            "You are given a sequence of $58$ terms; each term has the form $P+n$",
-        ),
-        wrong={
+        # One solution boxes everything but its answer, and one box contains half of a formula.
+        golds={
             "Let $\\boxed{N}$ mean the number of whole number divisors": "6",
             "What is the largest value of $x$, if $\\frac{x}{5} + \\frac{1}{5x} = \\frac{1}{2}$?": "2",
         },
         without={"test": "math500"},
     ),
     "math500": Source("HuggingFaceH4/MATH-500", splits=TEST, files={"test": "math500/test.jsonl"}),
-    "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH, gaps=True, repeats=True),
-    "numina_cot": Source("AI-MO/NuminaMath-CoT", splits=BOTH, gaps=True, repeats=True),
-    "openr1": Source(
-        "open-r1/OpenR1-Math-220k", "default", columns={"subject": "problem_type"}, gaps=True, repeats=True
-    ),
-    "dapo": Source(
-        "open-r1/DAPO-Math-17k-Processed", "en", columns={"problem": "prompt", "answer": "solution"}, repeats=True
-    ),
+    "numina_tir": Source("AI-MO/NuminaMath-TIR", splits=BOTH),
+    "numina_cot": Source("AI-MO/NuminaMath-CoT", splits=BOTH),
+    "openr1": Source("open-r1/OpenR1-Math-220k", "default", columns={"subject": "problem_type"}),
+    "dapo": Source("open-r1/DAPO-Math-17k-Processed", "en", columns={"problem": "prompt", "answer": "solution"}),
     "dapo_original": Source(
         "BytedTsinghua-SIA/DAPO-Math-17k",
         columns={"problem": "prompt", "answer": "reward_model.ground_truth"},
-        repeats=True,
         around=(DAPO_BEFORE, DAPO_AFTER),
     ),
-    "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset", gaps=True, repeats=True),
-    "big_math": Source("SynthLabsAI/Big-Math-RL-Verified", gaps=True, repeats=True),
+    "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset"),
+    "big_math": Source("SynthLabsAI/Big-Math-RL-Verified"),
     "aime2024": Source("HuggingFaceH4/aime_2024", splits={"test": "train"}, samples=32, temperature=0.6),
     "aime2025": Source("math-ai/aime25", splits=TEST, samples=32, temperature=0.6),
     "amc2023": Source("math-ai/amc23", splits=TEST, samples=32, temperature=0.6),
@@ -115,7 +97,7 @@ SUITES = {"math": ("gsm8k", "math500", "minerva", "olympiadbench", "amc2023", "a
 
 
 class Place(NamedTuple):
-    """A data set's name, taken apart: a name of `SOURCES`, an id on the Hub, or a path."""
+    """The parts of a data set's name. ``path`` is a name of `SOURCES`, an id on the Hub, or a path."""
 
     path: str
     config: str | None = None
@@ -123,25 +105,25 @@ class Place(NamedTuple):
 
 
 def place_of(dataset: str) -> Place:
-    """``path[:config][@revision]``; a path that exists as it is written is taken whole.
+    """Split ``path[:config][@revision]``. A path that exists is not split.
 
     >>> place_of("owner/name:main@1a2b"), place_of("owner/name@v2")
     (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
     """
-    found = NAME.fullmatch(dataset)
-    if found is None or home(dataset).exists():
+    match = NAME.fullmatch(dataset)
+    if match is None or home(dataset).exists():
         return Place(dataset)
-    return Place(**found.groupdict())
+    return Place(**match.groupdict())
 
 
 def source_of(dataset: str) -> str | None:
-    """The name of the known set that ``dataset`` names by its name or its id on the Hub; None for any other."""
+    """Return the name of the built-in set that ``dataset`` names, by its name or its id on the Hub; None for others."""
     path = place_of(dataset).path
     return next((name for name, source in SOURCES.items() if path in (name, source.hub)), None)
 
 
 def hub_id(dataset: str) -> str | None:
-    """The id on the Hub of a data set that comes from there.
+    """Return the id on the Hub of a data set that comes from there.
 
     >>> hub_id("aime2025"), hub_id("owner/name:main"), hub_id("generated:sums"), hub_id("a/b.jsonl")
     ('math-ai/aime25', 'owner/name', None, None)
@@ -154,7 +136,7 @@ def hub_id(dataset: str) -> str | None:
 
 
 def listed(data: str) -> list[str]:
-    """Several data sets, separated by commas; the levels of generated problems are separated so too.
+    """Split data sets at commas. The levels of generated problems are separated by commas too.
 
     >>> listed("gsm8k, generated:sums,word,owner/name:main")
     ['gsm8k', 'generated:sums,word', 'owner/name:main']

@@ -17,7 +17,7 @@ from grpo_math.evaluation.figures import Results, text_of
 from grpo_math.generation.models import base_of_adapter
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
-from grpo_math.reading import is_table
+from grpo_math.problems.problem import Problem
 from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
@@ -129,20 +129,21 @@ def results(asked: Namespace) -> dict[str, dict[str, Results]]:
 class Problems(NamedTuple):
     """The problems of a data set, and how it is evaluated."""
 
-    rows: list[dict[str, Any]]
+    rows: list[Problem]
     sampling: "Sampling"
     output: "Output"
     tools: "Toolbox | None"
 
 
 def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> Problems:
-    if asked.split != asked.parser.get_default("split") and is_table(name):
-        raise ConfigError("split", asked.split, "would be ignored: a file is taken whole", "leave it out")
     longest = (run.max_new_tokens if run else 512) if asked.max_new_tokens is None else asked.max_new_tokens
     template = asked.template or (run.template if run else None)
     how = suite.asked(name, template, asked.samples, asked.temperature)
     only = {"limit": asked.n, "seed": asked.seed, "columns": asked.columns, "skip_bad_rows": asked.skip_bad_rows}
     rows = load_problems(name, asked.split, template=how.template, **only)
+    if run and (n := of_run.trained_on(asked.run, rows)):
+        message = f"{n} of the {len(rows)} problems of {name} are training problems of {asked.run}"
+        print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
     found = contamination.against(rows, asked.contamination) if asked.contamination else None
     tools = dict(run.tools) if run else {}
     if asked.tools is not None:
@@ -170,7 +171,7 @@ def answer(every: Sides, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
     for side, found in every.items():
         kept = {name: {key: of[key] for key in keys if key in of} for name, of in found.items()}
         shown[side] = kept[names[0]] if len(names) == 1 else kept
-        lines += [*([side] if side else []), *_lines(found), *([""] if side else [])]
+        lines += [*([side] if side else []), *_lines(found, bool(side)), *([""] if side else [])]
     if "base" not in every:
         return (shown[""] if len(names) == 1 else {"sets": shown[""]}), "\n".join(lines)
     before, after = every["base"], every["trained"]
@@ -183,11 +184,11 @@ def answer(every: Sides, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
     return {**shown, "comparison": compared[name]}, "\n".join(lines)
 
 
-def _lines(results: Mapping[str, Results]) -> list[str]:
+def _lines(results: Mapping[str, Results], is_run: bool) -> list[str]:
     several = len(results) > 1
     lines = [suite.table(results)] if several else []
     for name, of in results.items():
-        lines += [] if several else [text_of(of)]
+        lines += [] if several or is_run else [text_of(of)]  # the comparison of a run has the same numbers
         if found := of.get("contamination"):
             lines.append(f"{name}: {contamination.text_of(found)}" if several else contamination.text_of(found))
         lines.append(f"results   {of['results']}")

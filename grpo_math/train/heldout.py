@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from grpo_math.problems.problem import Problem
 from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell
 
@@ -14,7 +15,7 @@ from grpo_math.run.log import History, Tell
 class HeldOut(TrainerCallback):
     """Accuracy on held-out problems every so many steps, as a line of the history, and told to the trackers."""
 
-    def __init__(self, score: Any, rows: list[dict[str, Any]], steps: int, history: History, tell: Tell) -> None:
+    def __init__(self, score: Any, rows: list[Problem], steps: int, history: History, tell: Tell) -> None:
         self.score, self.rows, self.steps, self.history, self.tell = score, rows, steps, history, tell
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

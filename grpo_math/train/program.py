@@ -34,6 +34,7 @@ from grpo_math.grading import GRADER
 from grpo_math.planner.settings import DEFAULTS
 from grpo_math.problems import difficulty
 from grpo_math.problems.datasets import to_dataset
+from grpo_math.problems.problem import Problem
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
@@ -286,7 +287,7 @@ class Run:
             rows = difficulty.easy_to_hard(rows, rates)
         trainer.train_dataset = to_dataset(rows)
 
-    def score(self, problems: list[dict[str, Any]], progress: bool) -> dict[str, Any]:
+    def score(self, problems: list[Problem], progress: bool) -> dict[str, Any]:
         data = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
         sampling = Sampling(max_new_tokens=self.config.max_completion_length or 512)
         output = Output(about=data, contamination=self.setup.problems.overlap, progress=progress)

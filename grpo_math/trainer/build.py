@@ -3,12 +3,14 @@
 Does not check settings (settings/conflicts.py does), nor choose the problems (train/program.py does).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from grpo_math.generation.models import fast_dtype, model_path, weights_of
 from grpo_math.problems.datasets import to_dataset
+from grpo_math.problems.problem import Problem
 from grpo_math.rewards.columns import Reward
 from grpo_math.run.redact import without_secrets
 from grpo_math.run.weights import kinds_of_checkpoint
@@ -24,7 +26,7 @@ class _Trainer(MathGRPOTrainer):
 def trainer_of(
     config: MathGRPOConfig,
     model_args: ModelConfig,
-    rows: list[dict[str, Any]],
+    rows: Sequence[Problem],
     tokenizer: Any,
     rewards: list[Reward],
     tools: Any = None,

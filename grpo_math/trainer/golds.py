@@ -6,10 +6,11 @@ Does not grade, and looks at the columns alone where the rows come as a stream.
 """
 
 import inspect
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.problems.columns import ARGUMENTS, refuse_made
+from grpo_math.problems.columns import ARGUMENTS
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS, gold_of
 from grpo_math.rewards.guard import name_of
@@ -33,7 +34,7 @@ def look_for_golds(rewards: Any, data: Any) -> str | None:
     if data is None:  # rows of a rollout_func, or of an environment
         return None
     columns, without, rows = _counted(data)
-    refuse_made(_columns(data), "train_dataset", ARGUMENTS if columns else set(ARGUMENTS) - {"grade"})
+    _refuse_made(_columns(data), ARGUMENTS if columns else set(ARGUMENTS) - {"grade"})
     if columns and (not rows or without < rows):
         lacking = f"{without} of {rows} rows of train_dataset have no gold answer ({GOLDS})"
         return f"{lacking}: their completions get the verdict bad_gold." if without else None
@@ -63,6 +64,13 @@ def needs_golds(reward: Any) -> bool:
     except (TypeError, ValueError):  # a model, or a name that is TRL's to read
         return False
     return grade is not None and grade.default is inspect.Parameter.empty
+
+
+def _refuse_made(present: Iterable[str], made: Collection[str]) -> None:
+    """Raise `ConfigError` for a column with a name of ``made``."""
+    if taken := [name for name in present if name in made]:
+        reason = f"has a column {taken[0]!r}, a name that training uses itself"
+        raise ConfigError("dataset", "train_dataset", reason, f"rename it, to my_{taken[0]} for example")
 
 
 def _columns(data: Any) -> list[str]:

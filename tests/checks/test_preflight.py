@@ -543,7 +543,7 @@ def test_a_reward_that_pays_at_random_is_a_warning_and_no_error(tmp_path, monkey
         (["--dataset", "generated:products"], 41, "41 problems of generated:products, test, are evaluated"),
         (["--dataset", "generated:sums", "--heldout_every", "5"], 128, "128 problems of"),
         (["--max_completion_length", "4096"], 0, "no verdict on the run: completions may be 4096 tokens long"),
-        (["--eval_split", "nowhere"], 0, "no verdict on the run: split='nowhere' is not known"),
+        (["--eval_split", "nowhere"], 0, "no verdict on the run: eval_split='nowhere' is not known"),
     ],
 )
 def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_it_costs(arguments, n, said):
@@ -551,6 +551,31 @@ def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_
     assert asked.problems.eval_n == n
     assert len(asked.problems.held_out) == n
     assert said in asked.problems.about_eval
+
+
+def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
+    problems = [f"What is {i} + 1?" for i in range(40)]
+    rows = [{"problem": problem, "answer": str(i + 1)} for i, problem in enumerate(problems)]
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+
+    def divided(*arguments):
+        asked = setup("--dataset", str(own), *arguments).problems
+        return [row["problem"] for row in asked.rows], [row["problem"] for row in asked.held_out], asked.about_eval
+
+    train, held_out, line = divided()
+    assert {*train, *held_out} == {*problems}
+    assert not {*train} & {*held_out}
+    assert len({*held_out}) == 4
+    assert f"{len(held_out)} of the 41 problems of {own} are held out of training by a hash" in line
+    assert "\n" not in line
+    assert divided("--eval_n", "2")[:2] == (train, held_out[:2])
+    assert divided("--eval_n", "0", "--heldout_every", "5")[:2] == (train, held_out)
+    assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
+    cut = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
+    assert cut[:2] == (problems[8:], problems[:4])
+    assert "held out of training" not in cut[2]
+    assert divided("--eval_dataset", "generated:sums")[0] == [*problems, problems[0]]
 
 
 def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(tmp_path):

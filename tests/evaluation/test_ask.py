@@ -116,7 +116,7 @@ def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
     conversation.converse(asked.answers, asked.forget)
     assert [len(prompt) for prompt in prompts] == [2, 4, 2]
     assert [message["role"] for message in prompts[1]] == ["system", "user", "assistant", "user"]
-    assert len(side.said) == 3
+    assert len(side.messages) == 3
 
 
 @pytest.mark.parametrize(

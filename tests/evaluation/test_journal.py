@@ -13,20 +13,20 @@ LINES = [{"id": i, "text": "½ of a line\n" * i} for i in range(3)]
 
 def test_a_file_that_was_cut_at_any_byte_goes_on(tmp_path):
     path = tmp_path / "made" / "a.jsonl"
-    assert journal.go_on(path, ABOUT, "output") == []
+    assert journal.resume(path, ABOUT, "output") == []
     journal.append(path, LINES)
     whole = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
     for cut in range(ends[0], len(whole) + 1):  # the first line is written whole
         path.write_bytes(whole[:cut])
         kept = max(0, sum(end <= cut for end in ends) - 1)
-        assert journal.go_on(path, ABOUT, "output") == LINES[:kept]
+        assert journal.resume(path, ABOUT, "output") == LINES[:kept]
         journal.append(path, LINES[kept:])
         assert path.read_bytes() == whole
 
 
 def test_another_way_of_measuring_is_named(tmp_path):
-    journal.go_on(tmp_path / "a", ABOUT, "output")
+    journal.resume(tmp_path / "a", ABOUT, "output")
     with pytest.raises(
         ConfigError, match=r"output='.*a' was measured with seed=0, not 1: name another file"
     ) as refused:
@@ -37,16 +37,18 @@ def test_another_way_of_measuring_is_named(tmp_path):
 
 
 def test_answers_of_another_grader_are_refused_and_stay(tmp_path):
-    journal.go_on(tmp_path / "a", {**ABOUT, "grader": 11}, "output")
+    journal.resume(tmp_path / "a", {**ABOUT, "grader": 11}, "output")
     whole = (tmp_path / "a").read_bytes()
-    with pytest.raises(ConfigError, match=r"was measured with grader=11, not 12: name another file$"):
-        journal.go_on(tmp_path / "a", {**ABOUT, "grader": 12}, "output")
+    with pytest.raises(
+        ConfigError, match=r"was measured with grader=11, not 12: name another file, or change the setting back$"
+    ):
+        journal.resume(tmp_path / "a", {**ABOUT, "grader": 12}, "output")
     assert (tmp_path / "a").read_bytes() == whole
 
 
 @pytest.mark.parametrize("text", ["", "[]\n", "notes", '{"measured": 3}\n'])
 def test_something_else_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "a").write_text(text)
-    with pytest.raises(ConfigError, match="holds something else, or is damaged"):
-        journal.go_on(tmp_path / "a", ABOUT, "output")
+    with pytest.raises(ConfigError, match="cannot be read as measured results"):
+        journal.resume(tmp_path / "a", ABOUT, "output")
     assert (tmp_path / "a").read_text() == text

@@ -9,6 +9,8 @@ import pytest
 
 from grpo_math.cli import main
 from grpo_math.evaluation import backends
+from grpo_math.problems.datasets import load_problems
+from grpo_math.run.resume import write_problems
 
 ASKED = ["--data", "generated:sums", "--split", "heldout", "--n", "4", "--batch_size", "4"]
 
@@ -46,6 +48,7 @@ def test_base_and_trained_are_asked_the_same_and_compared(kind, run, tiny, capsy
     assert main(["evaluate", "--run", str(folder), *ASKED]) == 0
     text = capsys.readouterr().out
     assert "95% paired interval" in text.split("trained.json")[1]
+    assert text.count("accuracy in format") == 1
     base, trained = (json.loads((folder / f"evaluation/{name}.json").read_text()) for name in ("base", "trained"))
     assert {name for name in base if base[name] != trained[name]} >= {"weights_hash", "rows"}
     for name in ("data", "split", "template", "max_new_tokens", "prompt_hash", "problems_hash", "samples"):
@@ -61,6 +64,15 @@ def test_base_and_trained_are_asked_the_same_and_compared(kind, run, tiny, capsy
     assert answer.keys() == {"base", "trained", "comparison"}
     assert answer["trained"]["results"] == str(folder / "evaluation/trained.json")
     assert answer["base"]["n"] == answer["comparison"]["n"] == 4
+
+
+def test_problems_that_the_run_was_trained_on_are_a_warning(run, capsys):
+    folder = run("adapter")
+    rows = load_problems("generated:sums", "heldout", limit=4)
+    write_problems(folder, rows[:3])
+    assert main(["evaluate", "--run", str(folder), *ASKED]) == 0
+    warning = f"warning: 3 of the 4 problems of generated:sums are training problems of {folder}: "
+    assert warning in capsys.readouterr().err
 
 
 def test_what_is_stated_wins_over_the_run_and_another_folder_takes_the_results(run, tmp_path, capsys):

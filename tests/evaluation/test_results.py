@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -78,7 +79,10 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
     text = text_of({"samples": 2, "temperature": 0.7, **figures})
     assert "mean@2               62.5%  standard error 12.5 points" in text
     assert "2 samples each at temperature 0.7" in text
-    assert all(label in text for label in [*CATEGORIES.values(), "algebra", "geometry", "level 1"])
+    for name, label in CATEGORIES.items():
+        assert (label in text) == bool(figures["categories"][name])
+    assert all(label in text for label in ("algebra", "geometry", "level 1"))
+    assert re.search(r"^pass@k +2: ", text, re.MULTILINE)  # pass@1 is the accuracy
     assert not any(line != line.rstrip() for line in text.splitlines())
 
 
@@ -263,7 +267,7 @@ def test_results_of_which_the_answers_are_gone_are_not_written_over(tiny, rows, 
 def test_an_answers_file_of_something_else_is_refused(tiny, rows, tmp_path):
     for text in ("[]\n", "my notes"):
         answers_file(tmp_path / "r.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"holds something else|was measured") as refused:
+        with pytest.raises(ConfigError, match=r"cannot be read as measured results") as refused:
             evaluate(tiny(), rows[:6], output=tmp_path / "r.json", progress=False, **SAMPLED)
         assert "\n" not in str(refused.value)
         assert answers_file(tmp_path / "r.json").read_text() == text

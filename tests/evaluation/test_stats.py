@@ -43,11 +43,6 @@ def test_wilson_mirrors_and_stays_inside_the_unit_interval():
             assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((lo, hi), abs=1e-12)
 
 
-def test_a_higher_level_gives_a_wider_interval():
-    narrow, wide = wilson(94, 256, level=0.5), wilson(94, 256, level=0.99)
-    assert wide[0] < narrow[0] < 94 / 256 < narrow[1] < wide[1]
-
-
 def test_wilson_covers_the_true_share_in_95_of_100_runs():
     # Exact coverage: the binomial mass of the counts whose interval holds p, averaged over p.
     n, coverages = 256, []
@@ -131,7 +126,7 @@ def test_the_paired_interval_matches_the_normal_approximation_at_large_n():
     assert paired.hi == pytest.approx(0.375 + 1.96 * 0.036644, abs=0.006)
 
 
-def test_the_fast_way_and_plain_resampling_give_the_same_distribution():
+def test_multinomial_and_plain_resampling_give_the_same_distribution():
     before = [1] * 30 + [0] * 70
     after = [0] * 5 + [1] * 60 + [0] * 35
     fast = paired_bootstrap(before, after, resamples=20_000)
@@ -163,11 +158,9 @@ def test_both_ends_of_the_interval_leave_as_many_resamples_out():
     assert (up.lo, up.hi) == (-down.hi, -down.lo)
 
 
-def test_the_same_seed_gives_the_same_interval_and_the_level_widens_it():
+def test_the_same_seed_gives_the_same_interval():
     before, after = [0] * 60 + [1] * 40, [1] * 30 + [0] * 30 + [1] * 30 + [0] * 10
     assert paired_bootstrap(before, after, seed=4) == paired_bootstrap(before, after, seed=4)
-    wide, narrow = paired_bootstrap(before, after, level=0.99), paired_bootstrap(before, after, level=0.8)
-    assert wide.lo < narrow.lo <= narrow.hi < wide.hi
 
 
 def test_equal_differences_give_an_interval_without_width():
@@ -267,32 +260,3 @@ def test_mcnemar_is_the_exact_two_sided_sign_test():
     assert mcnemar(0, 1) == 1.0
     assert mcnemar(110, 14) < 1e-15
     assert 0 < mcnemar(3000, 2000) < 1e-40
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: wilson(0, 0), "n=0 leaves nothing to measure"),
-        (lambda: wilson(3, 2), "successes=3 is not between 0 and n=2"),
-        (lambda: wilson(1, 2, level=95), "level=95 is not between 0 and 1"),
-        (lambda: pass_at_k(0, 0, 1), "n=0 leaves nothing to measure"),
-        (lambda: pass_at_k(4, 5, 1), "c=5 is not between 0 and n=4"),
-        (lambda: pass_at_k(4, 1, 5), "k=5 is not between 1 and n=4"),
-        (lambda: pass_at_k(4, 1, 0), "k=0 is not between 1 and n=4"),
-        (lambda: maj_at_k([], [], 1), "n=0 leaves nothing to measure"),
-        (lambda: maj_at_k(["7"], [], 1), "1 answers came with 0 flags"),
-        (lambda: maj_at_k(["7"], [True], 2), "k=2 is not between 1 and n=1"),
-        (lambda: mean_at_n([]), "the number of problems=0 leaves nothing to measure"),
-        (lambda: mean_at_n([[1], []]), "a problem without a completion has no mean"),
-        (lambda: paired_bootstrap([], []), "n=0 leaves nothing to measure"),
-        (lambda: paired_bootstrap([1], [1, 0]), "before has 1 problems and after 2"),
-        (lambda: paired_bootstrap([1], [0], resamples=0), "resamples=0 leaves nothing to measure"),
-        (lambda: paired_bootstrap([1], [float("nan")]), "a score is not a finite number"),
-        (lambda: mcnemar(-1, 2), "gained=-1 and lost=2 are counts"),
-    ],
-)
-def test_an_odd_case_is_refused_in_one_line(call, words):
-    with pytest.raises(ValueError) as refused:
-        call()
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)

@@ -108,7 +108,7 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(tiny, 
         MathGRPOConfig(str(tmp_path), num_generations=2, **settings),
         Dataset.from_list(rows),
         processing_class=deepcopy(tokenizer),
-        tools=list(box.own),
+        tools=list(box.functions),
     )
     found = evaluate(trainer, rows, max_new_tokens=90, progress=False)
     assert found["tools"] == toolbox_of(trainer).stated == box.stated

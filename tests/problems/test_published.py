@@ -129,8 +129,8 @@ def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(t
     put(tmp_path / "openr1", rows, config="default")
     assert [row["problem"] for row in load_problems("openr1", data_dir=str(tmp_path))] == ["a?", "d?"]
     assert caplog.messages == [
-        f"left out 1 of 3 rows of {tmp_path}/openr1: the problem occurs before",
-        f"skipped 2 of 4 rows of {tmp_path}/openr1: answer is empty in the published data (lines 2, 4)",
+        f"left out 1 of 3 rows of {tmp_path}/openr1: duplicate problems",
+        f"skipped 2 of 4 rows of {tmp_path}/openr1: answer contains no gold answer (line 2); answer is empty (line 4)",
     ]
 
 
@@ -138,10 +138,10 @@ def test_a_solution_that_ends_in_no_answer_is_no_gold(tmp_path, caplog):
     long = "First, assume the contrary.\nThen a contradiction follows."
     put(tmp_path / "numina_cot", [{"problem": "a?", "solution": long}, {"problem": "b?", "solution": "\\boxed{2}"}])
     assert [row["answer"] for row in load_problems("numina_cot", data_dir=str(tmp_path))] == ["2"]
-    assert "solution is empty in the published data (line 1)" in caplog.text
+    assert "solution contains no gold answer (line 1)" in caplog.text
     mine = tmp_path / "mine.jsonl"
     mine.write_text(json.dumps({"problem": "a?", "solution": long}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match="solution holds no gold answer"):
+    with pytest.raises(DataError, match="solution contains no gold answer"):
         load_problems(str(mine))
 
 
@@ -194,17 +194,19 @@ def test_a_folder_with_columns_of_its_own_says_which_is_which(tmp_path):
     with pytest.raises(ConfigError) as error:
         load_problems(str(folder))
     assert str(error.value) == (
-        f"dataset='{folder}' has no column for the answer: it has query, meta, kind, big; accepted are "
-        f"{', '.join(columns.ACCEPTED['answer'])}: say which, as in --columns answer=NAME"
+        f"dataset='{folder}' has no column for the answer: its columns are query, meta, kind, big; accepted are "
+        f"{', '.join(columns.ACCEPTED['answer'])}, or say --columns answer=NAME"
     )
-    with pytest.raises(ConfigError, match=r"columns='answer=target' is no column of .*: it has query, meta, kind, big"):
+    with pytest.raises(
+        ConfigError, match=r"no column for the answer: its columns are query, .*; accepted are target, or"
+    ):
         load_problems(str(folder), columns="answer=target")
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("problem", "does not say which column 'problem' is: write problem=query"),
+        ("problem", "does not name a column in 'problem': write problem=query"),
         ("gold=x", "names 'gold': the fields are problem, answer, id, level, subject"),
     ],
 )
