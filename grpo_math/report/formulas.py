@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from grpo_math.report.text import visible
+from grpo_math.errors import escaped
 
 LONGEST = 2000  # characters of a formula
 MOST_IN_A_TEXT = 200
@@ -50,7 +50,7 @@ class Formulas:
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Yield the pieces of a text. A formula has its number in ``markup``, other pieces have None."""
-        text, done, count = visible(text), 0, 0
+        text, done, count = escaped(text, keep="\r\n\t"), 0, 0
         for opener in OPENERS.finditer(text):
             if opener.start() < done or count == MOST_IN_A_TEXT:
                 continue
