@@ -62,8 +62,7 @@ class Run:
         """Return the name of the model: its name on the Hub, or that of its folder."""
         results = self.after or self.before or {}
         name = str(self.config.get("model_name_or_path") or results.get("model") or "unknown")
-        cached = HUB_CACHE.search(name)
-        return f"{cached[1]}/{cached[2]}" if cached else Path(name).name if is_folder(name) else name
+        return hub_name(name) or Path(name).name
 
     @property
     def findings(self) -> list[Finding]:
@@ -89,6 +88,17 @@ class Run:
             shares = [f"{results['accuracy']:.1%}" for results in self.sides.values()]
             self.notes.append(f"accuracy {' before and '.join(shares)} after training are not compared: {error}")
             return None
+
+
+def hub_name(model: str) -> str | None:
+    """Return a model's name on the Hub; None for a folder that is not in the Hub's cache.
+
+    >>> hub_name("/cache/models--Qwen--Qwen2.5-1.5B/snapshots/8faed761d45a"), hub_name("./models/mine")
+    ('Qwen/Qwen2.5-1.5B', None)
+    """
+    if cached := HUB_CACHE.search(model):
+        return f"{cached[1]}/{cached[2]}"
+    return None if is_folder(model) else model
 
 
 def read_run(run_dir: str | Path) -> Run:

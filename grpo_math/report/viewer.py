@@ -45,21 +45,6 @@ class Source(NamedTuple):
     rows: list[Item]
     labels: dict[str, str]
 
-    @property
-    def filters(self) -> dict[str, list[str]]:
-        """Return the values of each field that differs between rows."""
-        known: dict[str, dict[str, None]] = {}
-        for row in self.rows:
-            for field, values in row.fields.items():
-                known.setdefault(field, {}).update(dict.fromkeys(filter(None, values)))
-        return {field: list(values) for field, values in known.items() if len(values) > 1}
-
-    @property
-    def sorts(self) -> list[str]:
-        """Return the keys whose numbers differ between rows."""
-        names = dict.fromkeys(name for row in self.rows for name in row.keys)
-        return [name for name in names if len({row.keys.get(name) for row in self.rows}) > 1]
-
 
 def sources(run: Run) -> list[Source]:
     """Return the sources that have rows, evenly thinned if they are too large."""
