@@ -127,7 +127,5 @@ def hostile_run(run):
         changed_results["versions"] = {HOSTILE: HOSTILE}
         (run / f"{name}.json").write_text(json.dumps(changed_results))
     (run / "config.yaml").write_text(json.dumps({HOSTILE: HOSTILE, "list": [HOSTILE], "inner": {HOSTILE: HOSTILE}}))
-    with (run / "history.jsonl").open("a") as file:
-        file.write(HOSTILE + "\n")
     write_completions(run, [1, 2], text=HOSTILE)
     return run

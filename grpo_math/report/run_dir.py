@@ -6,6 +6,7 @@ way: the last line of its history may be incomplete, and some files do not exist
 Does not interpret what it reads.
 """
 
+import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,7 @@ from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
 from grpo_math.planner.model import is_folder
-from grpo_math.reading import from_json, read_text, reading
+from grpo_math.reading import reading
 from grpo_math.report import trl_dir
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
@@ -125,9 +126,10 @@ def read_run(run_dir: str | Path) -> Run:
 
 def _history(path: Path) -> History:
     """Return one row per step. The newest attempt of a resumed run counts."""
-    lines = read_text(path).split("\n")
-    # A full disk or a kill may have cut the last line.
-    return settled(from_json(line) for line in lines if line.endswith("}"))
+    with reading(path):
+        # A full disk or a kill may have cut the last line.
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
+        return settled(map(json.loads, lines))
 
 
 def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:

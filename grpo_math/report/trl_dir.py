@@ -7,7 +7,7 @@ Does not open training_args.bin, which is a pickle, and does not guess settings.
 from pathlib import Path
 from typing import Any
 
-from grpo_math.reading import read_json, read_object
+from grpo_math.reading import read_json, read_object, reading
 from grpo_math.run import metrics
 
 STATE = "trainer_state.json"
@@ -24,8 +24,9 @@ def state_file(folder: Path) -> Path | None:
 
 def log_of(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log, with the mean of TRL's own accuracy reward as the accuracy."""
-    lines = read_json(path)["log_history"]
-    return [{metrics.ACCURACY: line.get(TRL_ACCURACY), **line} for line in lines]
+    with reading(path):
+        lines = read_json(path)["log_history"]
+        return [{metrics.ACCURACY: line.get(TRL_ACCURACY), **line} for line in lines]
 
 
 def settings_of(path: Path) -> dict[str, Any]:
