@@ -6,6 +6,7 @@ Does not evaluate.
 from pathlib import Path
 
 from grpo_math.report import hub, terminal
+from grpo_math.report.card import base_of, model_card
 from grpo_math.report.page import report
 from grpo_math.report.reported import print_notes
 from grpo_math.report.run_dir import read_run
@@ -16,6 +17,10 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     """Report a run that is complete, and push it to the Hub."""
     run_dir = Path(str(config.output_dir))
     print_verdict(run_dir, target)
+    # peft wrote a card that names the base by its folder in a cache.
+    run = read_run(run_dir)
+    kind = "adapter" if (target / "adapter_config.json").exists() else "model"
+    (target / "README.md").write_text(model_card(run, run.name, base_of(run), kind), encoding="utf-8")
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")
