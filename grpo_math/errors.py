@@ -129,7 +129,6 @@ def escaped(text: str, keep: str = "") -> str:
     a\nb\x1b[2J
     """
 
-
     def shown(found: re.Match[str]) -> str:
         letter = found[0]
         return letter if letter.isprintable() or letter in keep else repr(letter)[1:-1]

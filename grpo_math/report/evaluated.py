@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import compare, of_run, suite
@@ -22,11 +22,6 @@ from grpo_math.reading import is_table
 from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
-
-if TYPE_CHECKING:
-    from grpo_math.evaluation.backends import Sampling
-    from grpo_math.evaluation.results import Output
-    from grpo_math.evaluation.toolbox import Toolbox
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
@@ -113,25 +108,17 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
     sides: dict[str, dict[str, Results]] = {side: {} for side in models}
     for side, (model, adapter, path) in models.items():
         with Model(model, adapter, backend) as opened:
-            for name, one in problems.items():
+            for name, (rows, sampling, output, tools) in problems.items():
                 file = Path(path)
                 if run and len(names) > 1:
                     file = file.parent / suite.folder_of(name) / file.name
-                output = replace(one.output, path=str(file))
-                sides[side][name] = evaluate(opened, one.rows, one.sampling, output, tools=one.tools)
+                output = replace(output, path=str(file))
+                sides[side][name] = evaluate(opened, rows, sampling, output, tools=tools)
     return sides
 
 
-class Problems(NamedTuple):
-    """The problems of a data set, and how it is evaluated."""
-
-    rows: list[dict[str, Any]]
-    sampling: "Sampling"
-    output: "Output"
-    tools: "Toolbox | None"
-
-
-def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> Problems:
+def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> tuple[Any, Any, Any, Any]:
+    """Return the problems of a data set, and its sampling, output and tools, as `evaluate` takes them."""
     if args.split != args.parser.get_default("split") and is_table(name):
         raise ConfigError("split", args.split, "would be ignored: a file is taken whole", "leave it out")
     template = args.template or (run.template if run else None)
@@ -155,7 +142,7 @@ def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> Problems:
     longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
     sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
     output = Output(about={"data": name, "split": args.split}, contamination=overlap)
-    return Problems(rows, sampling, output, toolbox(names, limits, tools.get("max_tool_calling_iterations")))
+    return rows, sampling, output, toolbox(names, limits, tools.get("max_tool_calling_iterations"))
 
 
 def answer(sides: Sides) -> tuple[dict[str, Any], str]:
@@ -167,10 +154,7 @@ def answer(sides: Sides) -> tuple[dict[str, Any], str]:
     before, after = sides["base"], sides["trained"]
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
     paths = [f"results   {results[name]['results']}" for results in sides.values() for name in names]
-    if len(names) > 1:
-        text = suite.table_of_pairs(compared, before, after)
-    else:
-        text = terminal.text_of(compared[names[0]])
+    text = suite.table_of_pairs(compared, before, after) if len(names) > 1 else terminal.text_of(compared[names[0]])
     return {**shown, "comparison": _first(compared)}, "\n".join([text, *paths])
 
 

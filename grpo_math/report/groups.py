@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 Row = Mapping[str, Any]
@@ -24,22 +23,13 @@ class Group(NamedTuple):
     rows: list[Row]
     rewards: list[float]
 
-    @property
-    def spread(self) -> float | None:
-        """Return the standard deviation of the rewards. A group with 0 has no gradient."""
-        return pstdev(self.rewards) if self.rewards else None
-
-    @property
-    def mean(self) -> float | None:
-        return fmean(self.rewards) if self.rewards else None
-
 
 def groups(completions: Sequence[Row]) -> Iterator[Group]:
     """Yield neighbouring completions of the same step and prompt. The only reward of a table is also the sum.
 
     >>> table = [{"step": 1, "prompt": p, "accuracy": r} for p, r in (("a", 1.0), ("a", 0.0), ("b", 0.0))]
-    >>> [(len(group.rows), group.spread) for group in groups(table)]
-    [(2, 0.5), (1, 0.0)]
+    >>> [group.rewards for group in groups(table)]
+    [[1.0, 0.0], [0.0]]
     """
     for (step, _), neighbours in groupby(completions, key=lambda row: (row["step"], row["prompt"])):
         rows = list(neighbours)

@@ -27,7 +27,7 @@ APART = ("command", "versions", "hardware", "stated")  # of config.yaml: not set
 
 
 class ReportFiles(NamedTuple):
-    """What `report` wrote and found. ``notes`` are one line each: what is missing or left out."""
+    """What `report` wrote and found. ``notes`` are one line each: what is left out."""
 
     html: Path
     plots: list[Path]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -236,7 +237,7 @@ def svg(plot: Plot, lines: Sequence[Curve]) -> dict[str, Any]:
             points.setdefault(step, {})[line.label] = value
     steps = sorted(points)
     centres = [axes.transData.transform((step, 0))[0] for step in steps]
-    edges = [axes.bbox.x0, *((a + b) / 2 for a, b in zip(centres, centres[1:], strict=False)), axes.bbox.x1]
+    edges = [axes.bbox.x0, *((a + b) / 2 for a, b in pairwise(centres)), axes.bbox.x1]
     return {
         "plot": plot,
         "size": (figure.bbox.width, height),

@@ -37,7 +37,7 @@ HUB_CACHE = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/\w+")
 
 @dataclass
 class Run:
-    """The content of a run directory. ``notes`` name what is missing or left out."""
+    """The content of a run directory. ``notes`` name what is left out."""
 
     directory: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -119,8 +119,6 @@ def read_run(run_dir: str | Path) -> Run:
     if not (run.config or run.history or run.sides or run.completions):
         reason = f"contains no config.yaml, history.jsonl, before.json, after.json or {trl_dir.STATE}"
         raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
-    if not run.going:
-        run.notes += [f"{name} is missing" for name in _missing(run)]
     return run
 
 
@@ -136,14 +134,6 @@ def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
     """Return the first of these evaluations that exists."""
     paths = [folder / name for name in names if (folder / name).exists()]
     return read_results(paths[0]) if paths else None
-
-
-def _missing(run: Run) -> list[str]:
-    """Return what a finished run should contain and does not."""
-    expected = {"config.yaml": run.config, "history.jsonl": run.history, "completions/": run.completions}
-    if run.config.get("eval_n") != 0:
-        expected |= {"before.json": run.before, "after.json": run.after}
-    return [name for name, content in expected.items() if not content]
 
 
 def _read_completions(run: Run) -> None:

@@ -39,7 +39,10 @@ def table(comparison: Mapping[str, Any]) -> list[list[str]]:
     """Return the rows of that table, the head first."""
     before, after = comparison["before"], comparison["after"]
     lines = [["", "before", "after", "difference", "95% paired interval"]]
-    for label, name, suffix in (("accuracy", "accuracy", ""), ("accuracy in format", "accuracy_in_format", "_in_format")):
+    for label, name, suffix in (
+        ("accuracy", "accuracy", ""),
+        ("accuracy in format", "accuracy_in_format", "_in_format"),
+    ):
         low, high = comparison[f"ci95{suffix}"]
         difference = f"{100 * comparison[f'difference{suffix}']:+.1f} points"
         interval = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
@@ -64,16 +67,13 @@ def terminal_change(change: Mapping[str, Any], width: int) -> str:
     column = (width - 7) // 2
     sides = [_wrapped(name, change[name], column) for name in ("before", "after")]
     lines = [f"  {old:<{column}} | {new}".rstrip() for old, new in zip_longest(*sides, fillvalue="")]
-    return "\n".join([f"{_printable(change['problem'])}  (gold: {_printable(change['gold'])})", *lines])
+    return "\n".join([escaped(f"{change['problem']}  (gold: {change['gold']})", keep="\n"), *lines])
 
 
 def _wrapped(name: str, text: str, width: int) -> list[str]:
-    lines = [part for line in _printable(text.strip()).split("\n") for part in textwrap.wrap(line, width) or [""]]
+    text = escaped(text.strip(), keep="\n")
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, width) or [""]]
     left_out = len(lines) - SHOWN_LINES
     if left_out > 1:  # the answer is at the end
         lines[: left_out + 1] = [f"... {left_out + 1} lines"]
     return [name, *lines]
-
-
-def _printable(text: str) -> str:
-    return escaped(text, keep="\n")

@@ -4,9 +4,10 @@ Does not read files or write HTML: page.html does.
 """
 
 import json
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from grpo_math.report.groups import Group, Row, groups, is_number, why
+from grpo_math.report.groups import Group, Row, groups, why
 from grpo_math.report.run_dir import Run
 from grpo_math.rewards.columns import text_of
 from grpo_math.run.metrics import CATEGORIES, RIGHT
@@ -92,13 +93,14 @@ def _training(group: Group) -> Item:
     title = {"step": group.step, "problem": first.get("problem_id"), "gold": first.get("gold")}
     if any(badges):
         title["correct"] = f"{badges.count('correct')} of {len(badges)}"
-    if group.rewards:
+    keys = {"step": group.step}
+    if group.rewards:  # a group without spread has no gradient
+        keys |= {"spread of rewards": pstdev(group.rewards), "mean reward": fmean(group.rewards)}
         title["rewards"] = f"{min(group.rewards):.3g} to {max(group.rewards):.3g}"
     fields = {"step": [str(group.step)], "verdict": badges, "note": [side.note for side in sides]}
     longest = max(row.get("tokens") or len(text_of(row["completion"])) for row in group.rows)
-    keys = {"spread of rewards": group.spread, "mean reward": group.mean, "step": group.step, "length": longest}
+    keys["length"] = longest
     whole = "" if isinstance(prompt, str) else "\n\n".join(f"{m['role']}: {text_of([m], m['role'])}" for m in prompt)
-    keys = {name: value for name, value in keys.items() if is_number(value)}
     return Item(title, text_of(prompt, "user"), whole, sides, fields, keys)
 
 

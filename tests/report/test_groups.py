@@ -33,13 +33,7 @@ def source(table, template="gsm8k"):
 
 def test_a_group_is_a_row_that_says_what_came_of_it():
     [shown] = source(TABLE).rows
-    assert shown.title == {
-        "step": 4,
-        "problem": "sum-1",
-        "gold": "17",
-        "correct": "2 of 6",
-        "rewards": "0.5 to 1.5",
-    }
+    assert shown.title == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
     assert [side.badge for side in shown.sides][:4] == ["correct", "correct", "wrong", "no_answer"]
     assert shown.sides[1].facts == {
         "answer_length": 0.5,
@@ -77,6 +71,6 @@ def test_groups_are_filtered_by_their_notes_and_sorted_by_spread():
 
 def test_a_table_of_trl_alone_has_its_groups_too():
     table = [{"step": 1, "prompt": p, "completion": "x", "length": r, "advantage": r} for p in "ab" for r in (0.0, 1.0)]
-    assert [(group.spread, group.mean) for group in groups(table)] == [(0.5, 0.5), (0.5, 0.5)]
+    assert [group.rewards for group in groups(table)] == [[0.0, 1.0], [0.0, 1.0]]
     assert [one.title["rewards"] for one in source(table).rows] == ["0 to 1"] * 2
     assert not any(side.note for one in source(table).rows for side in one.sides)

@@ -339,9 +339,7 @@ def test_what_may_pass_is_tried_again_with_a_line(hub, push, adapter_run, status
 def test_a_hub_that_stays_broken_ends_it_in_one_line(hub, push, adapter_run):
     hub.trouble = [("/commit/", 503, "down")] * 3
     _, lines = push(adapter_run, "--repo_id", "ada/sums", code=1)
-    assert lines[-1] == (
-        "error: ada/sums is not pushed (HTTP 503): the same command resumes the push"
-    )
+    assert lines[-1] == ("error: ada/sums is not pushed (HTTP 503): the same command resumes the push")
 
 
 # What is refused

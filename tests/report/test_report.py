@@ -18,13 +18,11 @@ from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, resul
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.compare import compare
-from grpo_math.evaluation.compare import comparison
-from grpo_math.report import Change, ResultsError, changed, read_results, report, run_dir
+from grpo_math.evaluation.compare import compare, comparison
+from grpo_math.report import Change, ResultsError, changed, read_results, report, run_dir, viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, PLOTS, curve, curves, moving_average, svg
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_change, terminal_table
-from grpo_math.report import viewer
 from grpo_math.report.viewer import sources
 from grpo_math.run import metrics
 from grpo_math.run.metrics import IN_FORMAT
@@ -54,7 +52,7 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     assert "on the same 256 problems: 110 went from wrong to correct and 14 back (McNemar p &lt; 0.0001)" in page
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
-    assert "Missing or left out" not in page
+    assert '<section class="notes">' not in page
 
 
 def test_an_interval_that_holds_zero_is_called_no_clear_change(run):
@@ -163,22 +161,22 @@ def test_credentials_of_the_config_are_not_on_the_page(run):
 
 
 @pytest.mark.full
-def test_a_run_that_is_still_going_is_reported_and_what_is_missing_is_named(whole_run):
+def test_a_run_that_was_cut_in_the_middle_is_reported(whole_run):
     (whole_run / "after.json").unlink()
     (whole_run / "config.yaml").unlink()
     shutil.rmtree(whole_run / "completions")
     with (whole_run / "history.jsonl").open("a") as file:
         file.write('{"step": 81, "rew')
     files = report(whole_run)
-    assert files.notes == ["config.yaml is missing", "completions/ is missing", "after.json is missing"]
+    assert files.notes == []
     page = files.html.read_text(encoding="utf-8")
-    for note in files.notes:
-        assert note in page
     assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in " ".join(page.split())
     assert "Problems that changed" not in page
 
 
-@pytest.mark.parametrize("name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"])
+@pytest.mark.parametrize(
+    "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"]
+)
 def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
     (run / name).write_bytes(b"PAR1 {: \x00}\n")
     assert main(["report", str(run)]) == 2
@@ -215,11 +213,10 @@ def test_a_resumed_run_counts_its_newest_attempt(run):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
-def test_a_history_without_a_step_leaves_no_plots_and_says_so(run, content):
+def test_a_history_without_a_step_leaves_no_plots(run, content):
     (run / "history.jsonl").write_text(content)
     files = report(run)
     assert files.plots == []
-    assert "history.jsonl is missing" in files.notes
     assert "74.2%" in files.html.read_text(encoding="utf-8")
 
 
@@ -267,7 +264,6 @@ def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run,
 def test_a_run_with_nothing_but_before_is_reported(tmp_path):
     (tmp_path / "before.json").write_text(json.dumps(results({1}, n=2)))
     files = report(tmp_path)
-    assert len(files.notes) == 4
     assert ">50.0%</p>" in files.html.read_text(encoding="utf-8")
 
 
@@ -391,7 +387,7 @@ def test_a_long_run_is_thinned_by_whole_steps_and_says_so(run, monkeypatch):
 def test_completions_that_are_too_large_for_a_page_are_thinned_by_whole_rows(run, monkeypatch):
     monkeypatch.setattr(viewer, "MOST_TEXT", 3000)
     read = read_run(run)
-    heldout, training = sources(read)
+    _heldout, training = sources(read)
     assert len(training.rows) < 8 * 4
     assert len({row.title["step"] for row in training.rows}) > 4
     assert [note for note in read.notes if note.startswith("Training completions: one row in ")]

@@ -12,7 +12,7 @@ from grpo_math.evaluation.figures import summary
 from grpo_math.report import report
 from grpo_math.report import watch as watching
 from grpo_math.report.progress import Progress, progress, spent
-from grpo_math.report.run_dir import Run, read_run
+from grpo_math.report.run_dir import Run
 
 ROWS = [{"id": str(i), "completion": "", "category": "correct" if i < 3 else "bad_format"} for i in range(8)]
 RESULTS = {"format": 1, "grader": 12, **summary(ROWS), "rows": ROWS, "seconds": 8}
@@ -41,13 +41,7 @@ def test_the_page_of_a_run_that_is_going_begins_with_its_step_and_has_no_yellow_
         assert '<meta http-equiv="refresh" content="5">' in page
     page = report(tmp_path).html.read_text()  # the process has ended
     assert "Stopped at step 6 of 60" in page
-    assert "after.json is missing" in page
     assert 'http-equiv="refresh"' not in page
-
-
-def test_nothing_is_missed_that_was_not_asked_for(tmp_path):
-    (tmp_path / "config.yaml").write_text("eval_n: 0\n")
-    assert not [note for note in read_run(tmp_path).notes if "before.json" in note or "after.json" in note]
 
 
 @pytest.mark.full
