@@ -10,6 +10,7 @@ from grpo_math.report.card import base_of, model_card
 from grpo_math.report.page import report
 from grpo_math.report.reported import print_notes
 from grpo_math.report.run_dir import read_run
+from grpo_math.run.checkpoints import seal
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -21,6 +22,7 @@ def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     run = read_run(run_dir)
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
     (target / "README.md").write_text(model_card(run, run.name, base_of(run), kind), encoding="utf-8")
+    seal(target)
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")

@@ -235,7 +235,5 @@ def test_a_run_without_completions_says_so(run, browser):
         (run / f"{name}.json").unlink()
     page = report(run).html
     browser.open(page)
-    assert (
-        browser.run("document.getElementById('viewer').innerText").split("\n")[-1] == "This run has no completions."
-    )
+    assert browser.run("document.getElementById('viewer').innerText").split("\n")[-1] == "This run has no completions."
     fine(browser, page)
