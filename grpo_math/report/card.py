@@ -45,7 +45,7 @@ class Base(NamedTuple):
     hub: str | None
     folder: str
     revision: str
-    about: dict[str, str]
+    about: dict[str, Any]
 
 
 def base_of(run: Run, stated: str | None = None, api: Any = None) -> Base:
@@ -55,7 +55,7 @@ def base_of(run: Run, stated: str | None = None, api: Any = None) -> Base:
     return Base(hub, Path(name).name, revision, _about(name, hub, revision, api))
 
 
-def _about(name: str, hub: str | None, revision: str, api: Any) -> dict[str, str]:
+def _about(name: str, hub: str | None, revision: str, api: Any) -> dict[str, Any]:
     """Read the card of the base, in its folder or on the Hub; {} if there is none."""
     from huggingface_hub import metadata_load
 

@@ -170,8 +170,8 @@ def _draw_stacked(axes: Axes, lines: Sequence[Curve]) -> None:
     for colour, line in zip(COLOURS, lines, strict=False):
         reach = max if line is lines[-1] else sum
         top = [reach(both) for both in zip(bottom, line.values, strict=True)]
-        areas = (moving_average(side, window_of(side)) for side in (bottom, top))
-        axes.fill_between(line.steps, *areas, color=colour, alpha=0.75, linewidth=0, label=line.label)
+        below, above = (moving_average(side, window_of(side)) for side in (bottom, top))
+        axes.fill_between(line.steps, below, above, color=colour, alpha=0.75, linewidth=0, label=line.label)
         bottom = top
 
 
