@@ -7,6 +7,7 @@ Does not hold internal errors: a bug in this package shows its traceback.
 """
 
 import copyreg
+import re
 import reprlib
 from typing import Any
 
@@ -127,4 +128,9 @@ def escaped(text: str, keep: str = "") -> str:
     >>> print(escaped("a\nb\x1b[2J"))
     a\nb\x1b[2J
     """
-    return "".join(letter if letter.isprintable() or letter in keep else repr(letter)[1:-1] for letter in text)
+
+    def shown(found: re.Match[str]) -> str:
+        letter = found[0]
+        return letter if letter.isprintable() or letter in keep else repr(letter)[1:-1]
+
+    return re.sub("[^ -~]", shown, text)

@@ -4,7 +4,7 @@ import json
 import math
 import random
 
-from grpo_math.evaluation.stats import wilson
+from grpo_math.evaluation.figures import summary
 from grpo_math.grading import GRADER
 from grpo_math.run import metrics
 
@@ -36,7 +36,6 @@ def results(right, n=256, seed=0, **changes):
                 "truncated": category == "truncated",
             }
         )
-    counts = {name: sum(row["category"] == name for row in rows) for name in {row["category"] for row in rows}}
     return {
         "format": 1,
         "grader": GRADER,
@@ -45,13 +44,9 @@ def results(right, n=256, seed=0, **changes):
         "data": "embedded:level=1",
         "seed": 0,
         "template": "gsm8k",
-        "n": n,
-        "accuracy": len(right) / n,
-        "ci95": list(wilson(len(right), n)),
-        "accuracy_in_format": counts.get("correct", 0) / n,
-        "categories": counts,
-        "pass@k": {"1": len(right) / n},
-        "maj@k": {},
+        "samples": 1,
+        "temperature": 0.0,
+        **summary(rows),
         "seconds": 12.5,
         "versions": {"trl": "1.16.0", "torch": "2.9.0"},
         "rows": rows,
@@ -132,7 +127,5 @@ def hostile_run(run):
         changed_results["versions"] = {HOSTILE: HOSTILE}
         (run / f"{name}.json").write_text(json.dumps(changed_results))
     (run / "config.yaml").write_text(json.dumps({HOSTILE: HOSTILE, "list": [HOSTILE], "inner": {HOSTILE: HOSTILE}}))
-    with (run / "history.jsonl").open("a") as file:
-        file.write(HOSTILE + "\n")
     write_completions(run, [1, 2], text=HOSTILE)
     return run

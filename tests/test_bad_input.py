@@ -11,6 +11,7 @@ import pytest
 
 from grpo_math.cli import main
 from grpo_math.errors import UserError
+from grpo_math.evaluation.figures import summary
 from grpo_math.run import streams
 from grpo_math.run.history import settled
 from grpo_math.yaml_files import read_yaml
@@ -21,7 +22,8 @@ ROW = {"id": "a", "problem": "1 + 1", "gold": "2", "completion": "#### 2", "cate
 
 
 def results(row=(), **fields):
-    return json.dumps({"format": 1, "grader": 12, "template": "gsm8k", "rows": [{**ROW, **dict(row)}], **fields})
+    rows = [{**ROW, **dict(row)}]
+    return json.dumps({"format": 1, "grader": 12, "template": "gsm8k", **summary(rows), "rows": rows, **fields})
 
 
 RECIPES = {

@@ -77,7 +77,7 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
     return changes[:limit]
 
 
-def comparison(before: Results, after: Results, examples: int = 3) -> dict[str, Any]:
+def comparison(before: Results, after: Results, examples: int | None = 3) -> dict[str, Any]:
     """Return all metrics of a comparison, for ``--json``.
 
     ``p`` is McNemar's exact test, with one sample a problem; with several, the same test on the problems whose share

@@ -1,6 +1,6 @@
 """Streams of text -> the terminal, one below the other, as they come.
 
-What a model says is shown as text alone: a control character is a picture, and moves no cursor.
+The text of a model is shown as text alone: a control character appears as its code, and moves no cursor.
 
 Does not generate, and does not know what a model is.
 """
@@ -8,8 +8,7 @@ Does not generate, and does not know what a model is.
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 
-from grpo_math.errors import UserError
-from grpo_math.report.text import visible
+from grpo_math.errors import UserError, escaped
 from grpo_math.run.streams import Answer
 
 Streams = Mapping[str, Iterator[str]]  # the pieces of an answer, by the name of the model
@@ -80,5 +79,6 @@ def shown(streams: Streams) -> Iterator[str]:
     for name, stream in streams.items():
         if len(streams) > 1:
             yield f"{name}:\n"
-        yield from map(visible, stream)
+        for piece in stream:
+            yield escaped(piece, keep="\n\t")
         yield "\n"

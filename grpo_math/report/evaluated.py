@@ -1,15 +1,15 @@
-"""What `grpo-math evaluate` answers, as JSON and as text: one data set in full, or a table of several; of a run, base
-and trained compared.
+"""Answer `grpo-math evaluate`, as JSON and as text: one data set in full, or a table of several; for a run, the
+comparison of base and trained.
 
 Does not generate, grade or compare: evaluation/ does.
 """
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import compare, of_run, suite
@@ -17,20 +17,11 @@ from grpo_math.evaluation.figures import Results, text_of
 from grpo_math.generation.models import base_of_adapter
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.problem import Problem
+from grpo_math.problems.sources import listed
 from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
 
-if TYPE_CHECKING:
-    from grpo_math.evaluation.backends import Sampling
-    from grpo_math.evaluation.results import Output
-    from grpo_math.evaluation.toolbox import Toolbox
-
-SHOWN = (  # of an evaluation's results
-    *("n", "accuracy", "ci95", "accuracy_in_format", "mean@n", "pass@k", "maj@k", "categories"),
-    *("calling", "by_subject", "by_level", "contamination", "seconds", "results"),
-)
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
 
 
@@ -75,11 +66,11 @@ def run(args: Namespace) -> Answer | int:
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     try:
-        every = results(args)
+        sides = results(args)
     except KeyboardInterrupt:
         print("interrupted: the same command resumes it", file=sys.stderr)
         return 130
-    return Answer(*answer(every, SHOWN))
+    return Answer(*answer(sides))
 
 
 def _compared(args: Namespace) -> Answer:
@@ -88,7 +79,7 @@ def _compared(args: Namespace) -> Answer:
             raise UserError(f"--{name} would be ignored by --compare: leave it out")
     before, after = map(compare.read_results, args.compare)
     comparison = compare.comparison(before, after)
-    return Answer(comparison, terminal.text_of(before, after, comparison))
+    return Answer(comparison, terminal.text_of(comparison))
 
 
 def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
@@ -99,97 +90,87 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
     return (base, model) if base else (model, adapter)
 
 
-def results(asked: Namespace) -> dict[str, dict[str, Results]]:
-    """What the options of the command ask for. What cannot be read is refused before torch is imported."""
-    names = suite.sets(asked.data, asked.suite)
-    run = of_run.read(asked.run, asked.output) if asked.run else None
-    for name, given in (("output", str(asked.output).endswith(".json")), ("columns", asked.columns)):
-        if given and len(names) > 1:
+def results(args: Namespace) -> dict[str, dict[str, Results]]:
+    """Evaluate what the options ask for. Bad input is reported before torch is imported."""
+    names = suite.sets(args.data, args.suite)
+    run = of_run.read(args.run, args.output) if args.run else None
+    for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
+        if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
-            raise ConfigError(name, getattr(asked, name), reason, "ask for that one alone")
-    problems = {name: _problems(asked, name, run) for name in names}  # of all, before the first is evaluated
+            raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
+    problems = {name: _problems(args, name, run) for name in names}  # of all, before the first is evaluated
     from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import evaluate
 
-    backend = Backend(asked.backend, asked.server)
-    models = run.models() if run else {"": (asked.model, asked.adapter, asked.output or "evaluations")}
-    every: dict[str, dict[str, Results]] = {side: {} for side in models}
+    backend = Backend(args.backend, args.server)
+    models = run.models() if run else {"": (args.model, args.adapter, args.output or "evaluations")}
+    sides: dict[str, dict[str, Results]] = {side: {} for side in models}
     for side, (model, adapter, path) in models.items():
         with Model(model, adapter, backend) as opened:
-            for name in names:
+            for name, (rows, sampling, output, tools) in problems.items():
                 file = Path(path)
                 if run and len(names) > 1:
                     file = file.parent / suite.folder_of(name) / file.name
-                one = problems[name]
-                output = replace(one.output, path=str(file))
-                every[side][name] = evaluate(opened, one.rows, one.sampling, output, tools=one.tools)
-    return every
+                output = replace(output, path=str(file))
+                sides[side][name] = evaluate(opened, rows, sampling, output, tools=tools)
+    return sides
 
 
-class Problems(NamedTuple):
-    """The problems of a data set, and how it is evaluated."""
-
-    rows: list[Problem]
-    sampling: "Sampling"
-    output: "Output"
-    tools: "Toolbox | None"
-
-
-def _problems(asked: Namespace, name: str, run: of_run.OfRun | None) -> Problems:
-    longest = (run.max_new_tokens if run else 512) if asked.max_new_tokens is None else asked.max_new_tokens
-    template = asked.template or (run.template if run else None)
-    how = suite.asked(name, template, asked.samples, asked.temperature)
-    only = {"limit": asked.n, "seed": asked.seed, "columns": asked.columns, "skip_bad_rows": asked.skip_bad_rows}
-    rows = load_problems(name, asked.split, template=how.template, **only)
-    if run and (n := of_run.trained_on(asked.run, rows)):
-        message = f"{n} of the {len(rows)} problems of {name} are training problems of {asked.run}"
+def _problems(args: Namespace, name: str, run: of_run.OfRun | None) -> tuple[Any, Any, Any, Any]:
+    """Return the problems of a data set, and its sampling, output and tools, as `evaluate` takes them."""
+    template = args.template or (run.template if run else None)
+    how = suite.asked(name, template, args.samples, args.temperature)
+    only = {"limit": args.n, "seed": args.seed, "columns": args.columns, "skip_bad_rows": args.skip_bad_rows}
+    rows = load_problems(name, args.split, template=how.template, **only)
+    if run and (n := of_run.trained_on(args.run, rows)):
+        message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
         print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
-    found = contamination.against(rows, asked.contamination) if asked.contamination else None
+    overlap = contamination.against(rows, args.contamination) if args.contamination else None
     tools = dict(run.tools) if run else {}
-    if asked.tools is not None:
-        tools = {**tools, "tools": [one for one in asked.tools.split(",") if one]}
-    if asked.python is not None:
-        tools["python"] = check("python", asked.python)
-    if tools.get("python") and "python" not in tools.get("tools", ()):
-        raise ConfigError("python", asked.python, "would be ignored without the tool python", "add --tools python")
-    prompts.refuse_without_call(str(how.template), tools.get("tools", ()))
+    if args.tools is not None:
+        tools["tools"] = listed(args.tools)
+    if args.python is not None:
+        tools["python"] = check("python", args.python)
+    names, limits = tools.get("tools", ()), tools.get("python")
+    if limits and "python" not in names:
+        raise ConfigError("python", args.python, "would be ignored without the tool python", "add --tools python")
+    prompts.refuse_without_call(str(how.template), names)
     from grpo_math.evaluation.backends import Sampling
     from grpo_math.evaluation.results import Output
     from grpo_math.evaluation.toolbox import toolbox
 
-    sampling = Sampling(how.samples, how.temperature, longest, asked.batch_size, asked.seed)
-    output = Output(about={"data": name, "split": asked.split}, contamination=found)
-    box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
-    return Problems(rows, sampling, output, box)
+    longest = (run.max_new_tokens if run else 512) if args.max_new_tokens is None else args.max_new_tokens
+    sampling = Sampling(how.samples, how.temperature, longest, args.batch_size, args.seed)
+    output = Output(about={"data": name, "split": args.split}, contamination=overlap)
+    return rows, sampling, output, toolbox(names, limits, tools.get("max_tool_calling_iterations"))
 
 
-def answer(every: Sides, keys: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The JSON object, with these keys of each results, and the text."""
-    names = list(next(iter(every.values())))
-    shown: dict[str, Any] = {}
-    lines: list[str] = []
-    for side, found in every.items():
-        kept = {name: {key: of[key] for key in keys if key in of} for name, of in found.items()}
-        shown[side] = kept[names[0]] if len(names) == 1 else kept
-        lines += [*([side] if side else []), *_lines(found, bool(side)), *([""] if side else [])]
-    if "base" not in every:
-        return (shown[""] if len(names) == 1 else {"sets": shown[""]}), "\n".join(lines)
-    before, after = every["base"], every["trained"]
+def answer(sides: Sides) -> tuple[dict[str, Any], str]:
+    """Return the JSON object and the text. The tables of a run are those of the comparison."""
+    names = list(next(iter(sides.values())))
+    shown = {side: _first({name: _without_rows(results[name]) for name in names}) for side, results in sides.items()}
+    if "base" not in sides:
+        return (shown[""] if len(names) == 1 else {"sets": shown[""]}), "\n".join(_lines(sides[""]))
+    before, after = sides["base"], sides["trained"]
     compared = {name: compare.comparison(before[name], after[name]) for name in names}
-    if len(names) > 1:
-        lines.append(suite.table_of_pairs(compared, before, after))
-        return {**shown, "comparison": compared}, "\n".join(lines)
-    (name,) = names
-    lines.append(terminal.text_of(before[name], after[name], compared[name]))
-    return {**shown, "comparison": compared[name]}, "\n".join(lines)
+    paths = [f"results   {results[name]['results']}" for results in sides.values() for name in names]
+    text = suite.table_of_pairs(compared, before, after) if len(names) > 1 else terminal.text_of(compared[names[0]])
+    return {**shown, "comparison": _first(compared)}, "\n".join([text, *paths])
 
 
-def _lines(results: Mapping[str, Results], is_run: bool) -> list[str]:
-    several = len(results) > 1
-    lines = [suite.table(results)] if several else []
-    for name, of in results.items():
-        lines += [] if several or is_run else [text_of(of)]  # the comparison of a run has the same numbers
-        if found := of.get("contamination"):
-            lines.append(f"{name}: {contamination.text_of(found)}" if several else contamination.text_of(found))
-        lines.append(f"results   {of['results']}")
+def _first(values: dict[str, Any]) -> Any:
+    """Return the only value, or all of them by name."""
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _without_rows(results: Results) -> Results:
+    return {name: value for name, value in results.items() if name != "rows"}
+
+
+def _lines(results: Mapping[str, Results]) -> list[str]:
+    lines = [suite.table(results)] if len(results) > 1 else [text_of(_first(dict(results)))]
+    for name, one in results.items():
+        if one.get("contamination"):
+            lines.append(f"{name}: {contamination.text_of(one['contamination'])}")
+        lines.append(f"results   {one['results']}")
     return lines

@@ -15,10 +15,11 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from grpo_math.report.text import visible
+from grpo_math.errors import escaped
 
 LONGEST = 2000  # characters of a formula
 MOST_IN_A_TEXT = 200
+BLOCKS = ("block", "double", "table")
 MOST_IN_A_PAGE = 20_000  # different ones, at about 0.3 ms each
 NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
 ELEMENTS = {
@@ -31,8 +32,14 @@ ATTRIBUTES = {
 }
 VALUE = re.compile(r"[a-z-]+|-?[0-3]?(\.\d+)?(em|pt|px)?")  # nothing wide enough to cover another text
 TABLES = "(?:aligned|align|alignedat|array|cases|equation|gathered|gather|[bBpvV]?matrix|smallmatrix|split)"
-OPENERS = re.compile(rf"\\\(|\\\[|\$\$|\$|\\boxed\s*(?=\{{)|\\begin\{{({TABLES}\*?)\}}")
-DOLLARS = re.compile(r"((?:\\.|[^\\$])+?)\$(?!\d)", re.DOTALL)
+BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*\}"
+LATEX = rf".{{1,{LONGEST}}}?"
+FORMULA = re.compile(
+    rf"\\\((?P<inline>{LATEX})\\\)|\\\[(?P<block>{LATEX})\\\]|\$\$(?P<double>{LATEX})\$\$"
+    rf"|\$(?P<single>(?:\\.|[^\\$]){{1,{LONGEST}}}?)\$(?!\d)|(?P<boxed>\\boxed\s*{BRACES})"
+    rf"|(?P<table>\\begin\{{({TABLES}\*?)\}}{LATEX}\\end\{{\7\}})",
+    re.DOTALL,
+)
 WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm|operatorname)\s*\{[^}]*\}|\\[a-zA-Z]+")
 
 
@@ -50,14 +57,18 @@ class Formulas:
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """Yield the pieces of a text. A formula has its number in ``markup``, other pieces have None."""
-        text, done, count = visible(text), 0, 0
-        for opener in OPENERS.finditer(text):
-            if opener.start() < done or count == MOST_IN_A_TEXT:
-                continue
-            if (found := _formula(text, opener)) and (number := self._number(*found[1:])) is not None:
-                yield text[done : opener.start()], None
-                done, count = found[0], count + 1
-                yield text[opener.start() : done], number
+        text = escaped(text, keep="\r\n\t")
+        start = done = count = 0
+        while count < MOST_IN_A_TEXT and (found := FORMULA.search(text, start)):
+            kind = str(found.lastgroup)
+            is_price = kind == "single" and _is_money(found[kind])
+            number = None if is_price else self._number(found[kind], "block" if kind in BLOCKS else "inline")
+            start = found.start() + 1
+            if number is not None:
+                yield text[done : found.start()], None
+                yield found[0], number
+                start = done = found.end()
+                count += 1
         yield text[done:], None
 
     def _number(self, latex: str, display: str) -> int | None:
@@ -94,38 +105,6 @@ def _restrict(element: ElementTree.Element) -> None:
     # Chromium has no <menclose>: the box is drawn by page.css.
     element.tag = "mrow" if tag == "menclose" else tag
     element.attrib.update({"class": "boxed"} if boxed else kept)
-
-
-def _formula(text: str, opener: re.Match[str]) -> tuple[int, str, str] | None:
-    """Return where the formula ends, its LaTeX and how it is displayed, or None if it has no end or is about money."""
-    start, marker, environment = opener.end(), opener[0], opener[1]
-    window = text[start : start + LONGEST]
-    if marker == "$":
-        found = DOLLARS.match(window)
-        return (start + found.end(), found[1], "inline") if found and not _is_money(found[1]) else None
-    if marker.startswith("\\boxed"):
-        length = _braced(window)
-        return (start + length, marker + window[:length], "inline") if length else None
-    closer = f"\\end{{{environment}}}" if environment else {"\\(": "\\)", "\\[": "\\]"}.get(marker, "$$")
-    inside, closed, _ = window.partition(closer)
-    if not closed or not inside.strip():
-        return None
-    latex = marker + inside + closed if environment else inside
-    return start + len(inside + closed), latex, "inline" if marker == "\\(" else "block"
-
-
-def _braced(text: str) -> int:
-    """Return the length of the group in braces that the text begins with, or 0.
-
-    >>> _braced(r"{\\frac{1}{2}} is"), _braced("{1")
-    (13, 0)
-    """
-    depth = 0
-    for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth == 0:
-            return found.end()
-    return 0
 
 
 def _is_money(text: str) -> bool:

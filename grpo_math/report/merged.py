@@ -1,4 +1,4 @@
-"""A LoRA adapter added into its base: the whole model in safetensors.
+"""Merge a LoRA adapter into its base: one model in safetensors.
 
 Does not push (hub.py does), and merges nothing while training.
 """
@@ -7,11 +7,9 @@ import argparse
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from grpo_math.errors import ConfigError, first_line, one_of
 from grpo_math.evaluation import of_run
-from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.planner.model import read_config
 from grpo_math.run.streams import Answer
 
@@ -31,7 +29,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def export(run_dir: str, folder: str, dtype: str = "bfloat16") -> Path:
-    """Write the model of a finished run as one, with its tokenizer, into ``folder``.
+    """Write the merged model of a finished run, with its tokenizer, into ``folder``.
 
     Raise `ConfigError` for a run without an adapter, a folder that is not empty, and a base that cannot be merged into.
     """
@@ -43,18 +41,12 @@ def export(run_dir: str, folder: str, dtype: str = "bfloat16") -> Path:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError("merge", folder, "is not empty", "name a new folder")
     merge(run.base, "main", adapter, target, dtype)
-    _tokenizer(Path(adapter), run.base).save_pretrained(target)
-    return target
-
-
-def _tokenizer(adapter: Path, base: str) -> Any:
-    """Return the tokenizer that training saved with the adapter, or that of the base."""
-    if not (adapter / "tokenizer_config.json").exists():
-        return load_tokenizer(model_path(base))
+    # Training saved its tokenizer with the adapter; a script may not have.
+    saved = (Path(adapter) / "tokenizer_config.json").exists()
     from transformers import AutoTokenizer
 
-    # Not load_tokenizer, which asks for the config.json of a model.
-    return AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    AutoTokenizer.from_pretrained(adapter if saved else run.base, trust_remote_code=False).save_pretrained(target)
+    return target
 
 
 def merge(name: str, revision: str, adapter: str | Path, folder: Path, dtype: str = "bfloat16") -> None:
@@ -64,14 +56,12 @@ def merge(name: str, revision: str, adapter: str | Path, folder: Path, dtype: st
         reason = f"({name}) is stored quantised, and cannot take an adapter into its weights"
         raise ConfigError("merge", True, reason, remedy)
     with redirect_stdout(sys.stderr):  # DeepSpeed, if it is installed, prints its accelerator
-        import torch
         from peft import PeftModel
         from transformers import AutoModelForCausalLM
 
-        options: dict[str, Any] = {"dtype": getattr(torch, dtype), "use_safetensors": True}
         try:
             base = AutoModelForCausalLM.from_pretrained(
-                model_path(name), revision=revision, trust_remote_code=False, **options
+                name, revision=revision, trust_remote_code=False, dtype=dtype, use_safetensors=True
             )
         except OSError as error:
             reason = f"needs the base {name}, which cannot be loaded ({first_line(error)})"

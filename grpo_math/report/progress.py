@@ -1,15 +1,15 @@
 """How far a run is, how long it takes, and where its time went.
 
-Does not watch anything: it reads what the run has written so far.
+Does not watch a run: it reads the history so far.
 """
 
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from grpo_math.report.run_dir import Run
 from grpo_math.run import metrics
 
-NEWEST = 10  # lines that the time left is told by
+NEWEST = 10  # lines whose pace gives the time left
 PHASES = {
     metrics.SECONDS_GENERATE: "generation",
     metrics.SECONDS_SYNC: "weights to vLLM",
@@ -20,7 +20,7 @@ PHASES = {
 
 
 class Progress(NamedTuple):
-    """``total`` steps are None where neither max_steps nor an epoch tells; ``left`` are seconds of training."""
+    """``total`` steps are None if neither max_steps nor an epoch gives them; ``left`` are seconds of training."""
 
     step: int
     total: int | None
@@ -37,68 +37,50 @@ class Progress(NamedTuple):
 
 
 def progress(run: Run) -> Progress:
-    """The last step, of how many, and the time left at the pace of the newest steps.
+    """Return the last step, the number of steps, and the time left at the pace of the newest steps.
 
     >>> from pathlib import Path
     >>> history = [{"step": s, "step_time": 10.0} for s in (1, 2, 3)]
     >>> progress(Run(Path("x"), config={"max_steps": 9}, history=history))
     Progress(step=3, total=9, left=60.0)
     """
-    last: dict[str, Any] = run.history[-1] if run.history else {metrics.STEP: 0}
-    step, total = int(last[metrics.STEP]), run.config.get("max_steps")
-    epochs, epoch = run.config.get("num_train_epochs"), last.get(metrics.EPOCH, 0)
-    if not isinstance(total, int) or total < 1:
-        total = round(step * epochs / epoch) if isinstance(epochs, (int, float)) and epoch > 0 else None
+    last = run.history[-1] if run.history else {metrics.STEP: 0}
+    step, total = int(last[metrics.STEP]), run.config.get("max_steps", -1)
+    if total < 1:  # the number of steps follows from the epochs
+        epoch = last.get(metrics.EPOCH)
+        total = round(step * run.config.get("num_train_epochs", 0) / epoch) if epoch else None
     pace = [row[metrics.SECONDS_STEP] for row in run.history[-NEWEST:] if metrics.SECONDS_STEP in row]
     left = fmean(pace) * (total - step) if pace and total and total > step else None
     return Progress(step, total, left)
 
 
 def spent(run: Run) -> dict[str, float]:
-    """Return the seconds of each phase of the steps, of the rest of the steps, and of the evaluations.
+    """Return the seconds of each phase of the steps, of the remaining time of the steps, and of the evaluations.
 
     >>> from pathlib import Path
     >>> line = {"step": 4, "step_time": 10.0, "seconds/generate": 6.0, "seconds/update": 3.0}  # means over four steps
     >>> spent(Run(Path("x"), history=[line], before={"seconds": 5.0, "rows": []}))
     {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 5.0}
     """
-    seconds = {name: _total(run, key) for key, name in PHASES.items()}
-    seconds["other"] = max(0.0, _total(run, metrics.SECONDS_STEP) - sum(seconds.values()))
-    seconds["evaluation"] = sum((results or {}).get("seconds") or 0.0 for results in (run.before, run.after))
+    seconds = {name: total(run, key) for key, name in PHASES.items()}
+    seconds["other"] = max(0.0, total(run, metrics.SECONDS_STEP) - sum(seconds.values()))
+    seconds["evaluation"] = sum(results.get("seconds", 0.0) for results in run.sides.values())
     return {name: value for name, value in seconds.items() if value > 0}
 
 
-def _total(run: Run, key: str) -> float:
+def total(run: Run, key: str) -> float:
     """Return the sum of a metric over the steps of a run. A line has the mean of the steps since the one before."""
     rows = [row for row in run.history if metrics.SECONDS_STEP in row]
     steps = [0, *(row[metrics.STEP] for row in rows)]
     return sum((row[metrics.STEP] - before) * row.get(key, 0.0) for row, before in zip(rows, steps, strict=False))
 
 
-def spent_words(run: Run) -> str:
-    """The total, and the largest parts of it; empty where no time is known."""
-    seconds = spent(run)
-    total = sum(seconds.values())
-    if not total:
-        return ""
-    parts = sorted(seconds.items(), key=lambda item: -item[1])
-    named = ", ".join(f"{name} {value / total:.0%}" for name, value in parts if value >= 0.005 * total)
-    words, won = (
-        f"{duration(total)} {'so far' if run.going else 'in all'}: {named}",
-        _total(run, metrics.SECONDS_OVERLAP),
-    )
-    return f"{words}; the server sampled for {duration(won)} of it while this trained" if won else words
-
-
 def duration(seconds: float) -> str:
     """
     >>> duration(41), duration(700), duration(9000), duration(200_000)
-    ('41 s', '12 min', '2 h 30 min', '2 d 7 h')
+    ('41 s', '12 min', '2 h 30 min', '55 h 33 min')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    if minutes < 100:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

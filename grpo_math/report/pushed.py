@@ -1,8 +1,7 @@
-"""`grpo-math push`: a finished run -> a repository on the Hub."""
+"""Answer `grpo-math push`: push a finished run to a repository on the Hub."""
 
 import argparse
 
-from grpo_math.errors import UserError
 from grpo_math.run.streams import Answer
 
 
@@ -21,13 +20,10 @@ def run(args: argparse.Namespace) -> Answer:
     """Push the run, or show what would be pushed."""
     from grpo_math.report.hub import prepared, push
 
-    what = {name: getattr(args, name) for name in ("repo_id", "merge", "base_model")}
-    if not args.dry_run:
-        pushed = push(args.run_dir, private=args.private or None, revision=args.revision, **what)
-        return Answer(pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")
-    for name in ("private", "revision"):
-        if getattr(args, name):
-            raise UserError(f"--{name} would be ignored by --dry_run: leave it out")
-    shown = prepared(args.run_dir, **what)
-    lines = [f"{size:>13,} {name}" for name, size in shown["files"].items()]
-    return Answer(shown, "\n".join([shown["card"], f"{len(lines)} files, in bytes:", *lines]))
+    settings = {name: getattr(args, name) for name in ("repo_id", "merge", "base_model")}
+    if args.dry_run:
+        shown = prepared(args.run_dir, **settings)
+        lines = [f"{size:>13,} {name}" for name, size in shown["files"].items()]
+        return Answer(shown, "\n".join([shown["card"], f"{len(lines)} files, in bytes:", *lines]))
+    pushed = push(args.run_dir, private=args.private or None, revision=args.revision, **settings)
+    return Answer(pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")

@@ -1,27 +1,24 @@
-"""Templates of this folder and what a run holds -> the text of a page or a card, and files that are written whole.
+"""Fill in the templates of this folder.
 
-Whatever a template prints is text: unseen characters get a name, and in a page all of it is escaped.
+Whatever a template prints is text: control characters are printed as their codes, and in a page all text is escaped.
 
-Does not know what a run holds.
+Does not know the content of a run.
 """
 
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import escaped
 from grpo_math.report.formulas import Formulas
-from grpo_math.report.text import visible
 from grpo_math.run.redact import is_secret
 
 
@@ -30,13 +27,18 @@ def _environment() -> Environment:
     made = Environment(
         loader=PackageLoader("grpo_math.report", ""),
         autoescape=select_autoescape(["html"]),
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=_printed,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters.update(percent=percent, points=points, cell=cell, row=row, fence=fence)
+    made.filters.update(percent=percent, points=points, short=short, row=row, fence=fence)
     return made
+
+
+def _printed(value: Any) -> Any:
+    """Return a value as a template prints it. Markup comes from this package alone."""
+    return escaped(value, keep="\r\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def render(template: str, /, **values: Any) -> str:
@@ -48,8 +50,8 @@ def page(**values: Any) -> str:
     """Return page.html with these values. Its policy allows no script except page.js."""
     style, script = (files("grpo_math.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    own = {"style": Markup(style), "script": Markup(script), "script_hash": digest, "formulas": Formulas()}
-    return render("page.html", **own, **values)
+    parts = {"style": Markup(style), "script": Markup(script), "script_hash": digest, "formulas": Formulas()}
+    return render("page.html", **parts, **values)
 
 
 def percent(value: float) -> str:
@@ -60,13 +62,24 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
-def cell(text: object) -> str:
-    """Return a text for a cell of a table in Markdown."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+def short(value: object) -> str:
+    """Return a value of a table in at most 80 characters. pandas makes a missing number a NaN.
+
+    >>> short(0.123456), short(float("nan")), short(True), short(None)
+    ('0.123', 'none', 'yes', 'none')
+    """
+    if value is None or value != value:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def row(cells: Iterable[object]) -> str:
-    return f"| {' | '.join(map(cell, cells))} |"
+    """Return a row of a table in Markdown."""
+    texts = (" ".join(str(text).split()).replace("|", "\\|") for text in cells)
+    return f"| {' | '.join(texts)} |"
 
 
 def fence(text: str, language: str) -> str:
@@ -75,24 +88,11 @@ def fence(text: str, language: str) -> str:
     return f"{ticks}{language}\n{text}\n{ticks}\n"
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file under another name first: a reader sees the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError("run_dir", str(path.parent), f"cannot be written ({error.strerror})", "make room") from None
-
-
 def flat(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield nested settings under dotted names. A page gets shared: what looks like a credential is not shown."""
+    """Yield nested settings under dotted names. A page may be shared, so the values of credentials are left out."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
-        elif isinstance(value, str):
-            yield f"{prefix}{key}", "(not shown)" if is_secret(str(key)) else value
         else:
-            yield f"{prefix}{key}", json.dumps(value, default=str)
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            yield f"{prefix}{key}", "(not shown)" if is_secret(str(key)) else text

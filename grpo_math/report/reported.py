@@ -1,4 +1,4 @@
-"""What `grpo-math report` answers, as JSON and as text: of one run, of one that is going, of several.
+"""Answer `grpo-math report`: one run, one that is under way, or several.
 
 Does not read a run or draw: run_dir.py, page.py, watch.py and several.py do.
 """
@@ -9,45 +9,44 @@ from argparse import ArgumentParser, Namespace
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run.streams import Answer
 
-IGNORED_BY = {"watch": "with several runs", "every": "without --watch", "output": "with one run"}
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_dir", nargs="+")
-    add("--watch", action="store_true", help="draw it anew until the run has ended; the page reloads itself")
-    add("--every", type=int, metavar="SECONDS", help="how often --watch draws it (default: 30)")
-    add("--output", metavar="FILE.html", help="of several runs (default: comparison.html next to them)")
+    add("run_dir", nargs="+", help="a run directory; several are compared on one page")
+    watched = "write the page every 30 seconds, or as given, until the run has ended; the page reloads itself"
+    add("--watch", nargs="?", type=int, const=30, metavar="SECONDS", help=watched)
+    add("--output", metavar="FILE.html", help="the page on several runs (default: comparison.html next to them)")
 
 
-def run(asked: Namespace) -> Answer:
-    """Draw what the options ask for. Notes go to stderr."""
-    several = len(asked.run_dir) > 1
-    for name, ignored in (("watch", several), ("every", not asked.watch), ("output", not several)):
-        if ignored and getattr(asked, name) not in (None, False):
-            raise UserError(f"--{name} would be ignored {IGNORED_BY[name]}: leave it out")
-    if asked.every is not None and asked.every < 1:
-        raise ConfigError("every", asked.every, "is not a number of seconds", "give 1 or more")
-    if several:
+def run(args: Namespace) -> Answer:
+    """Write the page that the options ask for. Notes go to stderr."""
+    if len(args.run_dir) > 1:
+        if args.watch is not None:
+            raise UserError("--watch would be ignored with several runs: leave it out")
         from grpo_math.report.several import report_several
 
-        found = report_several(asked.run_dir, asked.output)
-        _print_notes(found.notes)
-        return Answer({**found._asdict(), "html": str(found.html)}, f"report   {found.html}")
-    if asked.watch:
-        from grpo_math.report.watch import watch
-
-        files = watch(asked.run_dir[0], asked.every or 30, lambda line: print(line, file=sys.stderr))
-    else:
+        compared = report_several(args.run_dir, args.output)
+        print_notes(compared.notes)
+        return Answer({**compared._asdict(), "html": str(compared.html)}, f"report   {compared.html}")
+    if args.output:
+        raise UserError("--output would be ignored with one run: leave it out")
+    if args.watch is None:
         from grpo_math.report import report
 
-        files = report(asked.run_dir[0])
+        files = report(args.run_dir[0])
+    elif args.watch < 1:
+        raise ConfigError("watch", args.watch, "is not a number of seconds", "give 1 or more")
+    else:
+        from grpo_math.report.watch import watch
+
+        files = watch(args.run_dir[0], args.watch)
+    print_notes(files.notes)
     findings = [finding._asdict() for finding in files.findings]
-    told = {"html": str(files.html), "plots": [str(plot) for plot in files.plots], "findings": findings}
-    _print_notes(files.notes)
-    return Answer(told, "\n".join([*(finding.line() for finding in files.findings), f"report   {files.html}"]))
+    lines = [finding.line() for finding in files.findings]
+    answer = {"html": str(files.html), "plots": [str(path) for path in files.plots], "findings": findings}
+    return Answer(answer, "\n".join([*lines, f"report   {files.html}"]))
 
 
-def _print_notes(notes: list[str]) -> None:
+def print_notes(notes: list[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)

@@ -1,37 +1,43 @@
-"""A run directory -> what it holds, and a line for each file that is missing or cannot be read.
+"""Read a run directory: its settings, history, evaluations and completions.
 
-The output folder of another trainer (trl_dir.py) counts as a run, with fewer things known about it. The run may still
-be going: its last line may be half written, and some files are not there yet.
+The output folder of another trainer (trl_dir.py) counts as a run with fewer known settings. A run may still be under
+way: the last line of its history may be incomplete, and some files do not exist yet.
 
 Does not interpret what it reads.
 """
 
-from collections.abc import Callable
+import json
+import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from grpo_math.errors import ConfigError, first_line
-from grpo_math.evaluation.compare import Results, read_results
-from grpo_math.reading import from_json, read_bytes
+from grpo_math.checks import Finding
+from grpo_math.checks.diagnosis import diagnose
+from grpo_math.checks.series import evaluation_line
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
+from grpo_math.planner.model import is_folder
+from grpo_math.reading import reading
 from grpo_math.report import trl_dir
-from grpo_math.report.text import text_of
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import settled
 from grpo_math.yaml_files import read_yaml
 
 History = list[dict[str, float]]
-T = TypeVar("T")
 
-FILES = ("history.jsonl", "before.json", "after.json", "config.yaml")
+# The evaluations of training, and those that `grpo-math evaluate --run` made later.
+BEFORE = ("before.json", "evaluation/base.json")
+AFTER = ("after.json", "evaluation/trained.json")
 MOST_COMPLETION_FILES = 250
-MOST_COMPLETION_CHARACTERS = 20_000_000
+HUB_CACHE = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/\w+")
 
 
 @dataclass
 class Run:
-    """A run directory's content. ``notes`` name what is missing, cannot be read or is left out."""
+    """The content of a run directory. ``notes`` name what is left out."""
 
     directory: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -40,109 +46,110 @@ class Run:
     after: Results | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    own: bool = True  # False for another trainer's, whose settings are known in part
     going: bool = False  # a process of this machine trains there
 
-    def read(self, name: str, reader: Callable[[Path], T], without: str = "") -> T | None:
-        """Read a file. Note why it cannot be read, or what its absence means, unless the run is still going."""
-        path = self.directory / name
-        if path.exists():
-            try:
-                return reader(path)
-            except Exception as error:  # of any library that reads it: the rest of the run is shown
-                reason = first_line(error).removeprefix(f"{path}: ")
-                self.notes.append(f"{name} cannot be read and is left out: {reason}")
-        elif without:
-            self.miss(f"{name} is missing: {without}")
-        return None
+    @property
+    def name(self) -> str:
+        return self.directory.resolve().name
 
-    def miss(self, note: str) -> None:
-        """Note that something is missing. While the run is going it may still come."""
-        self.notes += [] if self.going else [note]
+    @property
+    def sides(self) -> dict[str, Results]:
+        """Return the evaluations that exist."""
+        sides = {"before": self.before, "after": self.after}
+        return {name: results for name, results in sides.items() if results}
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model: its name on the Hub, or that of its folder."""
+        results = self.after or self.before or {}
+        name = str(self.config.get("model_name_or_path") or results.get("model") or "unknown")
+        return hub_name(name) or Path(name).name
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Return the findings of the history, with the evaluations as its first and last lines."""
+        checkpoints = [path.name for path in self.directory.glob("checkpoint-*")]
+        return diagnose(self.evaluated_history, self.config, checkpoints)
+
+    @property
+    def evaluated_history(self) -> History:
+        """Return the history with the evaluations as its first and last lines, if they can be compared."""
+        before, after = (self.before, self.after) if self.comparison else (None if self.after else self.before, None)
+        last = int(self.history[-1][metrics.STEP]) if self.history else 1
+        return [*evaluation_line(0, before), *self.history, *evaluation_line(last, after)]
+
+    @cached_property
+    def comparison(self) -> dict[str, Any] | None:
+        """Return the comparison of before and after. Results that cannot be compared become a note."""
+        if not (self.before and self.after):
+            return None
+        try:
+            return comparison(self.before, self.after, examples=None)
+        except ResultsError as error:
+            shares = [f"{results['accuracy']:.1%}" for results in self.sides.values()]
+            self.notes.append(f"accuracy {' before and '.join(shares)} after training are not compared: {error}")
+            return None
+
+
+def hub_name(model: str) -> str | None:
+    """Return a model's name on the Hub; None for a folder that is not in the Hub's cache.
+
+    >>> hub_name("/cache/models--Qwen--Qwen2.5-1.5B/snapshots/8faed761d45a"), hub_name("./models/mine")
+    ('Qwen/Qwen2.5-1.5B', None)
+    """
+    if cached := HUB_CACHE.search(model):
+        return f"{cached[1]}/{cached[2]}"
+    return None if is_folder(model) else model
 
 
 def read_run(run_dir: str | Path) -> Run:
-    """Read a run. A folder with none of the run's files is a `ConfigError`."""
-    run, reason = Run(Path(run_dir)), "is not a folder"
-    if run.directory.is_dir():
-        reason = f"holds no config.yaml, history.jsonl, before.json, after.json or {trl_dir.STATE}"
-    kept, of_trl = [name for name in FILES if (run.directory / name).exists()], trl_dir.state_file(run.directory)
-    if not kept and not of_trl and not any(run.directory.glob("completions/*.parquet")):
-        raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
-    run.going = lock.owner(run.directory) is not None and not (run.directory / FINISHED).exists()
-    run.own = bool({"config.yaml", "history.jsonl"} & set(kept) or (kept and not of_trl))
-    if run.own:
-        run.config = run.read("config.yaml", _settings, "settings and versions are not known") or {}
-        run.history = run.read("history.jsonl", lambda path: _history(path, run), "there are no curves") or []
-    elif of_trl:
-        _read_state(run, of_trl)
-    absent = "there is no such evaluation" if run.config.get("eval_n") != 0 else ""
-    run.before, run.after = (run.read(name, read_results, absent) for name in ("before.json", "after.json"))
+    """Read a run. Raise `ConfigError` for a folder without any of its files."""
+    run = Run(Path(run_dir))
+    folder, state = run.directory, trl_dir.state_file(run.directory)
+    run.going = lock.owner(folder) is not None and not (folder / FINISHED).exists()
+    if (folder / "config.yaml").exists():
+        run.config = read_yaml(folder / "config.yaml")
+    if (folder / "history.jsonl").exists():
+        run.history = _history(folder / "history.jsonl")
+    elif state:
+        run.history, run.config = settled(trl_dir.log_of(state)), trl_dir.settings_of(state)
+        run.notes.append(f"made without grpo_math: the curves are the log of {state.relative_to(folder)}")
+    run.before, run.after = _evaluation(folder, BEFORE), _evaluation(folder, AFTER)
     _read_completions(run)
+    if not (run.config or run.history or run.sides or run.completions):
+        reason = f"contains no config.yaml, history.jsonl, before.json, after.json or {trl_dir.STATE}"
+        raise ConfigError("run_dir", str(run_dir), reason, "give the run directory that training wrote")
     return run
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    found = read_yaml(path)
-    if not isinstance(found, dict):
-        raise ValueError("it is not a table of names and values")
-    return found
-
-
-def _history(path: Path, run: Run) -> History:
+def _history(path: Path) -> History:
     """Return one row per step. The newest attempt of a resumed run counts."""
-    lines, damaged = [], []
-    texts = read_bytes(path).decode("utf-8", errors="replace").split("\n")
-    for number, text in enumerate(texts, start=1):
-        try:
-            lines += [dict(from_json(text))] if text.strip() else []
-        except (ValueError, TypeError):
-            # The last line is the one that a running process is writing.
-            damaged += [] if run.going and number == len(texts) else [number]
-    if damaged:
-        run.notes.append(
-            f"history.jsonl: {len(damaged)} lines are not JSON objects and are left out, first line {damaged[0]}"
-        )
-    if not (found := settled(lines)):
-        run.miss("history.jsonl has no step yet: there are no curves")
-    return found
+    with reading(path):
+        # A full disk or a kill may have cut the last line.
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.endswith("}")]
+        return settled(map(json.loads, lines))
 
 
-def _read_state(run: Run, path: Path) -> None:
-    """Read the history and the known settings of a folder that another trainer wrote."""
-    name = str(path.relative_to(run.directory))
-    run.history = settled(run.read(name, trl_dir.log_of) or [])
-    run.config = trl_dir.settings_of(path)
-    last = f"{run.history[-1][metrics.STEP]:.0f}" if run.history else "0"
-    log = f"the log of {name}, {len(run.history)} lines up to step {last}"
-    graded = any(metrics.ACCURACY in line for line in run.history)
-    accuracy = "is the mean of TRL's accuracy_reward" if graded else "is not known: completions were not graded"
-    run.notes.append(f"made without grpo_math: the curves are {log}; accuracy {accuracy}")
-    settings = ", ".join(run.config) or "none"
-    run.notes.append(f"there is no config.yaml: of the settings only these are known: {settings}")
+def _evaluation(folder: Path, names: tuple[str, ...]) -> Results | None:
+    """Return the first of these evaluations that exists."""
+    paths = [folder / name for name in names if (folder / name).exists()]
+    return read_results(paths[0]) if paths else None
 
 
 def _read_completions(run: Run) -> None:
-    """Read TRL's logged completions, evenly thinned by step if a run has more than a page can carry."""
-    files = sorted(path.name for path in run.directory.glob("completions/*.parquet"))
-    if not files:
-        run.miss("completions/ has no files: there are no training completions to show (see log_completions)")
-        return
-    from pyarrow.parquet import read_table
+    """Read TRL's logged completions, evenly thinned by step if there are many files."""
+    files = sorted(run.directory.glob("completions/*.parquet"))
+    stride = -(-len(files) // MOST_COMPLETION_FILES) or 1
+    if stride > 1:
+        run.notes.append(f"the completions of one logged step in {stride} are shown: the others are in completions/")
+    texts: list[Any] = []
+    # From the newest back, so that the last step is shown.
+    for path in files[::-1][::stride][::-1]:
+        from pyarrow.parquet import read_table
 
-    stride = -(-len(files) // MOST_COMPLETION_FILES)
-    batches: list[list[dict[str, Any]]] = []
-    previous: list[Any] = []
-    for name in files[::-1][::stride][::-1]:
-        rows = run.read(f"completions/{name}", lambda path: read_table(path).to_pylist()) or []
-        # A batch that TRL trains on for several steps is logged again at each.
-        texts = [(row.get("prompt"), row.get("completion")) for row in rows]
-        if texts != previous:
-            batches.append(rows)
-        previous = texts
-    size = sum(len(text_of(row.get("completion"))) for rows in batches for row in rows)
-    thin = -(-size // MOST_COMPLETION_CHARACTERS) or 1
-    run.completions = [row for rows in batches[::-1][::thin][::-1] for row in rows]
-    if stride * thin > 1:
-        shown = f"the training completions of one logged step in {stride * thin} are shown"
-        run.notes.append(f"{shown}: all of them are in completions/")
+        with reading(path):
+            rows = read_table(path).to_pylist()
+        # TRL logs a batch again at each step that trains on it.
+        earlier, texts = texts, [(row["prompt"], row["completion"]) for row in rows]
+        if texts != earlier:
+            run.completions += rows

@@ -1,5 +1,5 @@
-"""What wandb and trackio need besides TRL's and transformers' own callbacks, which log every metric and completion:
-wandb's environment before it starts, and the resolved settings of the recipe.
+"""Prepare wandb and trackio: wandb's environment before it starts, and the resolved settings of the recipe. TRL's and
+transformers' own callbacks log every metric and completion.
 
 Does not log a step, and does not start a tracker.
 """
@@ -37,8 +37,7 @@ class Trackers(TrainerCallback):
         self.settings = json.loads(json.dumps(without_secrets(settings), default=str))
         if "wandb" in self.names:
             project = {"WANDB_PROJECT": str(settings.get("project")), "WANDB_DIR": str(run_dir)}
-            for name, value in {**WANDB, **project}.items():
-                os.environ.setdefault(name, value)
+            os.environ.update({**WANDB, **project, **os.environ})  # the user's own variables win
             if why := wandb_offline():
                 # wandb would ask for a key on the terminal, or wait for its server.
                 os.environ.setdefault("WANDB_MODE", "offline")

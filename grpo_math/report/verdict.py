@@ -1,38 +1,40 @@
-"""The end of a finished run: the table on the terminal, the report, the push.
+"""Finish a run: the table on the terminal, the report, the model card, the push.
 
-Does not evaluate anything.
+Does not evaluate.
 """
 
 from pathlib import Path
 
-from grpo_math.evaluation.compare import ResultsError, changed, compare, read_results, share
-from grpo_math.report import hub
-from grpo_math.report.page import ReportFiles, report
-from grpo_math.report.terminal import terminal_changes, terminal_table
+from grpo_math.report import hub, terminal
+from grpo_math.report.card import base_of, model_card
+from grpo_math.report.page import report
+from grpo_math.report.reported import print_notes
+from grpo_math.report.run_dir import read_run
+from grpo_math.run.checkpoints import seal
 from grpo_math.trainer.config import MathGRPOConfig
 
 
 def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
-    """Report a run that is whole, and push it to the Hub."""
+    """Report a run that is complete, and push it to the Hub."""
     run_dir = Path(str(config.output_dir))
     print_verdict(run_dir, target)
+    # peft wrote a card that names the base by its folder in a cache.
+    run = read_run(run_dir)
+    kind = "adapter" if (target / "adapter_config.json").exists() else "model"
+    (target / "README.md").write_text(model_card(run, run.name, base_of(run), kind), encoding="utf-8")
+    seal(target)
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")
 
 
-def print_verdict(run_dir: Path, target: Path) -> ReportFiles:
+def print_verdict(run_dir: Path, target: Path) -> None:
     """Write the report, and print its result and its warnings."""
-    files = report(run_dir)
-    if (run_dir / "before.json").exists() and (run_dir / "after.json").exists():
-        before, after = read_results(run_dir / "before.json"), read_results(run_dir / "after.json")
-        try:
-            print(terminal_table(before, after, compare(before, after)))
-            print(terminal_changes(changed(before, after)))
-        except ResultsError as error:  # the run was resumed with another grader
-            print(f"accuracy {share(before):.1%} before, {share(after):.1%} after; not compared: {error}")
+    files, run = report(run_dir), read_run(run_dir)
+    if run.comparison:
+        print(terminal.text_of(run.comparison))
+    print_notes(files.notes)
     for finding in files.findings:
         if finding.level != "info":
             print(finding.line())
     print(f"report   {files.html}\n{target.name:<8} {target}")
-    return files

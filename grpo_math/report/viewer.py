@@ -1,18 +1,21 @@
-"""A run's completions -> the rows of the page's viewer: for each source its rows, its filters and its sort orders.
+"""Prepare a run's completions for the page's viewer: for each source its rows, filters and sort keys.
 
-Does not read files, and does not write HTML: page.html does.
+Does not read files or write HTML: page.html does.
 """
 
 import json
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from grpo_math.report.groups import KNOWN, Group, Row, groups, is_number, why
+from grpo_math.report.groups import Group, Row, groups, why
 from grpo_math.report.run_dir import Run
-from grpo_math.report.text import prompt_of, shown, text_of
+from grpo_math.rewards.columns import text_of
 from grpo_math.run.metrics import CATEGORIES, RIGHT
 
-CHANGES = {(0, 1): "wrong to right", (1, 0): "right to wrong", (1, 1): "right both times", (0, 0): "wrong both times"}
-MOST_TEXTS = 20_000_000  # characters of all texts of a source
+CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
+MOST_TEXT = 20_000_000  # characters of all completions of a source: more would be too large for a browser
+# Columns that the page shows in a place of their own.
+APART = ("step", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
 
 
 class Side(NamedTuple):
@@ -20,15 +23,15 @@ class Side(NamedTuple):
 
     label: str
     badge: str
-    facts: str
+    facts: dict[str, Any]
     note: str
     turns: list[tuple[str, str]]
 
 
 class Item(NamedTuple):
-    """A problem with its completions. ``fields`` are what the filters look at, ``keys`` what it is sorted by."""
+    """A problem with its completions. ``fields`` are what the filters use, ``keys`` what it is sorted by."""
 
-    title: str
+    title: dict[str, Any]
     question: str
     prompt: str
     sides: list[Side]
@@ -43,114 +46,70 @@ class Source(NamedTuple):
     rows: list[Item]
     labels: dict[str, str]
 
-    @property
-    def filters(self) -> dict[str, list[str]]:
-        """The values of each field that differs between rows."""
-        found: dict[str, dict[str, None]] = {}
-        for row in self.rows:
-            for field, values in row.fields.items():
-                found.setdefault(field, {}).update(dict.fromkeys(values))
-        return {field: list(values) for field, values in found.items() if len(values) > 1}
 
-    @property
-    def sorts(self) -> list[str]:
-        """The keys whose numbers differ between rows."""
-        names = dict.fromkeys(name for row in self.rows for name in row.keys)
-        return [name for name in names if len({row.keys.get(name) for row in self.rows}) > 1]
-
-
-def sources(run: Run, comparable: bool) -> list[Source]:
-    """Return the sources that have rows. ``comparable``: a problem's completions before and after are one row."""
-    heldout = Source("Held-out problems", _heldout(run, comparable), CATEGORIES)
-    training = Source("Training completions", _training(run), {})
-    return [source._replace(rows=_bounded(source, run)) for source in (heldout, training) if source.rows]
+def sources(run: Run) -> list[Source]:
+    """Return the sources that have rows, evenly thinned if they are too large."""
+    known = [Source("Held-out problems", _heldout(run), CATEGORIES)]
+    known.append(Source("Training completions", [_training(group) for group in groups(run.completions)], {}))
+    shown = []
+    for source in filter(lambda source: source.rows, known):
+        size = sum(len(text) for row in source.rows for side in row.sides for _, text in side.turns)
+        stride = -(-size // MOST_TEXT) or 1
+        if stride > 1:
+            run.notes.append(f"{source.name}: one row in {stride} is shown; all rows are in the files")
+        shown.append(source._replace(rows=source.rows[::stride]))
+    return shown
 
 
-def _bounded(source: Source, run: Run) -> list[Item]:
-    """Leave out the rows that would make the page too large for a browser, and note it."""
-    rows, size = source.rows, 0
-    for place, row in enumerate(rows):
-        size += sum(len(text) for side in row.sides for _, text in side.turns)
-        if size > MOST_TEXTS and place:
-            run.notes.append(f"{source.name}: the first {place:,} of {len(rows):,} are shown; all are in the files")
-            return rows[:place]
-    return rows
-
-
-def _heldout(run: Run, comparable: bool) -> list[Item]:
+def _heldout(run: Run) -> list[Item]:
+    """Return a row per problem and sample. Evaluations that are not comparable do not share rows."""
     problems: dict[Any, dict[str, Row]] = {}
-    for name, results in (("before", run.before), ("after", run.after)):
-        for row in results["rows"] if results else ():
-            key = (row["id"], row.get("sample"), comparable or name)
+    for name, results in run.sides.items():
+        for row in results["rows"]:
+            key = (row["id"], row.get("sample"), run.comparison is not None or name)
             problems.setdefault(key, {})[name] = row
-    found = []
+    items = []
     for sides in problems.values():
         row = next(iter(sides.values()))
-        fields = {name: [str(side["category"])] for name, side in sides.items()}
+        fields = {name: [side["category"]] for name, side in sides.items()}
         if len(sides) == 2:
             was, now = (int(side["category"] in RIGHT) for side in sides.values())
             fields = {"change": [CHANGES[was, now]], **fields}
-        keys = {f"tokens {name}": side["tokens"] for name, side in sides.items() if is_number(side.get("tokens"))}
-        title = f"{str(row['id'])[:80]}, gold {_short(row.get('gold'))}"
-        templates = {name: getattr(run, name).get("template") or "" for name in sides}
-        completions = [_heldout_side(name, side, templates[name]) for name, side in sides.items()]
-        found.append(Item(title, shown(text_of(row.get("problem"))), "", completions, fields, keys))
-    return found
+        keys = {f"tokens {name}": side["tokens"] for name, side in sides.items() if "tokens" in side}
+        completions = [_side(name, str(side["category"]), side) for name, side in sides.items()]
+        title = {"": row["id"], "gold": row.get("gold")}
+        items.append(Item(title, str(row.get("problem")), "", completions, fields, keys))
+    return items
 
 
-def _heldout_side(name: str, row: Row, template: str) -> Side:
+def _training(group: Group) -> Item:
+    """Return the row of a group."""
+    first, prompt = group.rows[0], group.rows[0]["prompt"]
+    badges = [str(row.get("verdict") or "") for row in group.rows]
+    sides = [
+        _side(f"completion {number}", badge, row)
+        for number, (badge, row) in enumerate(zip(badges, group.rows, strict=True), start=1)
+    ]
+    title = {"step": group.step, "problem": first.get("problem_id"), "gold": first.get("gold")}
+    if any(badges):
+        title["correct"] = f"{badges.count('correct')} of {len(badges)}"
+    keys = {"step": group.step}
+    if group.rewards:  # a group without spread has no gradient
+        keys |= {"spread of rewards": pstdev(group.rewards), "mean reward": fmean(group.rewards)}
+        title["rewards"] = f"{min(group.rewards):.3g} to {max(group.rewards):.3g}"
+    fields = {"step": [str(group.step)], "verdict": badges, "note": [side.note for side in sides]}
+    longest = max(row.get("tokens") or len(text_of(row["completion"])) for row in group.rows)
+    keys["length"] = longest
+    whole = "" if isinstance(prompt, str) else "\n\n".join(f"{m['role']}: {text_of([m], m['role'])}" for m in prompt)
+    return Item(title, text_of(prompt, "user"), whole, sides, fields, keys)
+
+
+def _side(label: str, badge: str, row: Row) -> Side:
+    """Return a completion with what is known of it: the extracted answer, each reward, the length."""
+    turns = turns_of(row.get("turns") or row["completion"])
     text = text_of(row["completion"])
-    facts = ["no answer" if row.get("answer") is None else f"answer {_short(row['answer'])}"]
-    facts += [f"{row['tokens']} tokens"] if row.get("tokens") is not None else []
-    facts += [f"{row['calls']} calls, {row.get('failures')} failed"] if "calls" in row else []
-    turns = turns_of(row.get("turns")) or [("", shown(text))]
-    return Side(name, str(row["category"]), ", ".join(facts), why(row, text, template), turns)
-
-
-def _training(run: Run) -> list[Item]:
-    template, found = str(run.config.get("answer_format") or run.config.get("prompt_template") or ""), []
-    for group in groups(run.completions):
-        sides = [_training_side(number, row, template) for number, row in enumerate(group.rows, start=1)]
-        verdicts = dict.fromkeys(str(row["verdict"]) for row in group.rows if row.get("verdict"))
-        fields = {"step": [str(group.step)], "verdict": list(verdicts), "holds": _kinds(group, sides)}
-        unit = "tokens" if group.rows[0].get("tokens") is not None else "characters"
-        longest = max(row.get("tokens") or len(text_of(row.get("completion"))) for row in group.rows)
-        keys = {"spread of rewards": group.spread, "mean reward": group.mean, "step": group.step}
-        keys = {name: value for name, value in (keys | {f"most {unit}": longest}).items() if is_number(value)}
-        question, prompt = map(shown, prompt_of(group.rows[0].get("prompt")))
-        found.append(Item(group.title, question, prompt, sides, fields, keys))
-    return found
-
-
-def _kinds(group: Group, sides: list[Side]) -> list[str]:
-    """Return what a group can be looked for by, besides its verdicts."""
-    kinds = {
-        "a right answer that is not paid, or outside the format": any(
-            row.get("verdict") == "correct" and side.note for row, side in zip(group.rows, sides, strict=True)
-        ),
-        "the gold answer, read as another": any(side.note.startswith("the text holds") for side in sides),
-        "a completion that was cut": any(row.get("truncated") for row in group.rows),
-        "equal rewards alone": group.spread == 0,
-    }
-    return [kind for kind, holds in kinds.items() if holds]
-
-
-def _training_side(number: int, row: Row, template: str) -> Side:
-    """Say which answer was read, what each function paid, and the result."""
-    turns, facts = turns_of(row.get("completion")), []
-    text = text_of(row["completion"][-1] if turns else row.get("completion"))
-    if "extracted" in row:
-        facts.append("no answer" if row["extracted"] is None else f"answer {_short(row['extracted'])}")
-    if row.get("in_format") is not None:
-        facts.append("in the format" if row["in_format"] else "not in the format")
-    paid = {name: value for name, value in row.items() if name not in KNOWN}
-    only_reward = sum(map(is_number, paid.values())) == 1  # it is also the sum
-    paid |= {name: row[name] for name in ("reward", "advantage")[only_reward:] if name in row}
-    facts += [f"{name} {_short(value)}" for name, value in paid.items()]
-    if row.get("tokens") is not None:
-        facts.append(f"{row['tokens']} tokens{', cut' if row.get('truncated') else ''}")
-    note, badge = why(row, text, template), str(row.get("verdict") or "")
-    return Side(f"completion {number}", badge, ", ".join(facts), note, turns or [("", shown(text))])
+    facts = {name: value for name, value in row.items() if name not in APART}
+    return Side(label, badge, facts, why(row, text), turns or [("", text)])
 
 
 def turns_of(completion: object) -> list[tuple[str, str]]:
@@ -162,25 +121,18 @@ def turns_of(completion: object) -> list[tuple[str, str]]:
     >>> turns_of(said)
     [('code', 'print(3 + 4)'), ('output', '7'), ('said', '#### 7')]
     """
-    found: list[tuple[str, str]] = []
+    turns: list[tuple[str, str]] = []
     for message in completion if isinstance(completion, list) else ():
-        if text := text_of(message.get("content")):
+        if text := text_of([message], message["role"]):
             output = f"output, {message['status']}" if message.get("status") else "output"
-            found.append((output if message.get("role") == "tool" else "said", shown(text)))
-        found += [("code", shown(_code(call["function"]))) for call in message.get("tool_calls") or ()]
-    return found if len(found) > 1 or any(kind != "said" for kind, _ in found) else []
+            turns.append((output if message["role"] == "tool" else "said", text))
+        turns += [("code", _code(call["function"])) for call in message.get("tool_calls") or ()]
+    return turns if any(kind != "said" for kind, _ in turns) else []
 
 
 def _code(function: dict[str, Any]) -> str:
     """Return the program of a call of the tool python, or any other call as JSON."""
-    arguments = [value for value in (function.get("arguments") or {}).values() if value is not None]
+    arguments = [value for value in function["arguments"].values() if value is not None]
     if function["name"] == "python" and len(arguments) == 1:
         return str(arguments[0])
     return json.dumps(function, ensure_ascii=False, default=str)
-
-
-def _short(value: object) -> str:
-    if value is None or value != value:
-        return "none"
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 80 else text[:79] + "…"

@@ -1,10 +1,10 @@
-"""A run that is going -> its page, drawn anew until the run has ended; the page reloads itself in the browser.
+"""Write the page of a run again and again until the run has ended. The page reloads itself in the browser.
 
-Does not look into the run's process: the files and the lock of its folder tell.
+Does not look into the run's process: the files and the lock of its folder are enough.
 """
 
+import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from grpo_math.report.page import ReportFiles, report
@@ -12,19 +12,16 @@ from grpo_math.report.progress import progress
 from grpo_math.report.run_dir import read_run
 
 
-def watch(run_dir: str | Path, every: int, tell: Callable[[str], None]) -> ReportFiles:
-    """Report every so many seconds, and once more without the reloading when the run has ended, or at Ctrl-C.
-
-    ``tell`` gets a line for each new step. A run that is not going has its page at once.
-    """
-    said = ""
+def watch(run_dir: str | Path, seconds: int) -> ReportFiles:
+    """Report each new step, and once more without the reloading when the run has ended, or at Ctrl-C."""
+    latest = ""
     try:
         while (run := read_run(run_dir)).going:
-            if (words := progress(run).words) != said:
-                report(run_dir, reload=every)
-                said = words
-                tell(words)
-            time.sleep(every)
+            if (words := progress(run).words) != latest:
+                report(run_dir, reload=seconds)
+                latest = words
+                print(words, file=sys.stderr)
+            time.sleep(seconds)
     except KeyboardInterrupt:
-        tell("stopped watching: the page is as it is now; the run goes on")
+        print("stopped watching; the run continues", file=sys.stderr)
     return report(run_dir)

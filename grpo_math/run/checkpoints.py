@@ -61,7 +61,8 @@ def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
 
 def seal(folder: Path) -> None:
     """Write the checksums of all files of a folder, and wait until the disk has them."""
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    paths = [path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS]
+    names = sorted(str(path.relative_to(folder)) for path in paths)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda name: flush(folder / name), names))
         sums = dict(zip(names, pool.map(lambda name: _sum(folder / name), names), strict=True))

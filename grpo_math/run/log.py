@@ -28,7 +28,12 @@ KEPT = 1000  # lines of a trainer's log_history
 
 
 def write_config(path: Path, settings: dict[str, Any], argv: list[str], distributed_type: str, processes: int) -> None:
-    """Write the resolved settings of a run, its machine and its versions, without tokens and keys."""
+    """Write the resolved settings of a run, its machine and its versions, without tokens and keys.
+
+    The report of an earlier run or part of a run is removed: it would be next to new data.
+    """
+    for stale in [path.parent / "report.html", *path.parent.glob("plots/*.png")]:
+        stale.unlink(missing_ok=True)
     ran = {"distributed_type": distributed_type, "num_processes": processes, "command": command_line(argv)}
     content = {**without_secrets(settings), **ran, "hardware": hardware(), "versions": versions()}
     plain = json.loads(json.dumps(content, default=str))

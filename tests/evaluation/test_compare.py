@@ -11,7 +11,7 @@ from grpo_math.cli import main
 from grpo_math.evaluation.compare import Change, ResultsError, changed, compare, comparison, read_results
 from grpo_math.grading import GRADER
 from grpo_math.problems.datasets import load_problems
-from grpo_math.report.terminal import terminal_changes, terminal_table, text_of
+from grpo_math.report.terminal import terminal_change, terminal_table, text_of
 from grpo_math.run.metrics import CATEGORIES
 
 ALIKE = ("template", "prompt_hash", "grader", "samples", "temperature", "max_new_tokens")
@@ -48,7 +48,7 @@ def write(path, content: dict):
 def test_each_difference_that_is_no_training_is_refused_by_name(name, tmp_path, capsys):
     other = 7 if name in ("samples", "temperature", "max_new_tokens") else "another"
     before, after = one(0, 1), one(1, 1) | {name: other}
-    for function in (compare, changed, comparison, terminal_table):
+    for function in (compare, changed, comparison):
         with pytest.raises(ResultsError, match=f"^{name} differs \\(before .*, after {other!r}\\): ") as refused:
             function(before, after)
         assert "\n" not in str(refused.value)
@@ -119,12 +119,12 @@ def test_several_samples_are_paired_by_problem():
     assert (change.id, change.before, change.after) == ("p0", "#### 0", "#### 1"), "a wrong one, then a right one"
     (lost,) = changed(before, after, lost=True)
     assert (lost.before, lost.after) == ("#### 2", "#### 0")
-    assert "3 problems: 2 are right more often, 1 less often (sign test: p = 1)" in terminal_table(before, after)
+    assert "3 problems: 2 are correct more often, 1 less often (sign test: p = 1)" in terminal_table(answer)
 
 
 def test_examples_stand_side_by_side_within_the_width_and_keep_their_ends():
     long = "\n".join(f"line {i} of a long completion that has to be wrapped" for i in range(40)) + "\n#### 7"
-    text = terminal_changes([Change("a", "What is 3 + 4?", "7", "I do not know.", long)], width=80)
+    text = terminal_change(Change("a", "What is 3 + 4?", "7", "I do not know.", long)._asdict(), width=80)
     lines = text.splitlines()
     assert lines[0] == "What is 3 + 4?  (gold: 7)"
     assert re.fullmatch(r"  before +\| after", lines[1])
@@ -161,7 +161,7 @@ def test_the_table_of_categories_on_real_outputs(smollm, tmp_path):
     for name, seed in (("before", 0), ("after", 1)):
         evaluate(smollm, rows, seed=seed, output=tmp_path / f"{name}.json", **settings)
     before, after = read_results(tmp_path / "before.json"), read_results(tmp_path / "after.json")
-    text = text_of(before, after, comparison(before, after))
+    text = text_of(comparison(before, after))
     print(text)
     shown = [name for name in CATEGORIES if before["categories"][name] or after["categories"][name]]
     table = text.splitlines()[: 3 + len(shown)]

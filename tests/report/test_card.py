@@ -6,6 +6,7 @@ import pytest
 from hub_server import card_errors
 from huggingface_hub import ModelCard
 
+from grpo_math.evaluation.figures import summary
 from grpo_math.report.card import Base, base_of, model_card
 from grpo_math.report.run_dir import Run
 
@@ -35,7 +36,6 @@ def results(right: str) -> dict:
         }
         for i, y in enumerate(right)
     ]
-    share = right.count("y") / len(right)
     about = {
         "format": 1,
         "grader": 12,
@@ -45,7 +45,7 @@ def results(right: str) -> dict:
         "samples": 1,
         "temperature": 0.0,
     }
-    return {**about, "n": len(right), "accuracy": share, "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
+    return {**about, **summary(rows), "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
 
 
 @pytest.fixture
@@ -55,11 +55,11 @@ def run(tmp_path):
 
 
 def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:
-    return model_card(run, repo_id, base_of(run.config)._replace(**base), kind)
+    return model_card(run, repo_id, base_of(run)._replace(**base), kind)
 
 
 def test_its_metadata_is_what_the_hub_takes_and_shows(run):
-    text = card(run, licence={"license": "apache-2.0"})
+    text = card(run, about={"license": "apache-2.0"})
     assert card_errors(text) == []
     data = ModelCard(text).data
     about = {"base_model": "Qwen/Qwen2.5-1.5B-Instruct", "base_model_relation": "adapter", "library_name": "peft"}
@@ -68,7 +68,7 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
     (result,) = data.eval_results
     assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("openai/gsm8k", "main", "test")
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.7)
-    assert result.metric_name == "accuracy of 10 problems, greedy"
+    assert result.metric_name == "accuracy of 10 problems"
 
 
 def test_before_and_after_stand_with_their_paired_interval_and_n(run):
@@ -77,30 +77,29 @@ def test_before_and_after_stand_with_their_paired_interval_and_n(run):
     assert "**20.0% before, 70.0% after: +50.0 points**, 95% paired interval " in text
     assert ", n = 10." in text
     assert "| accuracy | 20.0% | 70.0% | +50.0 points |" in text
-    assert "10 problems: 6 went from wrong to right, 1 back (McNemar, exact: p = 0.12)." in text
+    assert "10 problems: 6 went from wrong to correct, 1 back (McNemar, exact: p = 0.12)." in text
 
 
 def test_an_interval_that_holds_zero_is_said(run):
     run.before, run.after = results("yyyyynnnnn"), results("yyynnnnnny")
-    assert "The interval holds zero: no clear change." in card(run)
+    assert "The interval contains zero: no clear change." in card(run)
 
 
 def test_without_an_evaluation_nothing_is_claimed(run):
     run.before = run.after = None
     text = card(run)
-    assert "This run holds no evaluation." in text
+    assert "This run has no evaluation." in text
     assert ModelCard(text).data.eval_results is None
     run.after = results("yynn")
     assert "**50.0% after training**, 95% interval 10.0% to 90.0%, n = 4." in card(run)
 
 
-def test_recipe_hardware_versions_and_command_stand_there(run):
+def test_recipe_hardware_and_versions_stand_there(run):
     text = card(run)
     assert "| `learning_rate` | 1e-06 |" in text
     assert "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |" in text
     assert "| software | python 3.11.7, torch 2.13.0, grpo_math 0.1.0, trl 1.16.0 |" in text
-    assert "python -m grpo_math.train --config r.yaml --hub_token ***\n" in text
-    assert "on 2 processes that `accelerate launch` started" in text
+    assert "grpo_math.train" not in text  # the command may name folders of this machine
 
 
 def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
@@ -129,9 +128,7 @@ def test_a_base_that_is_a_folder_is_not_named_as_one_of_the_hub(run):
     assert "`mine`, a local folder" in text
     assert "/models/private" not in text
     assert card_errors(text) == []
-    assert (
-        ModelCard(model_card(run, "ada/sums", base_of(run.config, "me/mine"), "adapter")).data.base_model == "me/mine"
-    )
+    assert ModelCard(model_card(run, "ada/sums", base_of(run, "me/mine"), "adapter")).data.base_model == "me/mine"
 
 
 def test_a_licence_that_is_not_known_is_said_to_be(run):
@@ -150,10 +147,9 @@ def test_a_file_of_ones_own_is_named_without_its_folder(run):
 
 
 def test_what_stands_in_a_setting_cannot_break_out_of_its_place(run):
-    run.config |= {"rewards": ["a | b\n\n# Owned"], "command": "grpo_math.train ```\n# Owned"}
+    run.config |= {"rewards": ["a | b\n\n# Owned"]}
     text = card(run)
     assert "| `rewards` | a \\| b # Owned |" in text
-    assert "````bash\npython -m grpo_math.train ```\n# Owned\n````" in text
 
 
 def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
@@ -167,4 +163,4 @@ def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
 
 def test_the_same_run_gives_the_same_card(run):
     assert card(run) == card(run)
-    assert isinstance(base_of(run.config), Base)
+    assert isinstance(base_of(run), Base)

@@ -28,44 +28,49 @@ TABLE = [
 
 def source(table, template="gsm8k"):
     run = Run(Path("run"), config={"prompt_template": template}, completions=table)
-    return sources(run, comparable=False)[0]
+    return sources(run)[0]
 
 
 def test_a_group_is_a_row_that_says_what_came_of_it():
     [shown] = source(TABLE).rows
-    assert shown.title == "step 4, problem sum-1, gold 17: 2 of 6 right, rewards 0.5 to 1.5"
+    assert shown.title == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
     assert [side.badge for side in shown.sides][:4] == ["correct", "correct", "wrong", "no_answer"]
-    assert shown.sides[1].facts == (
-        "answer 17, not in the format, answer_length 0.5, gsm8k 0, reward 0.5, advantage 0, 9 tokens"
-    )
+    assert shown.sides[1].facts == {
+        "answer_length": 0.5,
+        "reward": 0.5,
+        "gsm8k": 0.0,
+        "advantage": 0.0,
+        "in_format": False,
+        "tokens": 9,
+        "truncated": False,
+        "extracted": "17",
+    }
 
 
-def test_a_completion_says_why_a_right_number_was_not_paid():
+def test_a_completion_says_why_a_correct_number_was_not_rewarded():
     [shown] = source(TABLE).rows
     assert [side.note for side in shown.sides] == [
         "",
-        "right, but outside the gsm8k format; it was paid 0.5",
-        "the text holds the gold answer 17, but the answer that was read is 18",
-        "cut at the length limit before it was done; the text holds 17",
+        "correct, but outside the format",
+        "contains the gold answer, but another was extracted",
+        "cut at the length limit",
         "",  # 117 is not 17
-        "not graded (crash), so that it is left out of its group",
+        "not graded, so it is left out of its group",
     ]
     assert why({"verdict": "correct", "in_format": True, "reward": 0.0}, "#### 17") != ""
-    assert why({"verdict": "wrong", "answer": "3", "gold": "(x.*"}, "(x.* 3") != "", "a gold is no pattern"
+    assert why({"verdict": "wrong", "answer": "3", "gold": "(x.*"}, "(x.* 3") != "", "a gold answer is not a pattern"
 
 
-def test_groups_are_filtered_by_what_they_hold_and_sorted_by_spread():
+def test_groups_are_filtered_by_their_notes_and_sorted_by_spread():
     equal = [{**one, "step": 5, "reward": 0.0} for one in TABLE[:2]]
-    found = source([*TABLE, *equal])
-    assert list(found.filters) == ["step", "verdict", "holds"]
-    assert "equal rewards alone" in found.filters["holds"]
-    assert "spread of rewards" in found.sorts
-    assert [one.keys["spread of rewards"] > 0 for one in found.rows] == [True, False]
-    assert found.rows[1].title.endswith("2 of 2 right, every reward 0: moves no weight")
+    mixed, uniform = source([*TABLE, *equal]).rows
+    assert list(mixed.fields) == ["step", "verdict", "note"]
+    assert "cut at the length limit" in mixed.fields["note"]
+    assert mixed.keys["spread of rewards"] > uniform.keys["spread of rewards"] == 0
 
 
 def test_a_table_of_trl_alone_has_its_groups_too():
     table = [{"step": 1, "prompt": p, "completion": "x", "length": r, "advantage": r} for p in "ab" for r in (0.0, 1.0)]
-    assert [(group.spread, group.mean) for group in groups(table)] == [(0.5, 0.5), (0.5, 0.5)]
-    assert [one.title for one in source(table).rows] == ["step 1: rewards 0 to 1"] * 2
+    assert [group.rewards for group in groups(table)] == [[0.0, 1.0], [0.0, 1.0]]
+    assert [one.title["rewards"] for one in source(table).rows] == ["0 to 1"] * 2
     assert not any(side.note for one in source(table).rows for side in one.sides)

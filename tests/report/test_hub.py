@@ -173,14 +173,12 @@ def test_a_dry_run_shows_what_would_be_pushed_and_asks_nobody(hub, push, adapter
     monkeypatch.delenv("HF_TOKEN", raising=False)
     shown, _ = push(adapter_run, "--repo_id", "ada/sums", "--dry-run")
     assert shown["card"] == card
-    assert sorted(shown["files"]) == pushed["files"]
+    assert list(shown["files"]) == pushed["files"]
     assert shown["files"]["history.jsonl"] == (adapter_run / "history.jsonl").stat().st_size
     assert main(["push", str(adapter_run), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "# sums\n" in out
     assert f"{len(shown['files'])} files" in out
-    _, lines = push(adapter_run, "--dry-run", "--private", code=2)
-    assert "--private would be ignored by --dry_run" in lines[-1]
 
 
 @pytest.mark.slow
@@ -298,7 +296,7 @@ def test_a_push_that_the_network_cut_goes_on_with_what_is_lacking(hub, push, mod
 
     hub.before = cut
     _, lines = push(model_run, "--repo_id", "ada/whole", code=1)
-    assert "the same command goes on from here" in lines[-1]
+    assert "the same command resumes the push" in lines[-1]
     assert hub.repositories["ada/whole"].commits == []
     there = set(hub.objects)
     hub.asked.clear()
@@ -341,10 +339,7 @@ def test_what_may_pass_is_tried_again_with_a_line(hub, push, adapter_run, status
 def test_a_hub_that_stays_broken_ends_it_in_one_line(hub, push, adapter_run):
     hub.trouble = [("/commit/", 503, "down")] * 3
     _, lines = push(adapter_run, "--repo_id", "ada/sums", code=1)
-    assert lines[-1] == (
-        "error: ada/sums is not pushed: the Hub does not answer as it should (HTTP 503, 3 times): the same command "
-        "goes on from here"
-    )
+    assert lines[-1] == ("error: ada/sums is not pushed (HTTP 503): the same command resumes the push")
 
 
 # What is refused
@@ -354,12 +349,12 @@ def test_a_hub_that_stays_broken_ends_it_in_one_line(hub, push, adapter_run):
 @pytest.mark.parametrize(
     ("trouble", "code", "said"),
     [
-        (("/commit/", 401, f"no {TOKEN}"), 2, "does not take this token for ada/sums (401): hf auth login"),
-        (("PUT /object", 403, f"{TOKEN} may not"), 2, "may not write to ada/sums (403, "),
-        (("/commit/", 404, "gone"), 2, "ada/sums is not there, or is hidden from this token (404)"),
-        (("/commit/", 400, "bad file"), 1, "ada/sums is not pushed (400, "),
-        (("/commit/", 413, "too large"), 1, "ada/sums is not pushed (413, "),
-        (("validate-yaml", 400, "bad card"), 1, "ada/sums is not pushed (400, "),
+        (("/commit/", 401, f"no {TOKEN}"), 2, "ada/sums is not pushed (HTTP 401, "),
+        (("PUT /object", 403, f"{TOKEN} may not"), 2, "this token may not write there"),
+        (("/commit/", 404, "gone"), 2, "it does not exist, or is hidden from this token"),
+        (("/commit/", 400, "bad file"), 1, "ada/sums is not pushed (HTTP 400, "),
+        (("/commit/", 413, "too large"), 1, "ada/sums is not pushed (HTTP 413, "),
+        (("validate-yaml", 400, "bad card"), 1, "ada/sums is not pushed (HTTP 400, "),
         (("whoami", 401, "who?"), 2, "does not take this token (401): run hf auth login"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -387,7 +382,7 @@ def test_without_a_token_or_with_one_that_may_only_read_nothing_is_made(hub, pus
 @pytest.mark.slow
 def test_somebody_elses_name_is_refused_and_an_organisations_is_not(hub, push, adapter_run):
     _, lines = push(adapter_run, "--repo_id", "babbage/sums", code=2)
-    assert "may not write to babbage/sums (403, " in lines[-1]
+    assert "babbage/sums is not pushed (HTTP 403, " in lines[-1]
     push(adapter_run, "--repo_id", "lovelace/sums")
 
 
@@ -402,7 +397,7 @@ def test_private_is_refused_for_a_repository_that_is_public(hub, push, adapter_r
 def test_weights_of_another_shape_are_not_laid_beside(hub, push, adapter_run):
     push(adapter_run, "--repo_id", "ada/sums")
     _, lines = push(adapter_run, "--repo_id", "ada/sums", "--merge", code=2)
-    assert "holds adapter_config.json, which would be loaded with what is pushed" in lines[-1]
+    assert "contains adapter_config.json, which would be loaded with what is pushed" in lines[-1]
     assert len(hub.repositories["ada/sums"].commits) == 1
 
 
@@ -420,7 +415,7 @@ def test_a_run_that_holds_a_token_is_not_published(hub, push, adapter_run, tmp_p
     for number, secret in enumerate((TOKEN, "wandb0123456789")):
         run = changed(adapter_run, tmp_path / str(number), run_name=f"with {secret}")
         _, lines = push(run, "--repo_id", "ada/sums", code=2)
-        assert "config.yaml of the run holds a token or key" in lines[-1]
+        assert "config.yaml of the run contains a token or key" in lines[-1]
     assert hub.repositories == {}
 
 
@@ -428,12 +423,12 @@ def test_a_run_without_weights_and_a_folder_without_a_run_are_refused(hub, push,
     run = changed(adapter_run, tmp_path)
     shutil.rmtree(run / "adapter")
     _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert "holds no adapter/ or model/ with *.safetensors" in lines[-1]
+    assert "contains no adapter/ or model/ with *.safetensors" in lines[-1]
     (run / "config.yaml").unlink()
     _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert "holds no config.yaml" in lines[-1]
+    assert "contains no config.yaml" in lines[-1]
     _, lines = push(tmp_path / "nowhere", "--repo_id", "ada/sums", code=2)
-    assert "is not a folder" in lines[-1]
+    assert "contains no config.yaml" in lines[-1]
     assert hub.asked == []
 
 
@@ -443,7 +438,7 @@ def test_a_run_that_has_not_ended_is_refused_even_where_an_earlier_one_left_its_
     run = changed(adapter_run, tmp_path)
     (run / FINISHED).unlink()
     _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert "has not finished: start the training again: it goes on where it stopped; then push" in lines[-1]
+    assert "has not finished: start the training again to resume it; then push" in lines[-1]
     hold = (
         f"from pathlib import Path; from grpo_math.run import lock; lock.hold(Path({str(run)!r})); print(1, flush=True)"
     )
@@ -501,9 +496,7 @@ def test_offline_is_one_line(hub, push, adapter_run, monkeypatch):
 def test_nobody_at_that_address_is_one_line(hub, push, adapter_run):
     hub.stop()
     _, lines = push(adapter_run, "--repo_id", "ada/sums", code=1)
-    assert "the Hub does not answer as it should (ConnectError, 3 times)" in lines[-1].replace(
-        "OSError", "ConnectError"
-    )
+    assert "ada/sums is not pushed (ConnectError)" in lines[-1].replace("OSError", "ConnectError")
 
 
 def test_an_endpoint_with_a_password_in_it_is_refused_and_not_shown(hub, push, adapter_run, monkeypatch):

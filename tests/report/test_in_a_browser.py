@@ -34,7 +34,7 @@ def test_hostile_text_stays_text(run, tmp_path, browser):
         browser.run(f"control('show').selectedIndex = {source}, useSource({source})")
         for written in (False, True):
             browser.run(f"control('written').checked = {str(written).lower()}, typeset(document)")
-            assert browser.run("document.title") == "demo · grpo_math report"
+            assert browser.run("document.title") == "Run demo · grpo_math report"
             assert browser.run("document.querySelectorAll('img, iframe, main script, main link').length") == 0
             assert browser.run("rowsBox.querySelector('.sides pre').innerText").startswith("</script><script>")
             assert browser.run("rowsBox.children.length") == (20, 4)[source]
@@ -69,7 +69,7 @@ def test_hostile_formulas_stay_text_and_small(run, browser):
     page = report(run).html
     browser.open(page)
     fine(browser, page)
-    assert browser.run("document.title") == "demo · grpo_math report"
+    assert browser.run("document.title") == "Run demo · grpo_math report"
     # What formulas are made of: MathML without a link, and no attribute that a text could fill.
     names = "(list) => [...new Set([...document.querySelectorAll('math *')].flatMap(list))]"
     tags = browser.run(f"({names})((node) => [node.localName])")
@@ -77,7 +77,7 @@ def test_hostile_formulas_stay_text_and_small(run, browser):
     attributes = browser.run(f"({names})((node) => node.getAttributeNames())")
     assert set(attributes) <= ATTRIBUTES | {"class"}
     assert browser.run("document.querySelectorAll('*').length") < 20000
-    assert browser.run("rowsBox.textContent.includes('⟨U+202E⟩')")
+    assert browser.run("rowsBox.textContent.includes('\\\\u202e')")
 
 
 def test_formulas_can_be_seen_as_they_are_written(run, browser):
@@ -95,6 +95,16 @@ def test_formulas_can_be_seen_as_they_are_written(run, browser):
     assert browser.run("document.querySelectorAll('mfrac').length") == 4
 
 
+def test_the_pointer_over_a_plot_finds_the_values_of_a_step(whole_run, browser):
+    page = report(whole_run).html
+    browser.open(page)
+    assert browser.run("document.querySelectorAll('figure').length") == 10
+    found = browser.run("document.querySelector('.strips rect:nth-child(2) title').textContent")
+    assert found.split("\n")[0] == "step 1"
+    assert "training completions: " in found
+    fine(browser, page)
+
+
 def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
     page = report(run).html
     browser.open(page)
@@ -110,7 +120,7 @@ def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
 
     assert seen() == "1 to 20 of 256"
     assert seen("next.click()") == "21 to 40 of 256"
-    assert seen("document.querySelector('button[data-change=\"right to wrong\"]').click()") == "1 to 14 of 14"
+    assert seen("document.querySelector('button[data-change=\"correct to wrong\"]').click()") == "1 to 14 of 14"
     assert browser.run("document.querySelectorAll('article .badge[data-badge^=correct]').length") == 14
     assert choose("show", "Training completions") == "1 to 4 of 32"  # groups of eight
     assert browser.run("rowsBox.querySelectorAll('.sides pre').length") == 4 * 8
@@ -212,7 +222,7 @@ def test_a_megabyte_is_shown_when_it_is_asked_for(run, browser):
     browser.open(page)
     assert browser.run("rowsBox.innerText.length") < 40_000
     button = "rowsBox.querySelector('.sides button')"
-    assert browser.run(f"{button}.textContent") == "Show all 100,042 characters"
+    assert browser.run(f"{button}.textContent") == "Show 100,000 of 1,000,007 characters"
     browser.run(f"{button}.click()")
     assert browser.run("document.activeElement.textContent.endsWith('(900,007 characters more are in the file)')")
     assert browser.run("document.querySelectorAll('*').length") < 20000
@@ -225,7 +235,5 @@ def test_a_run_without_completions_says_so(run, browser):
         (run / f"{name}.json").unlink()
     page = report(run).html
     browser.open(page)
-    assert (
-        browser.run("document.getElementById('viewer').innerText").split("\n")[-1] == "This run holds no completions."
-    )
+    assert browser.run("document.getElementById('viewer').innerText").split("\n")[-1] == "This run has no completions."
     fine(browser, page)

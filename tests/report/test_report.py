@@ -4,7 +4,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,19 +18,11 @@ from synthetic_run import HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, resul
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.compare import compare
-from grpo_math.report import (
-    Change,
-    ResultsError,
-    changed,
-    read_results,
-    report,
-    run_dir,
-    terminal_changes,
-    terminal_table,
-)
-from grpo_math.report.plots import CSS_COLOURS, DETAILS, TRAINING, captions, condensed, moving_average, render
-from grpo_math.report.run_dir import Run, read_run
+from grpo_math.evaluation.compare import compare, comparison
+from grpo_math.report import Change, ResultsError, changed, read_results, report, run_dir, viewer
+from grpo_math.report.plots import COLOURS, CSS_COLOURS, PLOTS, curve, curves, moving_average, svg
+from grpo_math.report.run_dir import read_run
+from grpo_math.report.terminal import terminal_change, terminal_table
 from grpo_math.report.viewer import sources
 from grpo_math.run import metrics
 from grpo_math.run.metrics import IN_FORMAT
@@ -46,7 +37,7 @@ def page_of(run):
 
 def rows_of(run, source=0):
     """The rows of the viewer's source."""
-    return sources(read_run(run), comparable=True)[source].rows
+    return sources(read_run(run))[source].rows
 
 
 def test_the_headline_says_by_how_much_and_how_sure(run):
@@ -58,17 +49,17 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
     assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
-    assert "on the same 256 problems: 110 went from wrong to right and 14 back (McNemar p &lt; 0.0001)" in page
+    assert "on the same 256 problems: 110 went from wrong to correct and 14 back (McNemar p &lt; 0.0001)" in page
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
-    assert "Missing or left out" not in page
+    assert '<section class="notes">' not in page
 
 
 def test_an_interval_that_holds_zero_is_called_no_clear_change(run):
     (run / "after.json").write_text(json.dumps(results(set(range(2, 97)))))
     page = page_of(run)
     assert "<strong>+0.4 points</strong>" in page
-    assert "The interval holds zero: no clear change." in page
+    assert "The interval contains zero: no clear change." in page
 
 
 def test_the_outcome_table_counts_every_category_before_and_after(run):
@@ -82,7 +73,7 @@ def test_the_outcome_table_counts_every_category_before_and_after(run):
             n = sum(row["category"] == category for row in rows)
             assert re.search(rf'<th scope="row">{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>', page)
     assert '<th scope="row">correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>' in page
-    assert '<th scope="row">accuracy, in whatever form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
+    assert '<th scope="row">accuracy, in any form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
 
 
 def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
@@ -123,7 +114,7 @@ def test_hostile_text_never_becomes_markup(run):
     tags.feed(page)
     assert (tags.scripts, tags.forbidden) == (1, [])
     assert "\u2028" not in page
-    assert str(escape(HOSTILE.replace("\u2028", "⟨U+2028⟩").partition(" \\boxed")[0])) in page
+    assert str(escape(HOSTILE.replace("\u2028", "\\u2028").partition(" \\boxed")[0])) in page
 
 
 class Tags(HTMLParser):
@@ -141,22 +132,23 @@ class Tags(HTMLParser):
             self.forbidden.append((tag, attributes))
 
 
-def test_a_note_that_quotes_a_hostile_id_is_escaped_and_stays_one_line(run):
-    rows = [{"id": HOSTILE + "\n", "completion": "", "category": "correct"}] * 2
-    (run / "after.json").write_text(json.dumps({"format": 1, "rows": rows}))
+def test_a_note_that_quotes_a_hostile_id_is_escaped(run):
+    after = results(RIGHT_AFTER)
+    after["rows"][0]["id"] = HOSTILE
+    (run / "after.json").write_text(json.dumps(after))
     files = report(run)
-    assert "\n" not in files.notes[0]
+    assert "in one only 2" in files.notes[0]
     tags = Tags()
     tags.feed(files.html.read_text(encoding="utf-8"))
     assert (tags.scripts, tags.forbidden) == (1, [])
 
 
-def test_lone_surrogates_control_and_direction_characters_are_shown_by_name(run):
+def test_lone_surrogates_control_and_direction_characters_are_shown_as_their_codes(run):
     broken = results({0}, n=2)
-    broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\r\n\u202e1\U000e0041"
+    broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
     for name in ("before", "after"):
         (run / f"{name}.json").write_text(json.dumps(broken))
-    assert rows_of(run)[0].sides[0].turns[0][1] == "⟨U+D800⟩ ␀ ␛[31m ␋\n⟨U+202E⟩1⟨U+E0041⟩"
+    assert page_of(run).count("\\ud800 \\x00 \\x1b[31m \\x0b\n\\u202e1\\U000e0041") == 3
 
 
 def test_credentials_of_the_config_are_not_on_the_page(run):
@@ -169,44 +161,27 @@ def test_credentials_of_the_config_are_not_on_the_page(run):
 
 
 @pytest.mark.full
-def test_a_run_that_is_still_going_is_reported_and_what_is_missing_is_named(whole_run):
+def test_a_run_that_was_cut_in_the_middle_is_reported(whole_run):
     (whole_run / "after.json").unlink()
     (whole_run / "config.yaml").unlink()
     shutil.rmtree(whole_run / "completions")
     with (whole_run / "history.jsonl").open("a") as file:
         file.write('{"step": 81, "rew')
     files = report(whole_run)
-    assert files.notes == [
-        "config.yaml is missing: settings and versions are not known",
-        "history.jsonl: 1 lines are not JSON objects and are left out, first line 85",
-        "after.json is missing: there is no such evaluation",
-        "completions/ has no files: there are no training completions to show (see log_completions)",
-    ]
+    assert files.notes == []
     page = files.html.read_text(encoding="utf-8")
-    for note in files.notes:
-        assert note in page
     assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in " ".join(page.split())
     assert "Problems that changed" not in page
 
 
-@pytest.mark.full
-def test_a_corrupted_line_in_the_middle_is_skipped_and_named(whole_run):
-    lines = (whole_run / "history.jsonl").read_text().splitlines()
-    lines[10] = "\x00\x00\ufffd{"
-    lines[20] = "[1, 2]"
-    (whole_run / "history.jsonl").write_text("\n".join(lines) + "\n")
-    files = report(whole_run)
-    assert files.notes == ["history.jsonl: 2 lines are not JSON objects and are left out, first line 11"]
-
-
-def test_bytes_that_are_no_text_only_cost_their_own_line(run):
-    (run / "history.jsonl").write_bytes(
-        b'{"step": 1, "reward": 0.5}\n\xff\xfe\x00\n{"step": 3, "reward": NaN, "loss": 1}\n'
-    )
-    read = read_run(run)
-    assert [row["step"] for row in read.history] == [1, 3]
-    assert read.notes == ["history.jsonl: 1 lines are not JSON objects and are left out, first line 2"]
-    assert report(run).plots
+@pytest.mark.parametrize(
+    "name", ["history.jsonl", "after.json", "config.yaml", "completions/completions_00010.parquet"]
+)
+def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
+    (run / name).write_bytes(b"PAR1 {: \x00}\n")
+    assert main(["report", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert name in line
 
 
 def test_the_lines_of_one_step_are_one_row(run):
@@ -221,12 +196,13 @@ def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_compa
     from grpo_math.report.verdict import print_verdict
 
     (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
-    files = print_verdict(run, run / "adapter")
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "not compared" in line]
-    assert line.startswith("accuracy 36.7% before, 74.2% after; not compared: grader differs (before 11, after 12): ")
-    (note,) = files.notes
-    assert note.startswith("before.json and after.json are not compared: grader differs")
-    assert "95% paired interval" not in files.html.read_text()
+    print_verdict(run, run / "adapter")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
+    said = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
+    assert line.startswith(f"note: {said}")
+    page = (run / "report.html").read_text()
+    assert html.escape(said.partition(" (")[0]) in page
+    assert "95% paired interval" not in page
 
 
 def test_a_resumed_run_counts_its_newest_attempt(run):
@@ -237,11 +213,10 @@ def test_a_resumed_run_counts_its_newest_attempt(run):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
-def test_a_history_without_a_step_leaves_no_plots_and_says_so(run, content):
+def test_a_history_without_a_step_leaves_no_plots(run, content):
     (run / "history.jsonl").write_text(content)
     files = report(run)
     assert files.plots == []
-    assert "history.jsonl has no step yet: there are no curves" in files.notes
     assert "74.2%" in files.html.read_text(encoding="utf-8")
 
 
@@ -259,9 +234,9 @@ def test_the_findings_stand_above_the_plots_and_come_back(run):
 
 
 def test_a_run_without_a_finding_says_so_and_one_without_steps_says_nothing(run):
-    assert f"None of the {len(CHECKS)} checks found anything in these 5 steps." in page_of(run)
+    assert f"No problems found: {len(CHECKS)} checks of 5 steps." in page_of(run)
     (run / "history.jsonl").unlink()
-    assert "Diagnosis" not in page_of(run)
+    assert '<section class="findings"' not in page_of(run)
 
 
 def test_before_and_after_take_part_in_the_diagnosis(run):
@@ -289,31 +264,13 @@ def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run,
 def test_a_run_with_nothing_but_before_is_reported(tmp_path):
     (tmp_path / "before.json").write_text(json.dumps(results({1}, n=2)))
     files = report(tmp_path)
-    assert len(files.notes) == 4
     assert ">50.0%</p>" in files.html.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("content", "note"),
-    [
-        ("", "JSONDecodeError: "),
-        ('{"format": 2}', "is not a results file of format 1: run the evaluation again"),
-        ('{"format": 1, "rows": []}', "is not a results file of format 1: run the evaluation again"),
-    ],
-)
-def test_a_damaged_results_file_is_one_line(run, content, note):
-    (run / "after.json").write_text(content)
-    files = report(run)
-    (line,) = files.notes
-    assert line.startswith("after.json cannot be read and is left out: ")
-    assert note in line
-    assert "accuracy before training" in files.html.read_text(encoding="utf-8")
-
-
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"run_dir=.* holds no config.yaml, .* or trainer_state.json"):
+    with pytest.raises(ConfigError, match=r"run_dir=.* contains no config.yaml, .* or trainer_state.json"):
         report(tmp_path)
-    with pytest.raises(ConfigError, match=r"run_dir=.*nowhere' is not a folder"):
+    with pytest.raises(ConfigError, match=r"run_dir=.*nowhere' contains no config.yaml"):
         report(tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
 
@@ -346,7 +303,7 @@ def other_gold(after):
 def test_runs_over_different_problems_or_templates_are_not_compared(run, change, words):
     before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
     change(after)
-    for function in (compare, changed, terminal_table):
+    for function in (compare, changed, comparison):
         with pytest.raises(ResultsError) as refused:
             function(before, after)
         assert str(refused.value).startswith(words)
@@ -378,19 +335,19 @@ def test_changed_gives_the_first_problems_of_each_direction():
 
 
 def test_the_terminal_table_lines_up():
-    table = terminal_table(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1)).splitlines()
+    table = terminal_table(comparison(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1))).splitlines()
     assert table[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
     assert re.fullmatch(r"accuracy +36\.7%  74\.2%  \+37\.5 points +\[\+3\d\.\d, \+4\d\.\d\]", table[1])
     assert table[2].split()[:6] == ["accuracy", "in", "format", "33.6%", "68.0%", "+34.4"]
     assert table[3].split() == ["correct,", "in", "the", "format", "86", "174", "+88"]
-    assert table[-1].startswith("256 problems: 110 went from wrong to right, 14 back (McNemar, exact: p = ")
+    assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
     assert len({line.index(word) + len(word) for line, word in ((table[1], "74.2%"), (table[3], "174"))}) == 1
     assert not any(line.endswith(" ") for line in table)
 
 
 def test_printed_completions_cannot_drive_the_terminal():
     change = Change("a", "What is\t1 + 1?", "2", "\x1b[2J\x07\x9b2J", "1 + 1 = 2\n#### 2")
-    text = terminal_changes([change])
+    text = terminal_change(change._asdict(), 100)
     assert all(character == "\n" or character.isprintable() for character in text)
     assert [line.partition(" | ")[2] for line in text.splitlines()[1:]] == ["after", "1 + 1 = 2", "#### 2"]
 
@@ -404,21 +361,13 @@ def test_training_completions_come_as_chats_or_as_text(run):
     assert [row.sides[0].turns for row in rows] == [[("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)]
     assert (rows[0].question, rows[0].prompt) == ("What is 1 + 0?", "system: Work it out.\n\nuser: What is 1 + 0?")
     assert (rows[1].question, rows[1].prompt) == ("What is 2 + 0?", "")
-    assert rows[0].sides[5].facts == "correctness_reward none, advantage -0.5"
-    assert rows[0].sides[7].facts == "correctness_reward none, advantage -1"
+    assert rows[0].sides[5].facts == {"correctness_reward": None, "advantage": -0.5}
     assert rows[0].sides[5].badge == "crash"
-    assert rows[0].fields["verdict"] == ["correct", "wrong", "no_answer", "crash"]
-    assert rows[0].title == "step 1: 3 of 8 right, rewards 0 to 1"
-    assert sources(read_run(run), comparable=True)[1].filters["step"] == ["1", "2"]
-
-
-def test_a_damaged_completions_file_is_skipped_and_named(run):
-    (run / "completions" / "completions_00030.parquet").write_bytes(b"PAR1 half")
-    read = read_run(run)
-    assert [note.partition(":")[0] for note in read.notes] == [
-        "completions/completions_00030.parquet cannot be read and is left out"
-    ]
-    assert len(read.completions) == 7 * 32
+    assert set(rows[0].fields["verdict"]) == {"correct", "wrong", "no_answer", "crash"}
+    page = page_of(run)
+    assert "<h3>step 1, correct 3 of 8, rewards 0 to 1</h3>" in page
+    assert "<small>correctness reward none, advantage -1</small>" in page
+    assert '<option value="1">1</option>' in page
 
 
 def test_a_batch_that_is_logged_again_is_shown_once(run):
@@ -432,10 +381,16 @@ def test_a_long_run_is_thinned_by_whole_steps_and_says_so(run, monkeypatch):
     read = read_run(run)
     # 8 files, every 3rd from the newest: 20, 50, 80.
     assert sorted({row["step"] for row in read.completions}) == [20, 50, 80]
-    assert read.notes == ["the training completions of one logged step in 3 are shown: all of them are in completions/"]
-    monkeypatch.setattr(run_dir, "MOST_COMPLETION_CHARACTERS", 2000)
-    # 96 completions of about 25 characters are more than 2,000: half of the three steps, from the newest.
-    assert sorted({row["step"] for row in read_run(run).completions}) == [20, 80]
+    assert read.notes == ["the completions of one logged step in 3 are shown: the others are in completions/"]
+
+
+def test_completions_that_are_too_large_for_a_page_are_thinned_by_whole_rows(run, monkeypatch):
+    monkeypatch.setattr(viewer, "MOST_TEXT", 3000)
+    read = read_run(run)
+    _heldout, training = sources(read)
+    assert len(training.rows) < 8 * 4
+    assert len({row.title["step"] for row in training.rows}) > 4
+    assert [note for note in read.notes if note.startswith("Training completions: one row in ")]
 
 
 @pytest.mark.full
@@ -448,21 +403,16 @@ def test_a_second_report_replaces_the_first_and_leaves_no_temporary_file(run):
     assert (run / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
 
 
-def test_a_report_that_cannot_be_written_keeps_the_old_one(run, monkeypatch):
+def test_a_report_that_cannot_be_written_keeps_the_old_one_and_is_one_line(run, monkeypatch, capsys):
     (run / "report.html").write_text("old")
 
-    replace = os.replace
+    def full(path, target):
+        raise OSError(28, "No space left on device")
 
-    def full(source, target):
-        if Path(target).suffix == ".html":
-            raise OSError(28, "No space left on device")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(ConfigError, match="cannot be written \\(No space left on device\\)"):
-        report(run)
+    monkeypatch.setattr(Path, "replace", full)
+    assert main(["report", str(run)]) == 2
+    assert "report.html: No space left on device" in capsys.readouterr().err
     assert (run / "report.html").read_text() == "old"
-    assert not list(run.rglob(".*"))
 
 
 @pytest.mark.full
@@ -495,11 +445,10 @@ def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     assert [path.name for path in files.plots] == ["training.png"]
 
 
-def test_every_panel_reads_metrics_that_exist():
-    for panel in (*TRAINING, *DETAILS):
-        for key, _, colour in panel.lines:
-            assert key in metrics.METRICS
-            assert colour in CSS_COLOURS
+def test_every_plot_reads_metrics_that_exist_and_has_a_colour_for_each():
+    for plot in PLOTS:
+        assert all(key in metrics.METRICS for key, _ in plot.lines)
+        assert len(plot.lines) <= len(COLOURS)
 
 
 def test_a_moving_average_of_a_straight_line_is_that_line_inside():
@@ -507,28 +456,52 @@ def test_a_moving_average_of_a_straight_line_is_that_line_inside():
     assert moving_average([5], 7) == [5]
 
 
-def test_a_caption_gives_the_ends_of_the_line_that_is_drawn(tmp_path):
-    """Of a moving average its own, with the last value beside them; of few values and of the edges, these."""
-    history = [{"step": s, "reward": float(s % 2)} for s in range(1, 41)]
-    run = Run(tmp_path, history=history)
-    average = TRAINING[0]
-    (said,) = captions(run, average)
-    assert said.startswith("reward: 0.667 at first, 0.333 at last, of the moving average (")
-    (few,) = captions(Run(tmp_path, history=history[:5]), average)
-    assert few.startswith("reward: 1 at first, 1 at last (")
-    drawn = render(run, [average], "svg").decode()
-    assert "thick: moving average of 5 steps" in drawn
-    assert "moving average" not in render(Run(tmp_path, history=history[:5]), [average], "svg").decode()
+def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
+    lines = [{"step": 1, "reward": 1.5, "rewards/gsm8k/mean": 1.0, "rewards/length/mean": 0.5}]
+    reward = next(plot for plot in PLOTS if plot.title == "Reward")
+    assert [line.label for line in curves(lines, reward)] == ["reward", "gsm8k", "length"]
+    del lines[0]["rewards/length/mean"]
+    assert [line.label for line in curves(lines, reward)] == ["reward"]
+
+
+def test_the_held_out_curve_begins_before_and_ends_after_training(whole_run):
+    (_, heldout) = curves(read_run(whole_run).evaluated_history, PLOTS[0])
+    assert (heldout.steps[0], heldout.values[0], heldout.n[0]) == (0, 94 / 256, 256)
+    assert (heldout.steps[-1], heldout.values[-1], heldout.n[-1]) == (80, 190 / 256, 256)
+
+
+def test_the_pointer_shows_the_values_of_a_step():
+    lines = [{"step": s, "accuracy": s / 10, **({"heldout/accuracy": 0.5} if s == 3 else {})} for s in range(1, 6)]
+    figure = svg(PLOTS[0], curves(lines, PLOTS[0]))
+    strips = figure["strips"]
+    assert [(step, values) for _, _, step, values in strips][2] == (
+        3,
+        {"training completions": 0.3, "held-out problems": 0.5},
+    )
+    # The strips cover the plot from edge to edge, in the order of the steps.
+    assert [right for _, right, _, _ in strips[:-1]] == [left for left, _, _, _ in strips[1:]]
+    assert 0 < strips[0][0] < strips[-1][1] <= figure["size"][0]
+
+
+def test_what_two_runs_before_left_is_not_next_to_new_data(whole_run):
+    report(whole_run)
+    (whole_run / "history.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
+    assert [path.name for path in report(whole_run).plots] == ["training.png"]
+    assert not (whole_run / "plots/details.png").exists()
+
+
+def test_an_evaluation_of_the_run_is_its_result_if_training_made_none(run):
+    (run / "evaluation").mkdir()
+    (run / "before.json").rename(run / "evaluation/base.json")
+    (run / "after.json").rename(run / "evaluation/trained.json")
+    files = report(run)
+    assert files.notes == []
+    assert '36.7% <span class="arrow">→</span> 74.2%' in files.html.read_text(encoding="utf-8")
 
 
 def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
     history = [{"step": s, "reward": s % 2, "completions/max_length": 9.0 if s == 700 else 5.0} for s in range(1, 1001)]
-    del history[3]["reward"]
-    rows = condensed(Run(Path("run"), history=history)).history
-    assert len(rows) == 500
-    assert [row["step"] for row in rows[:3]] == [2, 4, 6]
-    # Steps 1 and 2 have rewards 1 and 0; step 4 has none, so that step 3 counts alone.
-    assert [row["reward"] for row in rows[:3]] == [0.5, 1, 0.5]
-    assert [row["completions/max_length"] for row in rows[348:351]] == [5, 9, 5]
-    short = Run(Path("run"), history=history[:500])
-    assert condensed(short) is short
+    reward = curve(history, "reward", "")
+    assert (reward.steps[:3], reward.values[:3], len(reward.values)) == ([2, 4, 6], [0.5, 0.5, 0.5], 500)
+    assert curve(history, "completions/max_length", "").values[348:351] == [5, 9, 5]
+    assert len(curve(history[:500], "reward", "").values) == 500

@@ -29,14 +29,6 @@ def test_code_and_output_are_told_apart_and_a_failure_is_named():
     ]
 
 
-def test_unseen_characters_of_code_and_output_get_a_name():
-    completion = [
-        {"role": "assistant", "tool_calls": [call(code="a")]},
-        {"role": "tool", "content": "\x1b[2J\u202e</pre>"},
-    ]
-    assert turns_of(completion) == [("code", "a"), ("output", "␛[2J⟨U+202E⟩</pre>")]
-
-
-@pytest.mark.parametrize("completion", [None, "text", [], [{"role": "tool"}], [{"content": "one turn"}]])
+@pytest.mark.parametrize("completion", [None, "text", [], [{"role": "assistant", "content": "one turn"}]])
 def test_one_turn_has_no_turns(completion):
     assert turns_of(completion) == []
