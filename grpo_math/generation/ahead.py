@@ -4,7 +4,7 @@
 >>> asked.result().token_ids, Asked.of(asked.plain()).result() == asked.result()
 ([[7]], True)
 
-Does not know what is asked, nor of whom (sync.py hands that in), nor which prompts come next (trainer/ahead.py).
+Does not know what is asked, nor of whom (sync.py hands that in), nor which prompts come next (trainer/prefetch.py).
 """
 
 from __future__ import annotations

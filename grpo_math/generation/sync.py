@@ -113,7 +113,7 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, with adapters in place of weights."""
 
-    look: Any = None  # with staleness 1, a `trainer.ahead.Ahead`, which says what comes next
+    look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which says what comes next
     asked: Asked | None = None  # the batch after the one that is trained on
     context = 2**31  # tokens of prompt and completion, as the servers have it
 

@@ -30,9 +30,9 @@ KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 # What layers hand on besides, and attention has no use for.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 
-before: dict[str, Any] = {}  # what transformers had under a name that was kept
+original_attention: dict[str, Any] = {}  # transformers' functions whose names packed attention has taken
 calls = 0  # of `packed_attention` with packed rows, in this process
-ways: set[str] = set()  # in which they were computed, in words
+kernels_used: set[str] = set()  # as the log names them
 
 
 def packed_attention(
@@ -77,7 +77,7 @@ def packed_attention(
     dtype = torch.promote_types(wanted, torch.float32) if on_cpu(query) else wanted
     q, k, v = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
     run = varlen.kernel(q, k, v, scores)
-    ways.add(varlen.WAYS[run])
+    kernels_used.add(varlen.NAMES[run])
     return varlen.attend(q, k, v, packed_groups, scores, run)[None].to(wanted), None
 
 
@@ -90,7 +90,7 @@ def _plain(module: torch.nn.Module) -> Any:
     name = _implementation(module)
     if name == EAGER:
         return sys.modules[type(module).__module__].eager_attention_forward
-    return before.get(name) or AttentionInterface()["sdpa"]
+    return original_attention.get(name) or AttentionInterface()["sdpa"]
 
 
 def _implementation(module: torch.nn.Module) -> str:
@@ -164,7 +164,7 @@ def register(asked: str) -> str:
     """
     if "flash" in asked:
         # Only the first time: afterwards the name stands for our own function.
-        before.setdefault(asked, AttentionInterface()[asked])
+        original_attention.setdefault(asked, AttentionInterface()[asked])
         AttentionInterface.register(asked, packed_attention)
         return asked
     name, mask = (EAGER, eager_mask) if "eager" in asked else (NAME, sdpa_mask)

@@ -9,7 +9,7 @@ Does not move a row to another optimizer step, and does not compute a loss.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate.utils import gather_object
@@ -19,8 +19,14 @@ from grpo_math.trainer.arrange import arrange, over_steps
 from grpo_math.trainer.losses import weight_of_micro_batch
 from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, scored, shortest
 
-MicroBatch = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 Plan = list[list[int]]  # micro-batches as row numbers
+
+
+class MicroBatch(TypedDict):
+    """``rows`` that are computed together, and the ``weight`` of their loss. A plain dict, for `torch.load`."""
+
+    rows: Rows
+    weight: float | Tensor
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Splitter:
     def split(self, of_trl: list[Rows], budget: int) -> list[list[MicroBatch]]:
         """TRL's micro-batches of one optimizer step -> the micro-batches of each of its training steps."""
         if self.whole:
-            return [[(rows, 1.0)] for rows in of_trl]
+            return [[MicroBatch(rows=rows, weight=1.0)] for rows in of_trl]
         n_rows = len(of_trl[0]["advantages"])
         if self.loss_type == "bnpo":
             # This loss divides by the tokens of TRL's micro-batch, whose rows therefore stay in their training step.
@@ -58,19 +64,19 @@ class Splitter:
         ]
         # The last training step has a micro-batch in any case: the optimizer has to see gradients, if only of 0.
         if not any(steps):
-            steps[-1] = [(shortest(of_trl[-1]), 0.0)]
+            steps[-1] = [MicroBatch(rows=shortest(of_trl[-1]), weight=0.0)]
         if self.deepspeed:
-            steps = [step or [(shortest(of_trl[0]), 0.0)] for step in steps]
+            steps = [step or [MicroBatch(rows=shortest(of_trl[0]), weight=0.0)] for step in steps]
         return steps
 
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
         """Split a micro-batch into some of at most ``budget`` tokens, with the same weight in total."""
-        rows, weight = micro_batch
+        rows = micro_batch["rows"]
         plan = arrange(*lay_out(rows), budget)[0]
         if len(plan) < 2:
             return [micro_batch]
         smaller = [self._micro_batch(rows, index, len(index), len(rows["advantages"])) for index in plan]
-        return [(rows, weight * share) for rows, share in smaller]
+        return [MicroBatch(rows=of["rows"], weight=micro_batch["weight"] * of["weight"]) for of in smaller]
 
     def _plan(self, rows: Rows, n_rows: int, budget: int, ranks: int = 1) -> list[Plan]:
         """The plan of each rank. ``n_rows``: the rows of a micro-batch of TRL's."""
@@ -93,12 +99,13 @@ class Splitter:
         return [plan + [[]] * (len(n) - len(plan)) for plan, n in zip(plans, sizes, strict=True)], sizes
 
     def _micro_batch(self, rows: Rows, index: Sequence[int], size: int, n_rows: int) -> MicroBatch:
-        """The rows of these numbers, filled up to ``size`` with rows that count nothing.
+        """Return the selected rows, filled up to ``size`` with masked rows, and their weight.
 
-        Their loss is weighed as in the loss of the micro-batches of ``n_rows`` rows that they come from.
+        The weight is that of the selected rows in the loss of TRL's micro-batches of ``n_rows``.
         """
         selected = filled(rows, index, size)
-        return selected, weight_of_micro_batch(self.loss_type, scored(selected), n_rows, scored(rows).sum())
+        weight = weight_of_micro_batch(self.loss_type, scored(selected), n_rows, scored(rows).sum())
+        return MicroBatch(rows=selected, weight=weight)
 
     def accumulate(self, micro_batches: list[MicroBatch], loss_of: Callable[[Rows], Tensor], model: Any) -> Tensor:
         """The loss of a training step. The caller does the backward pass of the last micro-batch.
@@ -111,9 +118,9 @@ class Splitter:
         # As in transformers' own training step: the loss is already divided by the accumulation steps.
         options = {"scale_wrt_gas": False} if self.deepspeed else {}
         synchronises = state.sync_gradients
-        for rows, weight in micro_batches[:-1]:
+        for micro_batch in micro_batches[:-1]:
             with self.accelerator.no_sync(model):
-                loss = loss_of(rows) * weight
+                loss = loss_of(micro_batch["rows"]) * micro_batch["weight"]
                 # accelerate would take the optimizer step of DeepSpeed in a backward pass that synchronises.
                 state._set_sync_gradients(False)
                 try:
@@ -124,5 +131,5 @@ class Splitter:
         # FSDP2's no_sync ends in synchronising, also within an outer one that does not.
         if self.accelerator.is_fsdp2:
             model.set_requires_gradient_sync(synchronises)
-        rows, weight = micro_batches[-1]
-        return loss_of(rows) * weight + done
+        last = micro_batches[-1]
+        return loss_of(last["rows"]) * last["weight"] + done

@@ -1,4 +1,4 @@
-"""Reward functions as a trainer is given them: names, functions and models -> what TRL takes.
+"""Resolve a trainer's reward functions, which are names, functions or models, to what TRL takes.
 
 Does not call them: rewards/guard.py does.
 """
@@ -6,16 +6,24 @@ Does not call them: rewards/guard.py does.
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.guard import Mishaps, checked
 
 
-def resolved(reward_funcs: Any, mishaps: Mishaps) -> Any:
-    """Keys of `REWARDS` become their functions, and plain functions are checked; anything else is TRL's to read."""
+def resolved(reward_funcs: Any, errors: Mishaps) -> Any:
+    """Replace keys of `REWARDS` by their functions, and guard plain functions. TRL reads the others itself."""
     if isinstance(reward_funcs, list):
-        return [resolved(func, mishaps) for func in reward_funcs]
+        return [resolved(func, errors) for func in reward_funcs]
     if isinstance(reward_funcs, str):
         reward_funcs = REWARDS.get(reward_funcs, reward_funcs)
     is_model = isinstance(reward_funcs, torch.nn.Module)
-    return checked(reward_funcs, mishaps) if callable(reward_funcs) and not is_model else reward_funcs
+    return checked(reward_funcs, errors) if callable(reward_funcs) and not is_model else reward_funcs
+
+
+def of_all_ranks(errors: Mishaps) -> tuple[int, str | None]:
+    """Return the retries of all ranks and the first rank's error, and clear those of this rank."""
+    of_ranks = gather_object([(errors.retries, errors.error and str(errors.error))])
+    errors.retries, errors.error = 0, None
+    return sum(retries for retries, _ in of_ranks), next((text for _, text in of_ranks if text), None)

@@ -222,7 +222,7 @@ def _spelled_out(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     return dropout(weights[..., : k.size(2)], scores.dropout) @ v
 
 
-WAYS: dict[Kernel, str] = {
+NAMES: dict[Kernel, str] = {
     of_torch: "torch's varlen kernel, one call a layer",
     of_flash_attn: "flash-attn's varlen kernel, one call a layer",
     one_by_one: "scaled_dot_product_attention, a call for each sequence",

@@ -16,9 +16,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from grpo_math.trainer import tiles
+from grpo_math.trainer import tiled_mlp
 
-WHOLE, LEAST = 10**9, tiles.LEAST
+WHOLE, LEAST = 10**9, tiled_mlp.MIN_TOKENS
 SHAPE = {"hidden_size": 768, "intermediate_size": 4480, "num_attention_heads": 6, "num_key_value_heads": 1}
 ROWS, TOKENS, VOCABULARY = 4, 1024, 1024
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -38,14 +38,14 @@ def model_of(lora: dict[str, Any] | None, layers: int) -> Any:
         model = get_peft_model(model, LoraConfig(r=16, task_type="CAUSAL_LM", **lora))
     model.train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert tiles.set_up([model], learns=True) == layers
+    assert tiled_mlp.set_up([model], in_updates=True) == layers
     return model
 
 
 def seconds(model: Any, ids: torch.Tensor, least: int) -> float:
     """CPU time of one forward and backward pass."""
     model.zero_grad()
-    tiles.LEAST = least
+    tiled_mlp.MIN_TOKENS = least
     started = time.process_time()
     model(input_ids=ids, labels=ids).loss.backward()
     return time.process_time() - started

@@ -156,7 +156,7 @@ def test_a_model_with_flash_attention_is_packed_with_it(family, tokenizer, tmp_p
     assert is_packed
     assert logps < 1e-4
     assert gradient < 1e-5
-    assert attention.ways == {"flash-attn's varlen kernel, one call a layer"}
+    assert attention.kernels_used == {"flash-attn's varlen kernel, one call a layer"}
     assert model.config._attn_implementation == "flash_attention_2"
     assert model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False).shape[1] > 3
 

@@ -17,7 +17,7 @@ from grpo_math.rewards.guard import name_of
 WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")  # of `REWARDS`
 
 
-def look_for_golds(rewards: Any, data: Any) -> str | None:
+def check_gold_answers(rewards: Any, data: Any) -> str | None:
     """One line about rows without a gold, or None; `ConfigError` for a reward that needs golds where there are none.
 
     A column that a reward gets from training is refused too: it would replace the user's.
@@ -25,7 +25,7 @@ def look_for_golds(rewards: Any, data: Any) -> str | None:
     ``rewards``: what `GRPOTrainer` takes as ``reward_funcs``; ``data`` its ``train_dataset``, of which a stream is
     judged by its columns.
 
-    >>> look_for_golds("accuracy", [{"prompt": "1 + 1?"}])
+    >>> check_gold_answers("accuracy", [{"prompt": "1 + 1?"}])
     Traceback (most recent call last):
     ...
     grpo_math.errors.ConfigError: reward_funcs='accuracy' needs gold answers, and ... has only the columns prompt: ...
