@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from accelerate.utils import gather_object
@@ -77,7 +78,6 @@ class PromptPool:
 
     def __init__(self, rows: Any, seed: int) -> None:
         self.rows, self.seed, self.position = rows, seed, 0
-        self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self, n: int, avoid: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless a whole pass has nothing else."""
@@ -93,12 +93,13 @@ class PromptPool:
 
     def _next(self) -> dict[str, Any]:
         epoch, index = divmod(self.position, len(self.rows))
-        if self._order[0] != epoch:
-            order = list(range(len(self.rows)))
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
         self.position += 1
-        return self.rows[self._order[1][index]]
+        return self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
+
+
+@lru_cache(maxsize=1)
+def _shuffled(n: int, seed: str) -> list[int]:
+    return random.Random(seed).sample(range(n), n)
 
 
 class Resampler:
@@ -163,6 +164,12 @@ class Resampler:
         right = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
         rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
         return Drawn(rows, right, [list(column)[-len(right) :] for column in _columns(self.table)])
+
+
+def resampler_of(trainer: Any) -> Resampler:
+    pool = PromptPool(trainer.train_dataset, trainer.args.seed)
+    rounds, size = trainer.settings.resample_groups, trainer.num_generations
+    return Resampler(pool, rounds, size, trainer._logs, trainer.accelerator)
 
 
 def _columns(logs: Any) -> list[Any]:

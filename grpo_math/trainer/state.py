@@ -24,6 +24,7 @@ from grpo_math.run.main_process import on_main
 
 # Attributes of TRL's and transformers' trainers, which neither of them saves.
 ATTRIBUTES = ("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_last_world_entropy")
+COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
 # A half-trained rollout fits these settings alone: with others (resume=force) it is sampled again.
@@ -43,7 +44,7 @@ def state_of(trainer: Any) -> dict[str, Any]:
     return {
         # A copy, because transformers adds the next loss to `_tr_loss` in place.
         **{name: deepcopy(getattr(trainer, name)) for name in ATTRIBUTES},
-        **{name: part.state_dict() for name, part in trainer.stateful.items()},
+        **{name: part.state_dict() for name, part in _collaborators(trainer).items()},
         "rollout": trainer._buffered_inputs if in_rollout else None,
         "batch_settings": [getattr(args, name) for name in BATCH_SETTINGS],
         "sampled": getattr(getattr(trainer, "vllm_generation", None), "rollouts", 0),
@@ -51,6 +52,10 @@ def state_of(trainer: Any) -> dict[str, Any]:
         "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
         "table": json.dumps(table, default=_plain) if trainer.log_completions else None,
     }
+
+
+def _collaborators(trainer: Any) -> dict[str, Any]:
+    return {name: part for name in COLLABORATORS if (part := getattr(trainer, name)) is not None}
 
 
 def to_keep(trainer: Any) -> dict[str, Any]:
@@ -92,8 +97,8 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     """
     for name in ATTRIBUTES:
         setattr(trainer, name, state[name])
-    for name, part in trainer.stateful.items():
-        if name in state:  # resume=force may switch on a collaborator that the earlier run did not have
+    for name, part in _collaborators(trainer).items():
+        if name in state:  # resume=force may switch on resampling
             part.load_state_dict(state[name])
     trainer._buffered_inputs = state["rollout"]
     if state["batch_settings"] != [getattr(trainer.args, name) for name in BATCH_SETTINGS]:

@@ -51,7 +51,7 @@ from grpo_math.trainer.overrides import SCORING, replaced, results_of, sees_rows
 from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
-from grpo_math.trainer.resample import PromptPool, Resampler
+from grpo_math.trainer.resample import resampler_of
 from grpo_math.trainer.reward_funcs import of_all_ranks, resolved
 from grpo_math.trainer.rows import Rollout, Rows, limited, scored, with_token_count
 from grpo_math.trainer.run_files import RunFiles
@@ -61,10 +61,9 @@ logger = get_logger(__name__)
 
 
 class MathGRPOTrainer(GRPOTrainer):
-    """A `GRPOTrainer` for mathematics. It takes the arguments of `GRPOTrainer`.
+    """A `GRPOTrainer` for mathematics, with its arguments. A reward function may also be a key of `REWARDS`.
 
-    With a plain `GRPOConfig` as ``args``, the new settings have their TRL-equal values. A reward function may also be a
-    key of `REWARDS`, and the model ``"embedded"``.
+    With a plain `GRPOConfig` as ``args``, the new settings have their TRL-equal values.
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
@@ -85,7 +84,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self._grades: list[Any] | None = None
         self._reward_errors, self._reward_retries = Mishaps(), 0  # of this rank; of all ranks in this rollout
         self._first_group = 0  # the number of the next group in this rollout
-        self._nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
+        self.nonfinite = NonFiniteSteps(self.settings.max_nonfinite_steps)
         self._checkpoint_state: dict[str, Any] | None = None  # of the checkpoint that this run resumes from
         self.train_sampler: Any = None
         warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
@@ -99,14 +98,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.endings = Endings(self)
         self._set_up_updates()
         self._reference = follow(self, n) if (n := self.settings.reference_refresh_steps) else None
-        # Collaborators whose state belongs into a checkpoint.
-        self.stateful: dict[str, Any] = {"meter": self.meter, "nonfinite": self._nonfinite, "budget": self.budget}
-        self.resampler: Resampler | None = None
-        if rounds := self.settings.resample_groups:
-            pool = PromptPool(self.train_dataset, args.seed)
-            size = cast(int, self.num_generations)
-            self.resampler = Resampler(pool, rounds, size, self._logs, self.accelerator)
-            self.stateful["resampler"] = self.resampler
+        self.resampler = resampler_of(self) if self.settings.resample_groups else None
         if self.use_vllm:
             generation: Any = self.vllm_generation
             generation.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(generation.sync_weights)
@@ -230,8 +222,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return output
 
     def _rollout(self, inputs: list[dict[str, Any]]) -> Rollout:
-        """Sample, score and grade a completion of each row."""
-        # A subclass may change what `_calculate_rewards` returns: TRL and we use the same rewards.
+        # The rewards are those that TRL gets: a subclass may override `_calculate_rewards`.
         with results_of(self, "_calculate_rewards") as rewards:
             rows = super()._generate_and_score_completions(inputs)
         self._first_group += len(rewards[0]) // self.group_size
@@ -273,12 +264,12 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
-        skipped = self._nonfinite.seen(norm)
+        skipped = self.nonfinite.seen(norm)
         self._metrics["train"][metrics.SKIPPED].append(float(skipped))
         if skipped:
             for parameter in model.parameters():
                 parameter.grad = None
-        if error := self._nonfinite.error(self.state.global_step):
+        if error := self.nonfinite.error(self.state.global_step):
             state.save_last_step(self)
             raise error
         return norm
@@ -290,8 +281,7 @@ class MathGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         of_trl = self._buffered_inputs
         if self.scorer and of_trl is not buffered and not sees_rows(self, MathGRPOTrainer):
-            # Rows may change places within an optimizer step, and this many training steps always lie in one. TRL's
-            # rows stay in the buffer, because callbacks read them.
+            # This many training steps always belong to one optimizer step. Rows change places within these only.
             window = math.gcd(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
             windows = (of_trl[i : i + window] for i in range(0, len(of_trl), window))
             steps = chain.from_iterable(self.splitter.split(rows, self.budget.tokens) for rows in windows)
@@ -387,10 +377,13 @@ class MathGRPOTrainer(GRPOTrainer):
             super()._run_epoch(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        with self._reference.left_out() if self._reference is not None else nullcontext():
-            super()._save(output_dir, state_dict)
-        if self.args.should_save:  # a pickle that nothing reads, and the arguments may contain a token
-            Path(str(output_dir or self.args.output_dir), TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            folder = Path(str(output_dir or self.args.output_dir))
+            # A pickle that nothing reads, and the arguments may contain a token.
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            if self._reference is not None:
+                self._reference.remove_adapter(folder)
 
     def _restore_state(self, position: int = 0) -> None:
         # Not when the checkpoint is read: transformers then sets its own attributes to zero.
@@ -446,7 +439,6 @@ class MathGRPOTrainer(GRPOTrainer):
         return "train" if self.model is not None and self.model.training else "eval"
 
     def add_metrics(self, values: dict[str, float]) -> None:
-        """Add values to the means of the next log line."""
         for name, value in values.items():
             self._metrics[self.mode][name].append(value)
 
