@@ -1,7 +1,8 @@
-"""TRL's micro-batches of an optimizer step -> the micro-batches that are computed, and the weight of each one's loss.
+"""Split an optimizer step into micro-batches that fit the token budget, with the weight of each one's loss.
 
-A micro-batch is a forward and a backward pass. Rows of one prompt are put together, filled up to the token budget and
-shared among ranks (`arrange.py`). The weights (`losses.weight_of_micro_batch`) keep the gradient of the step.
+A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
+computes one. Rows of one prompt stay together, and ranks get near-equal shares (`arrange.py`). The weights
+(`losses.weight_of_micro_batch`) keep the gradient of the optimizer step.
 
 Does not move a row to another optimizer step, and does not compute a loss.
 """
@@ -31,10 +32,10 @@ class MicroBatch(TypedDict):
 
 @dataclass(frozen=True)
 class Splitter:
-    """The ways in which the rows of an update may be split.
+    """Splits the rows of an update.
 
-    ``whole``: not at all, because a term of the loss is a mean or a quantile over TRL's own micro-batch.
-    ``only_signal``: completions whose advantage is zero are left out, because no other term of the loss needs them.
+    ``whole``: keep TRL's micro-batches, because a term of the loss is a mean or a quantile over one of them.
+    ``only_signal``: skip completions whose advantage is zero, because no other term of the loss needs them.
     ``deepspeed``: each training step needs a micro-batch, because offloaded gradients need the first backward pass too.
     """
 
@@ -45,12 +46,12 @@ class Splitter:
     deepspeed: bool
 
     def split(self, of_trl: list[Rows], budget: int) -> list[list[MicroBatch]]:
-        """TRL's micro-batches of one optimizer step -> the micro-batches of each of its training steps."""
+        """Return the micro-batches of each training step of one optimizer step. ``of_trl``: TRL's, one a step."""
         if self.whole:
             return [[MicroBatch(rows=rows, weight=1.0)] for rows in of_trl]
         n_rows = len(of_trl[0]["advantages"])
         if self.loss_type == "bnpo":
-            # This loss divides by the tokens of TRL's micro-batch, whose rows therefore stay in their training step.
+            # This loss divides by the tokens of TRL's micro-batch, so its rows stay in their training step.
             sources, plans = of_trl, [self._plan(rows, n_rows, budget)[0] for rows in of_trl]
         else:
             rows = of_all_ranks(join(of_trl), self.accelerator)
@@ -62,7 +63,7 @@ class Splitter:
             [self._micro_batch(rows, index, size, n_rows) for index, size in zip(plan, sizes, strict=True)]
             for rows, plan, sizes in zip(sources, *self._agreed(plans), strict=True)
         ]
-        # The last training step has a micro-batch in any case: the optimizer has to see gradients, if only of 0.
+        # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
         if not any(steps):
             steps[-1] = [MicroBatch(rows=shortest(of_trl[-1]), weight=0.0)]
         if self.deepspeed:
@@ -79,7 +80,7 @@ class Splitter:
         return [MicroBatch(rows=of["rows"], weight=micro_batch["weight"] * of["weight"]) for of in smaller]
 
     def _plan(self, rows: Rows, n_rows: int, budget: int, ranks: int = 1) -> list[Plan]:
-        """The plan of each rank. ``n_rows``: the rows of a micro-batch of TRL's."""
+        """Return the plan of each rank. ``n_rows``: the number of rows of TRL's micro-batch."""
         budget = budget or n_rows * (rows["prompt_ids"].size(1) + rows["completion_ids"].size(1))
         prompts, prompt_tokens, tokens = lay_out(rows)
         if self.only_signal:
@@ -88,10 +89,10 @@ class Splitter:
         return arrange(prompts, prompt_tokens, tokens, budget, ranks)
 
     def _agreed(self, plans: list[Plan]) -> tuple[list[Plan], list[list[int]]]:
-        """The plans with empty micro-batches added, and the largest size of each micro-batch on any rank.
+        """Return the plans with empty micro-batches added, and the largest size of each micro-batch on any rank.
 
-        Ranks wait for each other in every forward pass, and TRL gathers a number of each row. So every rank needs as
-        many micro-batches in a training step, and as many rows in each.
+        Ranks wait for each other in every forward pass, and TRL gathers a number for each row. So all ranks need the
+        same number of micro-batches in a training step, and the same number of rows in each.
         """
         of_ranks = gather_object([[[len(index) for index in plan] for plan in plans]])
         steps = zip(*of_ranks, strict=True)
@@ -108,9 +109,9 @@ class Splitter:
         return MicroBatch(rows=selected, weight=weight)
 
     def accumulate(self, micro_batches: list[MicroBatch], loss_of: Callable[[Rows], Tensor], model: Any) -> Tensor:
-        """The loss of a training step. The caller does the backward pass of the last micro-batch.
+        """Return the loss of a training step. The caller does the backward pass of the last micro-batch.
 
-        That one alone synchronises ranks, as transformers expects of a training step.
+        Only that one synchronises ranks, as transformers expects of a training step.
         """
         state, done = self.accelerator.gradient_state, torch.zeros((), device=self.accelerator.device)
         if not micro_batches:

@@ -22,7 +22,7 @@ def resolved(reward_funcs: Any, errors: Mishaps) -> Any:
     return checked(reward_funcs, errors) if callable(reward_funcs) and not is_model else reward_funcs
 
 
-def of_all_ranks(errors: Mishaps) -> tuple[int, str | None]:
+def gather_errors(errors: Mishaps) -> tuple[int, str | None]:
     """Return the retries of all ranks and the first rank's error, and clear those of this rank."""
     of_ranks = gather_object([(errors.retries, errors.error and str(errors.error))])
     errors.retries, errors.error = 0, None

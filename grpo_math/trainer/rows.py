@@ -27,7 +27,7 @@ class Rollout(NamedTuple):
 
     rows: Rows
     rewards: Tensor
-    verdicts: list[Verdict] | None
+    verdicts: Sequence[Verdict] | None
 
 
 def is_per_row(value: Any) -> bool:

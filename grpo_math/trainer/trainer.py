@@ -52,7 +52,7 @@ from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.prefetch import Prefetch
 from grpo_math.trainer.reference import follow, refuse_lost_reference
 from grpo_math.trainer.resample import resampler_of
-from grpo_math.trainer.reward_funcs import of_all_ranks, resolved
+from grpo_math.trainer.reward_funcs import gather_errors, resolved
 from grpo_math.trainer.rows import Rollout, Rows, limited, scored, with_token_count
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.turns import Turns, talk_of
@@ -186,8 +186,8 @@ class MathGRPOTrainer(GRPOTrainer):
         return grades
 
     def _raise_reward_errors(self) -> None:
-        """Raise the error of a rank's reward function on every rank, after the gather that all of them wait in."""
-        error, (retries, message) = self._reward_errors.error, of_all_ranks(self._reward_errors)
+        # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
+        error, (retries, message) = self._reward_errors.error, gather_errors(self._reward_errors)
         self._reward_retries += retries
         if message:
             raise RewardError(state.saved_before(self, RewardError(message))) from error
@@ -201,8 +201,8 @@ class MathGRPOTrainer(GRPOTrainer):
             if self.mode == "train":
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - tokens_seen)
                 if self.resampler is not None:
-                    sample = self.meter.only_seconds()(self._rollout)
-                    rollout, counts = self.resampler(rollout, inputs, sample)
+                    # Metrics stay those of the first draw, because the replacements are selected.
+                    rollout, counts = self.resampler(rollout, inputs, self.meter.only_seconds()(self._rollout))
                     self.add_metrics(counts)
                     if self.prefetch is not None:
                         self.prefetch.send(resampled=True)
@@ -212,8 +212,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 if limit := self.settings.max_seq_length_train:
                     output, longer = limited(output, limit, self.settings.long_sequences)
                     output = with_token_count(output, self.accelerator)
-                    longer_share = self.accelerator.gather(longer.float()).mean().item()
-                    self.add_metrics({metrics.OVER_TRAIN_LENGTH: longer_share})
+                    self.add_metrics({metrics.OVER_TRAIN_LENGTH: self.accelerator.gather(longer.float()).mean().item()})
             self._set_advantages(output, rollout.rewards)
             self.add_metrics({metrics.REWARD_RETRIES: self._reward_retries})
             self._reward_retries = 0
@@ -228,9 +227,9 @@ class MathGRPOTrainer(GRPOTrainer):
         self._first_group += len(rewards[0]) // self.group_size
         if self._grades is None:
             return Rollout(rows, rewards[0], None)
-        of_all = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
-        verdicts = [verdict for verdict, _ in of_all]
-        self.add_metrics(shares(verdicts, [in_format for _, in_format in of_all], self.group_size))
+        of_all_ranks = gather_object([(grade.verdict, grade.in_format) for grade in self._grades])
+        verdicts, in_format = zip(*of_all_ranks, strict=True)
+        self.add_metrics(shares(verdicts, in_format, self.group_size))
         return Rollout(rows, rewards[0], verdicts)
 
     @property
@@ -431,8 +430,6 @@ class MathGRPOTrainer(GRPOTrainer):
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.train_sampler = super()._get_train_sampler(dataset)
         return self.train_sampler
-
-    # Logging
 
     @property
     def mode(self) -> str:
