@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from grpo_math.report.text import text_of
 
 Row = Mapping[str, Any]
-OURS = ("problem_id", "gold", "verdict", "extracted", "in_format", "reward", "tokens", "truncated")
+OURS = ("group", "problem_id", "gold", "verdict", "extracted", "in_format", "reward", "tokens", "truncated")
 KNOWN = ("step", "prompt", "completion", "advantage", *OURS)  # any other column is a reward function's
 
 
@@ -55,17 +55,22 @@ class Group(NamedTuple):
 
 
 def groups(completions: Sequence[Row]) -> Iterator[Group]:
-    """Yield neighbouring completions of the same step and prompt. The only reward of a table is also the sum.
+    """Yield neighbouring completions of the same step and group. The only reward of a table is also the sum.
 
     >>> table = [{"step": 1, "prompt": p, "accuracy": r} for p, r in (("a", 1.0), ("a", 0.0), ("b", 0.0))]
     >>> [(len(group.rows), group.spread) for group in groups(table)]
     [(2, 0.5), (1, 0.0)]
     """
-    for (step, _), found in groupby(completions, key=lambda row: (row.get("step"), text_of(row.get("prompt")))):
+    for (step, _), found in groupby(completions, key=_key):
         rows = list(found)
         names = [name for name in rows[0] if name not in KNOWN and any(is_number(row.get(name)) for row in rows)]
         sums = [row.get("reward", row.get(names[0]) if len(names) == 1 else None) for row in rows]
         yield Group(step, rows, [value for value in sums if is_number(value)])
+
+
+def _key(row: Row) -> tuple[Any, Any]:
+    # A table that TRL alone wrote has no groups.
+    return row.get("step"), row.get("group", text_of(row.get("prompt")))
 
 
 def why(row: Row, text: str, template: str = "") -> str:
