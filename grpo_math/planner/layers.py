@@ -148,7 +148,7 @@ def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any
     plain = "sdpa" if base._supports_sdpa else "eager"
     base.set_attn_implementation("eager" if how["eager"] else attention.register(plain))
     recurrent.fork_states(base)
-    recurrent.tried.update(type(module) for module in recurrent.stateful(base))
+    recurrent.verified.update(type(module) for module in recurrent.stateful(base))
     tiled_mlp.set_up([model], how["checkpointing"])
     for parameter in model.parameters():
         if parameter.requires_grad:
