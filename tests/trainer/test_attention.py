@@ -151,7 +151,7 @@ def flash_attention_2(torchs_kernel, monkeypatch):
 def test_a_model_with_flash_attention_is_packed_with_it(family, tokenizer, tmp_path, flash_attention_2, monkeypatch):
     model = tiny_model(family)  # of mistral, with a window
     model.config._attn_implementation = "flash_attention_2"
-    monkeypatch.setattr(attention, "ways", set())
+    monkeypatch.setattr(attention, "kernels_used", set())
     is_packed, logps, gradient = compared(model, tokenizer, tmp_path)
     assert is_packed
     assert logps < 1e-4
