@@ -6,6 +6,7 @@ import torch
 from small_trainers import make, padded_batch, relative
 from trl import GRPOTrainer
 
+from grpo_math.trainer import longest, scoring
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -135,9 +136,10 @@ def scored(kind, trainer, prompts=(7, 3, 12)):
 
 
 def try_first(trainer):
-    """What a trainer of ours tries before its first step: whether the model can be packed, and the longest rows."""
-    for first in trainer._first_passes:
-        first(trainer, trainer.model)
+    """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
+    scoring.verify_packing(trainer, trainer._scores)
+    if trainer._dry_run_due:
+        longest.dry_run(trainer, trainer._loss_of, trainer.model)
 
 
 def compared(model, tokenizer, folder, prompts=(7, 3, 12)):

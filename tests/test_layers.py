@@ -43,7 +43,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("train.heldout", "train.program", "train.resuming"),
     *(
         "trainer.advantages",
-        "trainer.ahead",
+        "trainer.prefetch",
         "trainer.attention",
         "trainer.budget",
         "trainer.build",
@@ -69,13 +69,13 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.scoring",
         "trainer.state",
     ),
-    *("trainer.table", "trainer.tiles", "trainer.trainer", "trainer.varlen"),
+    *("trainer.table", "trainer.tiled_mlp", "trainer.trainer", "trainer.varlen"),
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.deep", "generation.sync", "generation.canary", "report.verdict"),
     *("settings.conflicts", "settings.build"),
     *("train.program", "train.resuming"),
-    *("trainer.ahead", "trainer.build", "trainer.config", "trainer.trainer"),
+    *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.trainer"),
 }
 
 

@@ -1,11 +1,11 @@
 """Completions that are sampled while the trainer trains: requested in a thread, taken when their batch comes.
 
->>> prefetch = Prefetch([[1, 2]], step=3).start(lambda: [Completion([7], [-0.5])])
->>> prefetch.result(), Prefetch.from_state_dict(prefetch.state_dict()).result() == prefetch.result()
+>>> prefetch = PrefetchedRollout([[1, 2]], step=3).start(lambda: [Completion([7], [-0.5])])
+>>> prefetch.result(), PrefetchedRollout.from_state_dict(prefetch.state_dict()).result() == prefetch.result()
 ([Completion(tokens=[7], logps=[-0.5], text='', truncated=False, mask=(), messages=(), calls=0, failures=0, \
 timeouts=0)], True)
 
-Does not send requests (sync.py does), and does not choose the prompts (trainer/ahead.py does).
+Does not send requests (sync.py does), and does not choose the prompts (trainer/prefetch.py does).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from grpo_math.generation.completion import Completion
 
 
-class Prefetch:
+class PrefetchedRollout:
     """The completions of ``prompts`` by the adapter in ``folder``, as it was after ``step`` optimizer steps.
 
     ``seconds``: from the first request to the last answer.
@@ -30,7 +30,7 @@ class Prefetch:
         self.prompts, self.step, self.folder, self.seconds = prompts, step, folder, 0.0
         self._completions: Future[list[Completion]] = Future()
 
-    def start(self, sample: Callable[[], list[Completion]]) -> Prefetch:
+    def start(self, sample: Callable[[], list[Completion]]) -> PrefetchedRollout:
         """Call ``sample`` in a thread. `result` raises what ``sample`` raises."""
 
         def run() -> None:
@@ -63,8 +63,8 @@ class Prefetch:
         return {"prompts": self.prompts, "step": self.step, "seconds": self.seconds, "rows": rows}
 
     @staticmethod
-    def from_state_dict(state: dict[str, Any]) -> Prefetch:
-        prefetch = Prefetch(state["prompts"], state["step"])
+    def from_state_dict(state: dict[str, Any]) -> PrefetchedRollout:
+        prefetch = PrefetchedRollout(state["prompts"], state["step"])
         prefetch.seconds = state["seconds"]
         prefetch._completions.set_result([Completion(tokens, logps) for tokens, logps in state["rows"]])
         return prefetch

@@ -49,7 +49,7 @@ from grpo_math.generation.adapters import ADAPTER, adapter_bytes, adapter_tensor
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.prefetch import Prefetch
+from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.server import Server, key, served_rank
 from grpo_math.run import lock
 from grpo_math.run.disk import adapter_folder
@@ -115,8 +115,8 @@ class KeyedClient(VLLMClient):
 class AdapterGeneration(VLLMGeneration):
     """TRL's `VLLMGeneration`, with adapters in place of weights."""
 
-    look: Any = None  # with staleness 1, a `trainer.ahead.Ahead`, which says what comes next
-    asked: Prefetch | None = None  # the batch after the one that is trained on
+    look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which says what comes next
+    asked: PrefetchedRollout | None = None  # the batch after the one that is trained on
     context = 2**31  # tokens of prompt and completion, as the servers have it
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
@@ -234,7 +234,7 @@ class AdapterGeneration(VLLMGeneration):
 
     def ask(self, prompts: list[list[int]], n: int) -> Prefetch:
         """Request completions of these prompts by the adapter as it is now, and do not wait."""
-        self.asked = Prefetch(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
+        self.asked = PrefetchedRollout(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
         return self.asked
 
     def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:

@@ -103,18 +103,18 @@ class Dropout(torch.autograd.Function):
         return torch.empty_like(gradient)
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.Scores) -> varlen.Kernel:
+def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.AttentionParams) -> varlen.Kernel:
     """The choice of `varlen.kernel` on a GPU."""
-    if scores.spelled_out or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
+    if scores.needs_eager or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
         return varlen.one_by_one
     return flash
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, spans: varlen.Spans, scores: varlen.Scores) -> Tensor:
+def flash(q: Tensor, k: Tensor, v: Tensor, spans: varlen.Spans, scores: varlen.AttentionParams) -> Tensor:
     return Flash.apply(q, k, v)
 
 
-varlen.WAYS[flash] = "measured"
+varlen.NAMES[flash] = "measured"
 
 
 def apply(module: Any, function: Any, recurse: bool = True) -> Any:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from grpo_math.planner.fake import Live
-from grpo_math.trainer import attention, recurrent, tiles
+from grpo_math.trainer import attention, recurrent, tiled_mlp
 
 Json = dict[str, Any]
 LAYERS = ("layers", "h", "blocks")  # what a model's body calls them
@@ -148,8 +148,8 @@ def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any
     plain = "sdpa" if base._supports_sdpa else "eager"
     base.set_attn_implementation("eager" if how["eager"] else attention.register(plain))
     recurrent.fork_states(base)
-    recurrent.tried.update(type(module) for module in recurrent.stateful(base))
-    tiles.set_up([model], how["checkpointing"])
+    recurrent.verified.update(type(module) for module in recurrent.stateful(base))
+    tiled_mlp.set_up([model], how["checkpointing"])
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)  # as from the second micro-batch on

@@ -26,7 +26,7 @@ from grpo_math.errors import first_line
 from grpo_math.planner import fake
 from grpo_math.planner.fake import Head, Live
 from grpo_math.planner.layers import build, config_of, kind_of, layers_of, prepared, stored
-from grpo_math.trainer import attention, recurrent, tiles, varlen
+from grpo_math.trainer import attention, recurrent, tiled_mlp, varlen
 from grpo_math.trainer.packing import GroupLayout
 
 Json = dict[str, Any]
@@ -248,7 +248,7 @@ def shape(config: Any) -> Json:
         "eager": False,
     }
     model = prepared(config, kinds, chosen, how)
-    attention.ways.clear()
+    attention.kernels_used.clear()
     update(model, {**how, "packed": True}, [{"prompt": 64, "lengths": [64, 64]}])
     few, many = (prefill(model, how, 1, length)[1] for length in (64, 128))
     counts, constant, per_token = Counter(kinds), 0, 0
@@ -274,8 +274,8 @@ def shape(config: Any) -> Json:
         "linears": [[*linear, count] for linear, count in linears.items()],
         "cache": [constant, per_token],
         "stateful": bool(recurrent.stateful(whole)),
-        "spelled": varlen.WAYS[varlen.one_by_one] in attention.ways,
-        "tiled": sum(map(tiles.serves, layers_of(model)[1])) == len(chosen),
+        "spelled": varlen.NAMES[varlen.one_by_one] in attention.kernels_used,
+        "tiled": sum(map(tiled_mlp.serves, layers_of(model)[1])) == len(chosen),
         "packs": attention.unsupported(whole.config, whole._supports_sdpa) is None,
     }
 

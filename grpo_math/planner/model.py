@@ -73,7 +73,7 @@ class Shape:
     cache: tuple[int, int]  # elements that the layers cache of a sequence: constant, and per token
     stateful: bool  # has layers with a state, which are measured without their fast kernel
     spelled: bool  # has attention that no kernel of torch computes
-    tiled: bool  # trainer/tiles.py serves its layers
+    tiled: bool  # trainer/tiled_mlp.py serves its layers
     packs: bool
     prequantized: bool  # the checkpoint itself is bitsandbytes' 4 bit
     measures: bool  # what is neither shipped nor cached is measured now

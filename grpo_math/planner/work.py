@@ -10,7 +10,7 @@ from grpo_math.planner.settings import Settings
 from grpo_math.trainer.arrange import fill
 
 ROOM = 64  # tokens that decoding.py's cache has room for beyond those it holds
-TILE, MOST_TILES = 1024, 4  # of trainer/tiles.py, which imports torch
+TILE, MOST_TILES = 1024, 4  # of trainer/tiled_mlp.py, which imports torch
 
 
 class Run(NamedTuple):
@@ -73,7 +73,7 @@ def packs(shape: Shape, settings: Settings) -> bool:
 
 
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
-    """In how many tiles of tokens trainer/tiles.py computes an MLP."""
+    """In how many tiles of tokens trainer/tiled_mlp.py computes an MLP."""
     whole = settings["use_dora"] or settings["load_in_8bit"] or not shape.tiled
     return 1 if whole else max(1, min(MOST_TILES, tokens // TILE))
 

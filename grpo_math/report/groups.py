@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 Row = Mapping[str, Any]
-OURS = ("problem_id", "gold", "verdict", "extracted", "in_format", "reward", "tokens", "truncated")
+OURS = ("group", "problem_id", "gold", "verdict", "extracted", "in_format", "reward", "tokens", "truncated")
 KNOWN = ("step", "prompt", "completion", "advantage", *OURS)  # any other column is a reward function's
 
 
@@ -25,17 +25,22 @@ class Group(NamedTuple):
 
 
 def groups(completions: Sequence[Row]) -> Iterator[Group]:
-    """Yield neighbouring completions of the same step and prompt. The only reward of a table is also the sum.
+    """Yield neighbouring completions of the same step and group. The only reward of a table is also the sum.
 
     >>> table = [{"step": 1, "prompt": p, "accuracy": r} for p, r in (("a", 1.0), ("a", 0.0), ("b", 0.0))]
     >>> [group.rewards for group in groups(table)]
     [[1.0, 0.0], [0.0]]
     """
-    for (step, _), neighbours in groupby(completions, key=lambda row: (row["step"], row["prompt"])):
+    for (step, _), neighbours in groupby(completions, key=_key):
         rows = list(neighbours)
         names = [name for name in rows[0] if name not in KNOWN and any(is_number(row.get(name)) for row in rows)]
         sums = [row.get("reward", row.get(names[0]) if len(names) == 1 else None) for row in rows]
         yield Group(step, rows, [value for value in sums if is_number(value)])
+
+
+def _key(row: Row) -> tuple[Any, Any]:
+    # A table that TRL alone wrote has no groups.
+    return row["step"], row.get("group", row["prompt"])
 
 
 def why(row: Row, text: str) -> str:

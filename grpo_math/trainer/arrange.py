@@ -1,10 +1,10 @@
-"""Which rows of an optimizer step are computed together, and on which rank. Pure Python.
+"""Plan which rows of an optimizer step are computed together, and on which rank. Pure Python.
 
-A packed row computes each prompt once, so the completions of a prompt belong into one micro-batch; a micro-batch should
-be as full as memory allows; and no rank should wait for another. The rows of one optimizer step can be put together
-freely, since their gradients are added up: `losses.weight_of_micro_batch` keeps each at the weight that it had.
+A packed row computes each prompt once, so the completions of a prompt belong into one micro-batch. A micro-batch should
+be as full as memory allows, and no rank should wait for another. The rows of one optimizer step can be combined freely,
+because their gradients are added up: `losses.weight_of_micro_batch` keeps the weight of each.
 
-Does not move a row to another optimizer step, and does not cut a completion.
+Does not move a row to another optimizer step, and does not split a completion.
 """
 
 from collections.abc import Hashable, Sequence
@@ -20,12 +20,12 @@ def arrange(
     budget: int,
     ranks: int = 1,
 ) -> list[list[list[int]]]:
-    """The micro-batches of each rank: lists of row numbers, each of at most ``budget`` tokens.
+    """Return the micro-batches of each rank: lists of row numbers, each of at most ``budget`` tokens.
 
-    The three sequences have an entry for each row. Rows without a completion token are left out. Tokens of a
-    micro-batch are those that `packing.pack` makes of it: (prompt - 1) once a prompt, and every completion token. A
-    group over the budget is cut between completions, long ones with long ones; a single completion over the budget
-    stays whole. Ranks get near-equal tokens, largest piece first to the least loaded rank; one may get nothing.
+    The three sequences have an entry for each row. Rows without a completion token are skipped. The tokens of a
+    micro-batch are those of its packed row (`packing.pack`): (prompt - 1) once a prompt, and every completion token. A
+    group over the budget is split between completions, long ones with long ones; a single completion over the budget
+    stays whole. Ranks get near-equal tokens; one may get none.
 
     >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 0], budget=20)
     [[[0, 1, 2]]]
@@ -60,7 +60,7 @@ def arrange(
 
 
 def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], completion_tokens: Sequence[int]) -> int:
-    """Tokens of the packed row that these rows make.
+    """Return the number of tokens of the packed row of these rows.
 
     >>> packed_tokens("aab", [5, 5, 3], [2, 4, 6])
     18
@@ -71,7 +71,7 @@ def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], com
 
 
 def _split(rows: list[int], prompt_tokens: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """A group -> pieces of at most ``limit`` tokens, in order of length."""
+    """Split a group into pieces of at most ``limit`` tokens, in order of length."""
     pieces: list[list[int]] = []
     room = 0
     # By length: a row of similar lengths leaves less room unused when the next completion does not fit.
@@ -99,7 +99,7 @@ def _fill(pieces: list[list[int]], tokens: list[int], budget: int) -> list[list[
 
 
 def over_steps(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
-    """Micro-batches -> one list for each of ``steps`` training steps; the early steps stay empty if there are too few.
+    """Distribute micro-batches over ``steps`` training steps. If there are too few, the first steps stay empty.
 
     >>> over_steps("ab", 3)
     [[], ['a'], ['b']]
@@ -107,14 +107,15 @@ def over_steps(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
     [['a'], ['b', 'c']]
     """
     n = len(micro_batches)
-    # The last training step synchronises the gradients, so it is the early ones that stay empty.
+    # Not the last ones, because the last training step synchronises the gradients of all ranks.
     bounds = [max(0, n - steps + i) if n < steps else n * i // steps for i in range(steps + 1)]
     return [list(micro_batches[bounds[i] : bounds[i + 1]]) for i in range(steps)]
 
 
 def fill(budget: int, prompt: int, completion: int, group: int, rows: int) -> tuple[int, int]:
-    """The most that packing can put into ``budget`` tokens of a step of ``rows`` rows: so many completions of full
-    length, group by group, and the tokens of a shorter one in what is left. A completion over the budget stays whole.
+    """Return the largest micro-batch of ``budget`` tokens in a step of ``rows`` rows: the number of completions of full
+    length, group by group, and the tokens of a shorter one that fits into the rest. A completion over the budget stays
+    whole.
 
     >>> fill(100, 10, 20, 2, rows=8)  # a group takes 9 + 2 * 20 = 49 tokens, and the prompt of a third leaves nothing
     (4, 0)

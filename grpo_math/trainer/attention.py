@@ -1,14 +1,13 @@
-"""The attention of packed rows: each group's prompt sees itself, each segment sees its prompt and itself.
+"""Attention over packed rows: a prompt attends to itself, a completion attends to its prompt and itself.
 
-On a GPU no mask is built, and the number of calls does not depend on the number of groups: one call of a varlen kernel
-computes a layer (`varlen.py`).
+On a GPU no mask is built. One call of a varlen kernel computes a layer, whatever the number of groups (`varlen.py`).
 
-The function is registered with transformers as ``packed_sdpa``, as ``packed_eager`` for models that know no sdpa, and
-under the name of a flash attention that was asked for; rows that are not packed go on to what the model had before, so
-that one model serves generation, evaluation and packed scoring.
+The function is registered with transformers as ``packed_sdpa``, as ``packed_eager`` for models without sdpa, or under
+the name of the configured flash attention. Rows that are not packed use the model's original attention, so that one
+model serves generation, evaluation and packed scoring.
 
-Does not serve layers with a state (`recurrent.py` does), nor kinds that nobody knows: `unsupported` says so by name, or
-`Unpackable` in the first packed pass, and the trainer then scores the plain way.
+Does not serve layers with a state (`recurrent.py` does) or unknown kinds of layers. `unsupported` names these, or the
+first packed pass raises `Unpackable`. The trainer then scores as TRL does.
 """
 
 import sys
@@ -21,18 +20,18 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 
 from grpo_math.trainer import varlen
 from grpo_math.trainer.packing import GroupLayout, Unpackable
-from grpo_math.trainer.varlen import Scores
+from grpo_math.trainer.varlen import AttentionParams
 
-NAME, EAGER = "packed_sdpa", "packed_eager"  # in place of sdpa, and of eager
-ATTENDING = {"full_attention", "sliding_attention", "hybrid"}  # kinds of layers that call an attention
-STATEFUL = {"linear_attention", "conv", "hybrid"}  # of states, `recurrent.py` takes care
+NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
+ATTENDING = {"full_attention", "sliding_attention", "hybrid"}  # kinds of layers that call an attention function
+STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
-# What layers hand on besides, and attention has no use for.
+# Arguments that layers pass, and that do not change attention scores.
 UNUSED = {"position_ids", "use_cache", "scored_index"}
 
-before: dict[str, Any] = {}  # what transformers had under a name that was kept
+original_attention: dict[str, Any] = {}  # transformers' functions whose names packed attention has taken
 calls = 0  # of `packed_attention` with packed rows, in this process
-ways: set[str] = set()  # in which they were computed, in words
+kernels_used: set[str] = set()  # as the log names them
 
 
 def packed_attention(
@@ -51,8 +50,8 @@ def packed_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention interface: query (1, H, L, D), key and value (1, H_kv, L, D) -> (1, L, H, D_v).
 
-    Without ``packed_groups`` this is the attention that the model had before. Raises `Unpackable` for an argument, or
-    a layer, whose scores would not be what the model means.
+    Without ``packed_groups`` this is the model's original attention. Raises `Unpackable` for an argument or a layer
+    that would change the scores.
     """
     if packed_groups is None:
         more = {"sliding_window": sliding_window, "softcap": softcap}
@@ -61,24 +60,24 @@ def packed_attention(
         return plain(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more, **kwargs)
     global calls
     calls += 1
-    # What is handed on as a sink is one where the model's own attention takes it so; sdpa would ignore it.
+    # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
     sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
-    if attention_mask is not None and attention_mask.numel() > 1:  # not the one that `PackedScorer` hands in
+    if attention_mask is not None and attention_mask.numel() > 1:  # `PackedScorer` passes a mask of one element
         raise Unpackable("a mask of its own")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
-    # A window that no row reaches is none: without it more kernels can serve.
+    # A window longer than every sequence has no effect, and more kernels work without a window.
     longest = max(group.prompt + max(group.lengths) for group in packed_groups)
     window = sliding_window if sliding_window and sliding_window < longest else None
-    scores = Scores(scaling, dropout, window, softcap, sinks)
-    # Once, and for all three: under autocast the rotation has made queries and keys float32. On a CPU the backward pass
-    # of bfloat16 attention takes 4 times as long as float32's.
+    scores = AttentionParams(scaling, dropout, window, softcap, sinks)
+    # Under autocast, rotary embeddings return float32 queries and keys next to bfloat16 values: cast all three. On a
+    # CPU the backward pass of bfloat16 attention takes 4 times as long as float32's.
     kind = query.device.type
-    wanted = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-    dtype = torch.promote_types(wanted, torch.float32) if on_cpu(query) else wanted
+    model_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    dtype = torch.promote_types(model_dtype, torch.float32) if on_cpu(query) else model_dtype
     q, k, v = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
     run = varlen.kernel(q, k, v, scores)
-    ways.add(varlen.WAYS[run])
-    return varlen.attend(q, k, v, packed_groups, scores, run)[None].to(wanted), None
+    kernels_used.add(varlen.NAMES[run])
+    return varlen.attend(q, k, v, packed_groups, scores, run)[None].to(model_dtype), None
 
 
 def on_cpu(states: Tensor) -> bool:
@@ -86,11 +85,11 @@ def on_cpu(states: Tensor) -> bool:
 
 
 def _plain(module: torch.nn.Module) -> Any:
-    """What the model's layers call when nothing is packed."""
+    """Return the attention function of rows that are not packed."""
     name = _implementation(module)
     if name == EAGER:
         return sys.modules[type(module).__module__].eager_attention_forward
-    return before.get(name) or AttentionInterface()["sdpa"]
+    return original_attention.get(name) or AttentionInterface()["sdpa"]
 
 
 def _implementation(module: torch.nn.Module) -> str:
@@ -100,9 +99,9 @@ def _implementation(module: torch.nn.Module) -> str:
 def _refuse_ignored(
     module: torch.nn.Module, sliding_window: int | None, softcap: float | None, kwargs: dict[str, Any]
 ) -> None:
-    """Raise `Unpackable` for what would change the result: a bias, a sink, or a window or cap not handed on."""
-    # transformers hands on what a layer wants of its attention as keywords, and an attention ignores those that it does
-    # not know. Ignored ones would change log-probs without an error.
+    """Raise `Unpackable` for arguments that would change the result, and for a window or cap that is not passed."""
+    # transformers passes the options of a layer as keywords, and attention functions ignore unknown ones. An ignored
+    # option would change log-probs without an error.
     causal = kwargs.pop("is_causal", None)
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise Unpackable("attention that is not causal")
@@ -117,7 +116,7 @@ def _refuse_ignored(
 
 
 def _window_of(config: Any, layer: int | None) -> int | None:
-    """The window that a layer's mask would have, by the model's config."""
+    """Return the window of a layer's mask according to the model's config."""
     window = getattr(config, "sliding_window", None)
     if not window or not getattr(config, "use_sliding_window", True):
         return None
@@ -126,10 +125,8 @@ def _window_of(config: Any, layer: int | None) -> int | None:
 
 
 def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Forward hook of the model's body: of a packed row, only the scored tokens go on to the LM head.
-
-    TRL's head would project the prompts too where it has no Triton, as on a CPU.
-    """
+    """Forward hook of the model's body: pass only the scored tokens of a packed row to the LM head."""
+    # Without Triton, as on a CPU, TRL's head projects every token, prompts included.
     index = kwargs.get("scored_index")
     if index is not None and len(index) < output.last_hidden_state.size(1):
         output.last_hidden_state = output.last_hidden_state[:, index]
@@ -137,10 +134,10 @@ def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
 
 
 def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
-    """Why rows of this model cannot be packed, or None when they can.
+    """Return why rows of this model cannot be packed, or None.
 
-    Who asks for eager attention gets it; a model that knows no other is packed. Who asks for flash attention has it
-    packed, too.
+    Eager attention is packed only if the model supports no other: with sdpa, the user has asked for eager. Flash
+    attention is packed.
 
     >>> from types import SimpleNamespace as Config
     >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "compressed_attention"]))
@@ -150,7 +147,7 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     asked = getattr(config, "_attn_implementation", None)
     if "flash" not in str(asked) and asked not in ("sdpa", NAME, EAGER) and (asked != "eager" or knows_sdpa):
         return f"attention implementation {asked!r} (packing has sdpa and flash attention)"
-    # Models with eyes nest the config of their language model.
+    # Vision models nest the config of their language model.
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
         return f"layers of type {other[0]!r}"
@@ -158,13 +155,11 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
 
 
 def register(asked: str) -> str:
-    """Make packed attention known to transformers in place of `asked`; the name that it has there.
-
-    Flash attention keeps its name: masks, generation and the kernel itself go by it. Registering twice does no harm.
-    """
+    """Register packed attention with transformers instead of ``asked``, and return its name there."""
+    # Flash attention keeps its name, because masks, generation and the kernel itself depend on it.
     if "flash" in asked:
-        # Only the first time: afterwards the name stands for our own function.
-        before.setdefault(asked, AttentionInterface()[asked])
+        # Only the first time: afterwards the name means our own function.
+        original_attention.setdefault(asked, AttentionInterface()[asked])
         AttentionInterface.register(asked, packed_attention)
         return asked
     name, mask = (EAGER, eager_mask) if "eager" in asked else (NAME, sdpa_mask)

@@ -1,9 +1,10 @@
-"""The most tokens in one forward and backward pass: halved when memory runs out, and the step is done again.
+"""The maximum number of tokens per micro-batch. It is halved when memory runs out, and the step is computed again.
 
 Does not split rows: `micro_batches.py` does.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,104 +20,117 @@ logger = get_logger(__name__)
 
 
 class TokenBudget:
-    """``tokens``: the budget, 0 for as many as TRL's padded micro-batch has.
+    """``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has.
 
-    ``splits``: an update can be split at all. ``alone``: no other process waits for this one.
+    ``splits``: an update can be split at all. ``is_single_process``: no other process waits for this one.
     """
 
-    def __init__(self, tokens: int, splits: bool, alone: bool) -> None:
-        self.tokens, self.splits, self.alone = tokens, splits, alone
+    def __init__(self, setting: int, splits: bool, is_single_process: bool) -> None:
+        self.setting, self.splits, self.is_single_process = setting, splits, is_single_process
         self.halved_to: int | None = None
 
+    @property
+    def tokens(self) -> int:
+        return self.setting if self.halved_to is None else self.halved_to
+
+    def state_dict(self) -> dict[str, int | None]:
+        return {"halved_to": self.halved_to}
+
+    def load_state_dict(self, state: dict[str, int | None]) -> None:
+        self.halved_to = state["halved_to"]
+
     def halve(self, several: int, largest: int, reason: str) -> int:
-        """The new budget: half of ``several``, the most tokens of a pass with several completions (0: there is none).
+        """Halve the budget and return it.
 
-        ``largest``: the most tokens of any pass.
+        ``several``: the most tokens of a micro-batch with several completions, 0 if none has. ``largest``: the most
+        tokens of any micro-batch. Raises `OutOfMemory` with a remedy if no micro-batch can be split.
 
-        >>> TokenBudget(0, splits=True, alone=True).halve(0, 70, "out of memory")
+        >>> TokenBudget(0, splits=True, is_single_process=True).halve(0, 70, "out of memory")
         Traceback (most recent call last):
         ...
         grpo_math.errors.OutOfMemory: out of memory in an update of one completion, 70 tokens with its prompt: ...
         """
-        reason = reason.splitlines()[0]
-        subject = ""
+        tokens, reason = f"{largest} tokens", reason.splitlines()[0]
         if not self.splits:
             remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
-        elif not self.alone:
+        elif not self.is_single_process:
+            # The others would not compute the step again. They would wait in a collective.
             remedy = f"set update_token_budget to {largest // 2}, or turn gradient_checkpointing on"
         elif not several:
-            subject = "one completion, "
+            tokens = f"one completion, {tokens} with its prompt"
             remedy = "turn gradient_checkpointing on, or lower max_completion_length or max_seq_length_train"
         else:
-            self.tokens = self.halved_to = several // 2
+            self.halved_to = several // 2
             logger.warning(f"Out of memory in an update of {several} tokens: update_token_budget is now {self.tokens}.")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return self.tokens
-        tokens = f"{subject}{largest} tokens{' with its prompt' if subject else ''}"
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 
     def split(self, steps: Iterable[dict[str, Any]], splitter: Splitter, reason: str) -> None:
         """Split the micro-batches of these training steps at half of the largest that can be split."""
-        # A training step that is done is still among the buffered ones, and must be split once.
+        # A training step that is computed is still among the buffered ones, and must be split once.
         steps = list({id(step): step for step in steps}.values())
-        micro_batches = [rows for step in steps for rows, _ in step["micro_batches"]]
-        sizes = [(packed_tokens(*lay_out(rows)), len(rows["advantages"])) for rows in micro_batches]
+        all_rows = [micro_batch["rows"] for step in steps for micro_batch in step["micro_batches"]]
+        sizes = [(packed_tokens(*lay_out(rows)), len(rows["advantages"])) for rows in all_rows]
         several = max((tokens for tokens, completions in sizes if completions > 1), default=0)
         budget = self.halve(several, max(sizes)[0], reason)
         for step in steps:
-            step["micro_batches"] = [
-                part for whole in step["micro_batches"] for part in splitter.smaller(whole, budget)
-            ]
+            smaller = [splitter.smaller(micro_batch, budget) for micro_batch in step["micro_batches"]]
+            step["micro_batches"] = list(chain.from_iterable(smaller))
 
 
-class Redo:
-    """Does an optimizer step again, in smaller micro-batches, when memory runs out in one of its training steps."""
+class OutOfMemoryRetry:
+    """Computes an optimizer step again, in smaller micro-batches, if memory runs out in one of its training steps.
+
+    An optimizer step consists of several training steps, whose gradients add up. Some parameters may have the gradient
+    of the failed training step already. So all gradients are dropped, and the earlier training steps of the same
+    optimizer step are computed again, too.
+    """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, splitter: Splitter) -> None:
         self.accelerator, self.budget, self.splitter = accelerator, budget, splitter
-        self.running: dict[str, Any] | None = None  # the inputs of the training step that is under way
-        self.done: list[dict[str, Any]] = []  # the inputs of this optimizer step's earlier training steps
+        self.inputs: dict[str, Any] | None = None  # of the current training step, once it is sampled and split
+        self.earlier: list[dict[str, Any]] = []  # inputs of this optimizer step's earlier training steps
 
-    def step(self, trainer: Any, model: Any, train: Callable[[], Tensor]) -> Tensor:
-        """Run ``train()``, a training step, until it fits into memory."""
+    def run(
+        self,
+        training_step: Callable[[], Tensor],
+        loss_of: Callable[[dict[str, Any]], Tensor],
+        model: Any,
+        buffered: Callable[[], Any],
+    ) -> Tensor:
+        """Run ``training_step`` until it fits into memory.
 
-        def replay_and_train() -> Tensor:
-            self._replay(model, trainer._compute_loss)
-            return train()
+        It takes its rows from ``inputs`` if these are set. ``buffered()`` returns the inputs of the rollout's training
+        steps, ``loss_of`` the loss of one of them.
+        """
 
-        self.running = None
-        loss, failure = self._attempt(train)
+        def recompute_and_step() -> Tensor:
+            model.zero_grad(set_to_none=True)
+            for inputs in self.earlier:
+                self.accelerator.backward(loss_of(inputs))
+            return training_step()
+
+        self.inputs = None
+        loss, failure = self._attempt(training_step)
         while failure is not None:
-            # The rows of later optimizer steps are buffered by now. They would not fit either.
-            self.budget.split([*self.done, *(trainer._buffered_inputs or ())], self.splitter, failure)
-            loss, failure = self._attempt(replay_and_train)
-        if self.running is not None:
-            self.done.append(self.running)
+            # The rows of later optimizer steps would not fit either.
+            self.budget.split([*self.earlier, *(buffered() or ())], self.splitter, failure)
+            loss, failure = self._attempt(recompute_and_step)
+        if self.inputs is not None:
+            self.earlier.append(self.inputs)
         if self.accelerator.sync_gradients:
-            self.done.clear()
-        self.running = None
+            self.earlier.clear()
+        self.inputs = None
         return loss
 
-    def _attempt(self, train: Callable[[], Tensor]) -> tuple[Any, str | None]:
-        """The loss, or why memory ran out: as text, because the error's traceback keeps the activations alive."""
+    def _attempt(self, step: Callable[[], Tensor]) -> tuple[Any, str | None]:
+        """Return the loss, or the reason why memory ran out."""
         try:
-            return train(), None
+            return step(), None
         except torch.OutOfMemoryError as error:
-            if self.running is None:  # in generation, which has no micro-batches
+            if self.inputs is None:  # while sampling, which has no micro-batches to split
                 raise
+            # As text, because the error's traceback keeps the activations alive.
             return None, str(error)
-
-    def _replay(self, model: Any, loss_of: Callable[[Any, dict[str, Any]], Tensor]) -> None:
-        """Compute the gradient of this optimizer step's earlier training steps again, from zero."""
-        model.zero_grad(set_to_none=True)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        # `loss_of` sets `running` to the step that is replayed. Memory can run out there too, and the step under way
-        # must still be the one that is trained next.
-        running = self.running
-        try:
-            for step in self.done:
-                self.accelerator.backward(loss_of(model, step))
-        finally:
-            self.running = running

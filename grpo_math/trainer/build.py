@@ -1,4 +1,4 @@
-"""The trainer of a recipe: model, tokenizer, adapter and rows put together.
+"""Build the trainer of a recipe from model, tokenizer, adapter and rows.
 
 Does not check settings (settings/conflicts.py does), nor choose the problems (train/program.py does).
 """
@@ -20,7 +20,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 class _Trainer(MathGRPOTrainer):
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None: TRL's would stand in the run directory with its own text, and a base that is a folder as "None"."""
+        """Write no model card: TRL's would have its own text, and "None" as the base if that is a folder."""
 
 
 def trainer_of(
@@ -31,10 +31,10 @@ def trainer_of(
     rewards: list[Reward],
     tools: Any = None,
 ) -> MathGRPOTrainer:
-    """The trainer of a recipe, with its weights loaded. ``tools``: an evaluation's `Toolbox`, which holds the same."""
+    """Return the trainer of a recipe, with its weights loaded. ``tools``: the `Toolbox` of its evaluations."""
     path = model_path(model_args.model_name_or_path)
     if model_args.dtype == "auto":
-        # In bfloat16 weights without a float32 copy, AdamW's steps at a learning rate of 1e-6 are rounded away.
+        # Without a float32 copy of bfloat16 weights, rounding removes AdamW's steps at a learning rate of 1e-6.
         precise = model_args.use_peft or kinds_of_checkpoint(config)
         model_args.dtype = fast_dtype(config.use_cpu) if precise else "float32"
     options: Any = config.model_init_kwargs or {}
@@ -52,6 +52,6 @@ def trainer_of(
             tools=list(tools.own) if tools else None,
             environment_factory=tools.session if tools else None,
         )
-    # transformers reports the training arguments to trackers.
-    config.model_init_kwargs = without_secrets(config.model_init_kwargs)  # transformers tells trackers its arguments
+    # transformers sends the training arguments to trackers.
+    config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

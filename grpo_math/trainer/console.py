@@ -1,6 +1,6 @@
-"""What a training step prints at 80 columns: figures in groups, and some completions.
+"""Print a training step at 80 columns: metrics in groups, and some completions.
 
-history.jsonl, the trackers and the report have every figure and every column.
+history.jsonl, the trackers and the report contain all metrics and columns.
 
 Does not print the progress of a recipe's run: run/log.py does.
 """
@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def figures(logs: Mapping[str, Any]) -> list[str]:
-    """The figures of a line of the log in groups: 20 of them, and the mean of each reward function.
+    """Return lines with 20 metrics of a log entry, in groups, and the mean of each reward function.
 
     >>> log = {"step": 3, "loss": 0.01234567, "reward": 0.5, "rewards/short/mean": 0.25, "clip_ratio/low_min": 0}
     >>> for line in figures(log): print(line)
@@ -55,7 +55,7 @@ def figures(logs: Mapping[str, Any]) -> list[str]:
     """
     lines = []
     for group, names in GROUPS.items():
-        # transformers adds the prefix to the figures of an evaluation.
+        # transformers adds the prefix to the metrics of an evaluation.
         given = {name: logs.get(name, logs.get(f"eval_{name}")) for name in names}
         if group == "rewards":
             given |= {one[1]: value for key, value in logs.items() if (one := MEAN_OF_ONE.fullmatch(key))}
@@ -66,24 +66,25 @@ def figures(logs: Mapping[str, Any]) -> list[str]:
 
 
 def is_of_step(logs: Mapping[str, Any]) -> bool:
-    """Return True for the figures of training steps or of an evaluation: the last line of a run has neither."""
+    """Return True for the metrics of training steps or of an evaluation: the last log entry of a run has neither."""
     return "train_runtime" not in logs
 
 
-def _print_figures(state: Any, logs: Mapping[str, Any] | None) -> None:
+def _print_figures(callback: Any, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
     if state.is_world_process_zero and logs and is_of_step(logs):
         tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
 
 
 class Figures(PrinterCallback):
-    """Takes the place of transformers' own, which prints every key in one line."""
+    """Replaces transformers' own, which prints all keys in one line."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        _print_figures(state, logs)
+    on_log = _print_figures
 
 
 class FiguresAndBar(ProgressCallback):
-    """Takes the place of transformers' own, which prints every key in one line."""
+    """Replaces transformers' own, which prints all keys in one line."""
+
+    on_log = _print_figures
 
     training_bar: Any
 
@@ -92,12 +93,9 @@ class FiguresAndBar(ProgressCallback):
         if state.is_world_process_zero:
             self.training_bar = Bar(total=state.max_steps, desc="training", unit="step")
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        _print_figures(state, logs)
-
 
 def replace_printers(trainer: Any) -> None:
-    """Exchange transformers' callbacks that print for ours. A subclass is the user's own, and stays."""
+    """Replace the callbacks of transformers that print by ours. A subclass is the user's, and stays."""
     for theirs, ours in ((PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)):
         for callback in list(trainer.callback_handler.callbacks):
             if type(callback) is theirs:
@@ -107,7 +105,7 @@ def replace_printers(trainer: Any) -> None:
 
 @contextmanager
 def one_loading_bar() -> Iterator[None]:
-    """transformers draws a bar "Loading weights" for every model of every process. Show the first."""
+    """Show one bar "Loading weights": transformers draws one for every model of every process."""
     shown = not PartialState().is_main_process
 
     def bar(factory: Any, args: Any, kwargs: Any) -> Any:
@@ -137,14 +135,14 @@ def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> N
     rewards, verdicts = columns.get("reward", ()), columns.get("verdict", ())
     n, previous = len(logs["prompt"]), None
     for row in range(n)[:most]:
-        # A group's completions follow each other: its prompt is printed once.
+        # The completions of a group follow each other: print its prompt once.
         prompt = text_of(logs["prompt"][row], role="user")
         cells = ["" if prompt == previous else _shortened(prompt, PROMPT)]
         previous = prompt
         cells.append(_shortened(text_of(logs["completion"][row]), COMPLETION))
         for column in (rewards, verdicts, logs["advantages"]):
             cells.append(_cell(column[row] if len(column) == n else None))
-        # Text as it is: rich would read what a model wrote in square brackets as a style.
+        # As `Text`, because rich would read a model's square brackets as a style.
         table.add_row(*map(Text, cells))
     Console(width=COLUMNS).print(table)
 
@@ -160,7 +158,7 @@ def _cell(value: Any) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    r"""The beginning and the end of a text: an answer comes last.
+    r"""Return the beginning and the end of a text: an answer comes last.
 
     >>> _shortened("a long completion", 8), _shortened("\x1b[2J", 8)
     ('a lo ... tion', '\\x1b[2J')

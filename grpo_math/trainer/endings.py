@@ -1,9 +1,9 @@
-"""Tells completions that were cut at the limit from those that a stop string or token ended. TRL knows EOS alone.
+"""Distinguish truncated completions from those that a stop string or stop token ended. TRL knows EOS only.
 
-With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask each under
-``mask_truncated_completions``. `Endings` counts anew what TRL has logged, and masks in its place.
+With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
+under ``mask_truncated_completions``. `Endings` corrects the metrics, and masks instead of TRL.
 
-Does not end a completion: vLLM does.
+Does not stop a completion: vLLM does.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from grpo_math.run import metrics
-from grpo_math.trainer.rows import Rows, scored
+from grpo_math.trainer.rows import Rows, with_token_count
 
 
 class Endings:
-    """The ends of this trainer's completions, besides the limit.
+    """Decides whether a completion of this trainer is truncated.
 
-    vLLM takes a stop string off unless ``include_stop_str_in_output`` is set. So a completion that is shorter than the
-    limit has ended, whatever its last tokens are.
+    vLLM removes a stop string unless ``include_stop_str_in_output`` is set. So with stop strings a completion below the
+    limit is complete, whichever its last tokens are.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -33,39 +33,34 @@ class Endings:
         if self.masks:
             trainer.mask_truncated_completions = False
 
-    def cut(self, ids: Sequence[int]) -> bool:
-        """Return True if nothing but the limit has ended a completion."""
+    def is_truncated(self, ids: Sequence[int]) -> bool:
+        """Return True if the limit has ended a completion."""
         if ids and ids[-1] in self._ends:
             return False
         return not self.stops or len(ids) >= self._limit
 
-    def count(self, trainer: Any, ids: Sequence[Sequence[int]]) -> None:
-        """Count what TRL has just logged of the ends of all ranks' completions again."""
+    def corrected_metrics(self, ids: Sequence[Sequence[int]], accelerator: Any) -> dict[str, float]:
+        """Return the corrected values of the metrics that TRL's `_generate` logs of all ranks' completions."""
         if not self.stops:
-            return
-        ends = [[len(tokens), self.cut(tokens)] for tokens in ids]
-        of_all = trainer.accelerator.gather(torch.tensor(ends, device=trainer.accelerator.device))
-        # The same figures as TRL's `_generate` logs, over all ranks.
-        lengths, cut = of_all[:, 0], of_all[:, 1].bool()
-        ended = lengths[~cut].float() if not cut.all() else torch.zeros(1)
-        logged = trainer._metrics["train" if trainer.model.training else "eval"]
-        logged[metrics.TRUNCATED][-1] = cut.float().mean().item()
-        figures = {metrics.ENDED_MEAN: ended.mean(), metrics.ENDED_MIN: ended.min(), metrics.ENDED_MAX: ended.max()}
-        for name, value in figures.items():
-            logged[name][-1] = value.item()
+            return {}
+        ends = [[len(tokens), self.is_truncated(tokens)] for tokens in ids]
+        lengths, truncated = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
+        ended = lengths[truncated == 0].float() if not truncated.all() else torch.zeros(1)
+        values = {
+            metrics.TRUNCATED: truncated.float().mean(),
+            metrics.ENDED_MEAN: ended.mean(),
+            metrics.ENDED_MIN: ended.min(),
+            metrics.ENDED_MAX: ended.max(),
+        }
+        return {name: value.item() for name, value in values.items()}
 
     def mask(self, rows: Rows, accelerator: Any) -> Rows:
-        """Mask the completions that were cut, as TRL's ``mask_truncated_completions`` does."""
+        """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
         if not self.masks:
             return rows
         mask = rows["completion_mask"]
         lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
-        kept = [not self.cut(ids[:length]) for ids, length in lengths]
-        keep = torch.tensor(kept, device=mask.device)[:, None].to(mask.dtype)
-        left = dict(rows)
-        for name in ("completion_mask", "tool_mask"):
-            if name in rows:
-                left[name] = rows[name] * keep
-        # TRL's losses of type dapo divide by this number, which counts the tokens of all ranks.
-        left["num_items_in_batch"] = accelerator.gather(scored(left).sum()).sum()
-        return left
+        complete = [not self.is_truncated(ids[:length]) for ids, length in lengths]
+        complete_mask = torch.tensor(complete, device=mask.device)[:, None].to(mask.dtype)
+        masked: Rows = {name: rows[name] * complete_mask for name in ("completion_mask", "tool_mask") if name in rows}
+        return with_token_count({**rows, **masked}, accelerator)

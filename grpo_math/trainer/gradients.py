@@ -1,11 +1,11 @@
-"""The gradients of an adapter in a place of their own.
+"""Keep the gradients of an adapter in one buffer, against fragmentation of GPU memory.
 
-Where backward makes them, they lie in what it has just freed: one in the place of each layer's input, which is then a
-little too narrow for the next part's. The allocator must take that much anew: for 28 layers of a 7B model 0.85 GB. So
-an optimizer step begins with one tensor for all of them, which goes when they do.
+The backward pass allocates each gradient in memory that it has just freed, such as a layer's saved input. The rest of
+that block is too small for the input of the next micro-batch, so the allocator takes new memory: 0.85 GB for 28 layers
+of a 7B model. So an optimizer step begins with one buffer for all gradients, which is freed together with them.
 
-Does not change a value. Not for DDP, DeepSpeed and FSDP, which have places of their own, nor for full fine-tuning, for
-which it has not been tried.
+Does not change a value. Not used with DDP, DeepSpeed and FSDP, which have their own buffers, nor for full fine-tuning,
+for which it was not measured.
 """
 
 from collections import defaultdict
@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 
-class Places:
-    """The gradient of each parameter is moved to its place, in one tensor for each dtype.
+class FlatGradientBuffer:
+    """Moves the gradient of each parameter into one buffer per dtype.
 
     >>> weights = [Parameter(torch.ones(2)), Parameter(torch.ones(3))]
-    >>> places = Places(weights)
-    >>> for _ in range(2):  # the second gradient is added where the first one lies
-    ...     places.make()
+    >>> buffer = FlatGradientBuffer(weights)
+    >>> for _ in range(2):  # the second gradient is added to the first
+    ...     buffer.allocate()
     ...     sum((2 * weight).sum() for weight in weights).backward()
     >>> weights[1].grad, weights[1].grad.untyped_storage().nbytes()
     (tensor([4., 4., 4.]), 20)
@@ -33,23 +33,23 @@ class Places:
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
         self.parameters = list(parameters)
-        self.free: dict[int, Tensor] = {}  # places that no gradient has yet, by the parameter's number
+        self.free: dict[int, Tensor] = {}  # unused slots of the buffer, by the parameter's number
         for number, parameter in enumerate(self.parameters):
-            # Autograd has no way to say where a gradient is made, only a hook after it is there.
+            # Autograd cannot be told where to allocate a gradient. It only has a hook after the allocation.
             parameter.register_post_accumulate_grad_hook(partial(self._move, number))
 
-    def make(self) -> None:
-        """Before the forward pass of a training step; of an optimizer step's second there are gradients."""
+    def allocate(self) -> None:
+        """Allocate the buffer before the first forward pass of an optimizer step, when there are no gradients."""
         if not torch.is_grad_enabled() or any(parameter.grad is not None for parameter in self.parameters):
             return
-        # One tensor for each dtype: an allocation per parameter would fall into the holes that it is to avoid.
+        # One tensor for each dtype: small allocations, one per parameter, would cause the fragmentation again.
         of_kind = defaultdict[tuple[torch.device, torch.dtype], list[int]](list)
         for number, parameter in enumerate(self.parameters):
             of_kind[parameter.device, parameter.dtype].append(number)
         for (device, dtype), numbers in of_kind.items():
             sizes = [self.parameters[number].numel() for number in numbers]
-            whole = torch.empty(sum(sizes), device=device, dtype=dtype)
-            for number, slot in zip(numbers, whole.split(sizes), strict=True):
+            buffer = torch.empty(sum(sizes), device=device, dtype=dtype)
+            for number, slot in zip(numbers, buffer.split(sizes), strict=True):
                 self.free[number] = slot.view_as(self.parameters[number])
 
     def _move(self, number: int, parameter: Tensor) -> None:
@@ -57,7 +57,7 @@ class Places:
             parameter.grad = slot.copy_(parameter.grad)
 
 
-def places_of(model: Any, *, alone: bool) -> Places:
-    """Those of an adapter that one process trains ``alone``; else of nothing."""
+def buffer_of(model: Any, *, is_single_process: bool) -> FlatGradientBuffer:
+    """Return the buffer of an adapter that a single process trains, or else one without parameters."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return Places(trained if alone and is_peft_model(model) else [])
+    return FlatGradientBuffer(trained if is_single_process and is_peft_model(model) else [])

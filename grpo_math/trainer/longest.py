@@ -1,14 +1,16 @@
-"""The largest micro-batch that a run can meet, as rows made up for a trial before the first step.
+"""Dry run: compute the largest micro-batch that can occur in a run, before its first step.
 
-A run whose longest completions come at step 120 dies there, hours in, if memory is short by a little. The same rows at
-the start, computed forward and backward and thrown away, say it at once.
+A run whose longest completions come at step 120 would fail there, after hours, if memory is short by a little. The same
+number of tokens at the start, computed forward and backward and discarded, shows it at once.
 
 Does not count memory: planner/ does.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.weights import split_by
@@ -17,10 +19,9 @@ from grpo_math.trainer.rows import Rows
 
 
 def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
-    """A row for each of ``lengths``, the longest first: the tokens of a completion. A prompt serves ``group`` of them.
+    """Return a row for each of ``lengths``, the completions' tokens, the longest first; ``group`` rows share a prompt.
 
-    Prompts differ in their first token, so that packing does not take two groups for one. ``num_items_in_batch`` is the
-    number of the completions' tokens.
+    ``num_items_in_batch`` is the number of the completions' tokens.
 
     >>> rows = longest_rows([5, 6], [4, 4, 3], 2, eos=9, device=torch.device("cpu"))
     >>> rows["prompt_ids"].tolist(), rows["completion_mask"].sum(dim=1).tolist(), rows["num_items_in_batch"].item()
@@ -28,7 +29,7 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
     """
     number = torch.arange(len(lengths), device=device)
     prompts = torch.tensor(prompt, device=device).repeat(len(lengths), 1)
-    # Prompts that differ: rows with the same prompt would be packed as one group.
+    # Groups differ in the first token of their prompts: rows with the same prompt would be packed as one group.
     prompts[:, 0] = number // group
     tokens = torch.tensor(lengths, device=device)
     mask = (torch.arange(lengths[0], device=device) < tokens[:, None]).long()
@@ -46,9 +47,9 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
     }
 
 
-def is_tried(args: Any, accelerator: Any) -> bool:
+def dry_run_enabled(args: Any, accelerator: Any) -> bool:
     """Return True on a GPU, or if the recipe asks for it."""
-    # Asking autograd for gradients, without adding them up, is what reentrant checkpointing refuses.
+    # Reentrant checkpointing refuses `torch.autograd.grad`, which the dry run needs.
     reason = "FSDP and ZeRO-3 split the model among processes" if split_by(accelerator) else None
     if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         reason = "use_reentrant does not give single gradients"
@@ -59,17 +60,17 @@ def is_tried(args: Any, accelerator: Any) -> bool:
     return accelerator.device.type == "cuda" if args.longest_first is None else args.longest_first
 
 
-def try_longest(trainer: Any, model: Any) -> None:
-    """The largest micro-batch that can come, forward and backward, and all of it thrown away; halved until it fits.
+def dry_run(trainer: Any, loss_of: Callable[[Any, Rows], Tensor], model: Any) -> None:
+    """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    On the bare model, with gradients that are asked for and not accumulated: neither DDP nor DeepSpeed hears of it.
+    The model is unwrapped, and `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
     """
     args, splits, prompt = trainer.settings, trainer.budget.splits, longest_prompt(trainer)
     length, limit, rows = trainer.max_completion_length, args.max_seq_length_train, args.per_device_train_batch_size
-    # bnpo keeps TRL's micro-batch together, and so does an update that cannot be split.
+    # With bnpo, and in an update that cannot be split, a micro-batch has at most the rows of TRL's.
     in_step = rows * args.gradient_accumulation_steps if splits and trainer.loss_type != "bnpo" else rows
     group = trainer.num_generations if splits else 1  # TRL shuffles: each row may have another prompt
-    if limit:  # a short prompt leaves its completion more room, and the budget follows the longest of both
+    if limit:  # a short prompt leaves more tokens to its completion, and the budget counts the longest of both
         length = max(1, min(length, limit - 1))
     budget = trainer.budget.tokens or rows * (len(prompt) + length)
     if limit:
@@ -78,33 +79,33 @@ def try_longest(trainer: Any, model: Any) -> None:
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     while True:
+        loss: Tensor | None = None
         reason: str | None = None
         full, last = fill(budget, len(prompt), length, group, in_step) if splits else (in_step, 0)
         lengths = [length] * full + [last] * bool(last)
         try:
-            # A dropout must not draw from the generators of the run: the run has to end the same without the trial.
+            # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
             random = torch.random.fork_rng([device] if device.type == "cuda" else [])
             with random, trainer.meter.only_seconds():
                 with trainer.compute_loss_context_manager():
                     made_up = longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device)
-                    loss = trainer._loss_of(model, made_up)
+                    loss = loss_of(model, made_up)
                 torch.autograd.grad(loss, trained, allow_unused=True)
         except torch.OutOfMemoryError as error:
-            reason = str(error)  # halved outside of the handler, whose traceback holds the activations
-        loss = None  # whose graph holds them, too
-        if trainer.budget.splits != splits:  # since the first packed pass has shown that this model cannot be packed
-            try_longest(trainer, model)
-            return
+            reason = str(error)  # halved outside of the handler, whose traceback keeps the activations alive
+        loss = None  # its graph keeps them alive, too
+        if trainer.budget.splits != splits:  # this pass has shown that the model cannot be packed
+            return dry_run(trainer, loss_of, model)
         if reason is None:
-            return
+            return None
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
         budget = trainer.budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
 
 def longest_prompt(trainer: Any) -> list[int]:
-    """The token ids of the prompt with the most characters, of the first 100,000, with the tools of its environment.
+    """Return the token ids of the prompt with the most characters, of the first 100,000, with its environment's tools.
 
-    What an environment adds at the start of a rollout is not known here.
+    The text that an environment adds at the start of a rollout is not known yet.
     """
     data = trainer.train_dataset
     first = next(iter(data))

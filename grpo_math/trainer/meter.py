@@ -1,6 +1,6 @@
-"""What the log says of a step: seconds by phase, tokens a second, memory; verdicts, rewards, advantages.
+"""The metrics of a step: seconds by phase, tokens per second, memory; verdicts, rewards, advantages.
 
-Does not run anything: the trainer says which phase is under way.
+Does not run anything: the trainer opens each phase.
 """
 
 import resource
@@ -19,47 +19,51 @@ from grpo_math.run import metrics
 
 
 class StepMeter:
-    """``log()`` is TRL's dict of lists of the mode that is under way, train or eval.
+    """``log()`` returns TRL's dict of lists for the current mode, train or eval.
 
     >>> log = {metrics.SECONDS_GENERATE: [], metrics.SECONDS_SYNC: [], metrics.TOKENS: [5], metrics.KL: [0.5]}
-    >>> meter = StepMeter(lambda: log)
+    >>> meter = StepMeter(lambda: log, rollouts_per_step=1.0)
     >>> with meter.only_seconds(), meter.phase(metrics.SECONDS_GENERATE), meter.phase(metrics.SECONDS_SYNC):
     ...     log[metrics.KL].append(0.7)
     >>> [len(values) for values in log.values()]
     [1, 1, 1, 1]
     """
 
-    def __init__(self, log: Callable[[], dict[str, list[float]]]) -> None:
-        self.log = log
-        self.rollout_tokens: list[int] = []  # of each rollout since the last line of the log
+    def __init__(self, log: Callable[[], dict[str, list[float]]], rollouts_per_step: float) -> None:
+        self.log, self.rollouts_per_step = log, rollouts_per_step
+        self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
-        self._rollouts = 0  # for training, in this process
+        self._reported = False  # the first rollout, in this process
 
-    def tell_first(self, trainer: Any, count: int) -> None:
-        """After a rollout of ``count`` completions on this process: what the first of a run says, before its update."""
-        self._rollouts += trainer._mode == "train"
-        if self._rollouts == 1 and trainer.accelerator.is_main_process and not trainer.state.global_step:
-            completions = count * trainer.accelerator.num_processes
-            for line in first_rollout(self.log(), completions, rollouts_per_step(trainer.args)):
+    def state_dict(self) -> dict[str, Any]:
+        return {"rollout_tokens": list(self.rollout_tokens), "tokens_per_step": self.tokens_per_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rollout_tokens, self.tokens_per_step = state["rollout_tokens"], state["tokens_per_step"]
+
+    def report_first(self, completions: int) -> None:
+        """Print the metrics of the first rollout, of ``completions`` on all ranks, before its update begins."""
+        if not self._reported:
+            self._reported = True
+            for line in first_rollout(self.log(), completions, self.rollouts_per_step):
                 tqdm.write(line, file=sys.stderr)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Seconds of what runs in it, without those of other phases within. Also a decorator of a function."""
-        # Phases are nested (grading within scoring): the seconds of inner ones are taken off, so that phases add up to
-        # the step.
+        """Log the seconds spent inside this context, without those of inner phases. Also decorates a function."""
+        # Phases are nested (grading within scoring). Inner seconds are subtracted so that phases add up to the step.
         started, before = time.perf_counter(), self._spent()
         yield
         others = self._spent() - before
         self.log()[name].append(time.perf_counter() - started - others)
 
     def _spent(self) -> float:
-        """Seconds that the phases have taken since the last line of the log."""
+        """Return the seconds of all phases since the last log line."""
         return sum(sum(self.log().get(phase, ())) for phase in metrics.PHASES)
 
     @contextmanager
     def only_seconds(self) -> Iterator[None]:
-        """Of what runs in it, seconds and tokens are logged and nothing else."""
+        """Log only seconds and tokens inside this context."""
         log = self.log()
         before = {name: len(values) for name, values in log.items()}
         yield
@@ -67,12 +71,11 @@ class StepMeter:
             if name not in (*metrics.PHASES, metrics.TOKENS):
                 del values[before.get(name, 0) :]
 
-    def write(self, args: Any, vllm: bool, cuda: bool) -> None:
-        """What only whole steps have: seconds by phase, of each step on average; tokens a second; memory."""
+    def write(self, vllm: bool, cuda: bool) -> None:
+        """Log the metrics of whole steps: mean seconds by phase, tokens per second, memory."""
         log = self.log()
         steps = log[metrics.SECONDS_STEP]
-        # The update has no call of its own that could be timed: TRL generates within `training_step`. So it is the
-        # rest.
+        # No call could be timed for the update alone, because TRL generates inside `training_step`.
         log[metrics.SECONDS_UPDATE] = [sum(steps) - self._spent()]
         for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
             if phase != metrics.SECONDS_SYNC or vllm:
@@ -80,7 +83,7 @@ class StepMeter:
         for name in set(metrics.OF_SERVERS) & set(log):
             log[name] = [sum(log[name]) / len(steps)]
         if self.rollout_tokens:  # else the step used an earlier rollout again
-            self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * rollouts_per_step(args)
+            self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * self.rollouts_per_step
             self.rollout_tokens = []
         if vllm:
             log[metrics.SYNC_SHARE] = [log[metrics.SECONDS_SYNC][0] * len(steps) / sum(steps)]
@@ -92,17 +95,13 @@ class StepMeter:
         log[metrics.MEMORY_RESIDENT] = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit]
 
 
-def rollouts_per_step(args: Any) -> float:
-    return args.gradient_accumulation_steps / (args.steps_per_generation or 1)
-
-
 def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dict[str, float]:
-    """Shares of the completions by verdict, and of the groups of ``size`` that are all right or all wrong.
+    """Return the shares of completions by verdict, and of groups of ``size`` that are all right or all wrong.
 
-    >>> found = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
-    >>> found["grading/crash"], found["accuracy"], found["degenerate/all_right"], found["degenerate/all_wrong"]
+    >>> log = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
+    >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]
     (0.25, 0.5, 0.5, 0.5)
-    >>> found["accuracy_in_format"]
+    >>> log["accuracy_in_format"]
     0.25
     """
     right = [verdict == Verdict.CORRECT for verdict in verdicts]
@@ -143,7 +142,7 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
 
 
 def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
-    """Of the rewards (P, G) and advantages (P * G,) of all ranks, what the log says of a step.
+    """Return the metrics of the rewards (P, G) and advantages (P * G,) of all ranks.
 
     >>> spread(torch.tensor([[1.0, 0.0], [torch.nan, 0.5]]), torch.tensor([1.0, -1.0, 0.0, 0.0]))["reward_max"]
     1.0
@@ -158,8 +157,8 @@ def spread(rewards: Tensor, advantages: Tensor) -> dict[str, float]:
 
 
 def over_tokens(values: dict[str, Tensor], mask: Tensor, accelerator: Any) -> dict[str, float]:
-    """The mean of each (B, T) over the scored tokens of all ranks."""
-    # All figures in one reduction, and one transfer from the GPU.
+    """Return the mean of each (B, T) over the scored tokens of all ranks."""
+    # All means in one reduction and one transfer: each transfer makes the CPU wait for the GPU.
     sums = torch.stack([*((value * mask).sum() for value in values.values()), mask.sum().float()])
     *totals, count = accelerator.reduce(sums, reduction="sum").tolist()
     return {name: total / max(count, 1.0) for name, total in zip(values, totals, strict=True)}

@@ -1,7 +1,8 @@
-"""TRL's micro-batches of an optimizer step -> the micro-batches that are computed, and the weight of each one's loss.
+"""Split an optimizer step into micro-batches that fit the token budget, with the weight of each one's loss.
 
-A micro-batch is a forward and a backward pass. Rows of one prompt are put together, filled up to the token budget and
-shared among ranks (`arrange.py`). The weights (`losses.weight_of_micro_batch`) keep the gradient of the step.
+A micro-batch is one forward and one backward pass. Each training step of an optimizer step computes some of them; TRL
+computes one. Rows of one prompt stay together, and ranks get near-equal shares (`arrange.py`). The weights
+(`losses.weight_of_micro_batch`) keep the gradient of the optimizer step.
 
 Does not move a row to another optimizer step, and does not compute a loss.
 """
@@ -9,7 +10,7 @@ Does not move a row to another optimizer step, and does not compute a loss.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from accelerate.utils import gather_object
@@ -19,16 +20,22 @@ from grpo_math.trainer.arrange import arrange, over_steps
 from grpo_math.trainer.losses import weight_of_micro_batch
 from grpo_math.trainer.rows import Rows, filled, join, lay_out, of_all_ranks, scored, shortest
 
-MicroBatch = tuple[Rows, Any]  # rows that are computed together, and the factor of their loss
 Plan = list[list[int]]  # micro-batches as row numbers
+
+
+class MicroBatch(TypedDict):
+    """``rows`` that are computed together, and the ``weight`` of their loss. A plain dict, for `torch.load`."""
+
+    rows: Rows
+    weight: float | Tensor
 
 
 @dataclass(frozen=True)
 class Splitter:
-    """The ways in which the rows of an update may be split.
+    """Splits the rows of an update.
 
-    ``whole``: not at all, because a term of the loss is a mean or a quantile over TRL's own micro-batch.
-    ``only_signal``: completions whose advantage is zero are left out, because no other term of the loss needs them.
+    ``whole``: keep TRL's micro-batches, because a term of the loss is a mean or a quantile over one of them.
+    ``only_signal``: skip completions whose advantage is zero, because no other term of the loss needs them.
     ``deepspeed``: each training step needs a micro-batch, because offloaded gradients need the first backward pass too.
     """
 
@@ -39,12 +46,12 @@ class Splitter:
     deepspeed: bool
 
     def split(self, of_trl: list[Rows], budget: int) -> list[list[MicroBatch]]:
-        """TRL's micro-batches of one optimizer step -> the micro-batches of each of its training steps."""
+        """Return the micro-batches of each training step of one optimizer step. ``of_trl``: TRL's, one a step."""
         if self.whole:
-            return [[(rows, 1.0)] for rows in of_trl]
+            return [[MicroBatch(rows=rows, weight=1.0)] for rows in of_trl]
         n_rows = len(of_trl[0]["advantages"])
         if self.loss_type == "bnpo":
-            # This loss divides by the tokens of TRL's micro-batch, whose rows therefore stay in their training step.
+            # This loss divides by the tokens of TRL's micro-batch, so its rows stay in their training step.
             sources, plans = of_trl, [self._plan(rows, n_rows, budget)[0] for rows in of_trl]
         else:
             rows = of_all_ranks(join(of_trl), self.accelerator)
@@ -56,24 +63,24 @@ class Splitter:
             [self._micro_batch(rows, index, size, n_rows) for index, size in zip(plan, sizes, strict=True)]
             for rows, plan, sizes in zip(sources, *self._agreed(plans), strict=True)
         ]
-        # The last training step has a micro-batch in any case: the optimizer has to see gradients, if only of 0.
+        # The last training step always has a micro-batch: the optimizer needs gradients, even if all are 0.
         if not any(steps):
-            steps[-1] = [(shortest(of_trl[-1]), 0.0)]
+            steps[-1] = [MicroBatch(rows=shortest(of_trl[-1]), weight=0.0)]
         if self.deepspeed:
-            steps = [step or [(shortest(of_trl[0]), 0.0)] for step in steps]
+            steps = [step or [MicroBatch(rows=shortest(of_trl[0]), weight=0.0)] for step in steps]
         return steps
 
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
         """Split a micro-batch into some of at most ``budget`` tokens, with the same weight in total."""
-        rows, weight = micro_batch
+        rows = micro_batch["rows"]
         plan = arrange(*lay_out(rows), budget)[0]
         if len(plan) < 2:
             return [micro_batch]
         smaller = [self._micro_batch(rows, index, len(index), len(rows["advantages"])) for index in plan]
-        return [(rows, weight * share) for rows, share in smaller]
+        return [MicroBatch(rows=of["rows"], weight=micro_batch["weight"] * of["weight"]) for of in smaller]
 
     def _plan(self, rows: Rows, n_rows: int, budget: int, ranks: int = 1) -> list[Plan]:
-        """The plan of each rank. ``n_rows``: the rows of a micro-batch of TRL's."""
+        """Return the plan of each rank. ``n_rows``: the number of rows of TRL's micro-batch."""
         budget = budget or n_rows * (rows["prompt_ids"].size(1) + rows["completion_ids"].size(1))
         prompts, prompt_tokens, tokens = lay_out(rows)
         if self.only_signal:
@@ -82,10 +89,10 @@ class Splitter:
         return arrange(prompts, prompt_tokens, tokens, budget, ranks)
 
     def _agreed(self, plans: list[Plan]) -> tuple[list[Plan], list[list[int]]]:
-        """The plans with empty micro-batches added, and the largest size of each micro-batch on any rank.
+        """Return the plans with empty micro-batches added, and the largest size of each micro-batch on any rank.
 
-        Ranks wait for each other in every forward pass, and TRL gathers a number of each row. So every rank needs as
-        many micro-batches in a training step, and as many rows in each.
+        Ranks wait for each other in every forward pass, and TRL gathers a number for each row. So all ranks need the
+        same number of micro-batches in a training step, and the same number of rows in each.
         """
         of_ranks = gather_object([[[len(index) for index in plan] for plan in plans]])
         steps = zip(*of_ranks, strict=True)
@@ -93,17 +100,18 @@ class Splitter:
         return [plan + [[]] * (len(n) - len(plan)) for plan, n in zip(plans, sizes, strict=True)], sizes
 
     def _micro_batch(self, rows: Rows, index: Sequence[int], size: int, n_rows: int) -> MicroBatch:
-        """The rows of these numbers, filled up to ``size`` with rows that count nothing.
+        """Return the selected rows, filled up to ``size`` with masked rows, and their weight.
 
-        Their loss is weighed as in the loss of the micro-batches of ``n_rows`` rows that they come from.
+        The weight is that of the selected rows in the loss of TRL's micro-batches of ``n_rows``.
         """
         selected = filled(rows, index, size)
-        return selected, weight_of_micro_batch(self.loss_type, scored(selected), n_rows, scored(rows).sum())
+        weight = weight_of_micro_batch(self.loss_type, scored(selected), n_rows, scored(rows).sum())
+        return MicroBatch(rows=selected, weight=weight)
 
     def accumulate(self, micro_batches: list[MicroBatch], loss_of: Callable[[Rows], Tensor], model: Any) -> Tensor:
-        """The loss of a training step. The caller does the backward pass of the last micro-batch.
+        """Return the loss of a training step. The caller does the backward pass of the last micro-batch.
 
-        That one alone synchronises ranks, as transformers expects of a training step.
+        Only that one synchronises ranks, as transformers expects of a training step.
         """
         state, done = self.accelerator.gradient_state, torch.zeros((), device=self.accelerator.device)
         if not micro_batches:
@@ -111,9 +119,9 @@ class Splitter:
         # As in transformers' own training step: the loss is already divided by the accumulation steps.
         options = {"scale_wrt_gas": False} if self.deepspeed else {}
         synchronises = state.sync_gradients
-        for rows, weight in micro_batches[:-1]:
+        for micro_batch in micro_batches[:-1]:
             with self.accelerator.no_sync(model):
-                loss = loss_of(rows) * weight
+                loss = loss_of(micro_batch["rows"]) * micro_batch["weight"]
                 # accelerate would take the optimizer step of DeepSpeed in a backward pass that synchronises.
                 state._set_sync_gradients(False)
                 try:
@@ -124,5 +132,5 @@ class Splitter:
         # FSDP2's no_sync ends in synchronising, also within an outer one that does not.
         if self.accelerator.is_fsdp2:
             model.set_requires_gradient_sync(synchronises)
-        rows, weight = micro_batches[-1]
-        return loss_of(rows) * weight + done
+        last = micro_batches[-1]
+        return loss_of(last["rows"]) * last["weight"] + done

@@ -1,9 +1,9 @@
-"""A step whose gradient is not finite is left out; too many in a row end the run.
+"""Skip a step whose gradient is not finite; too many of them in a row end the run.
 
-One NaN in a gradient makes every weight NaN through the clipping by its norm, and Adam's moments keep it. So the norm,
-which transformers has computed by then, decides: the gradients are dropped, and the optimizer has nothing to step with.
-DeepSpeed leaves such a step out by itself, and reports an infinite norm. The norm is that of the gradient reduced over
-all ranks, so that they decide alike.
+Through clipping by the norm, one NaN in a gradient makes every weight NaN, and Adam's moments keep it. So the norm
+decides, which transformers has computed already: the gradients are dropped, and the optimizer has nothing to apply.
+DeepSpeed skips such a step itself, and reports an infinite norm. The norm is that of the gradient of all ranks, so all
+ranks decide the same.
 
 Does not look for the cause.
 """
@@ -15,13 +15,19 @@ from grpo_math.errors import UserError
 
 
 class NonFiniteSteps:
-    """Counts the steps that were left out; ``limit`` of them in a row end the run."""
+    """Counts the skipped steps; ``limit`` of them in a row end the run."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.in_a_row = limit, 0
 
+    def state_dict(self) -> dict[str, int]:
+        return {"in_a_row": self.in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.in_a_row = state["in_a_row"]
+
     def seen(self, grad_norm: Any) -> bool:
-        """Whether this step is left out.
+        """Return True if this step is skipped.
 
         >>> steps = NonFiniteSteps(2)
         >>> steps.seen(0.5), steps.seen(float("nan")), steps.seen(1.0), steps.in_a_row
@@ -33,7 +39,7 @@ class NonFiniteSteps:
         return skipped
 
     def error(self, step: int) -> UserError | None:
-        """What ends the run, if anything does, before optimizer step number ``step`` (from 0) is counted as done."""
+        """Return the error that ends the run, if any, before optimizer step number ``step`` (from 0) is counted."""
         if self.in_a_row < self.limit:
             return None
         first = step + 2 - self.in_a_row

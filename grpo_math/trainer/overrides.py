@@ -1,4 +1,4 @@
-"""What a subclass of the trainer sees and changes, as with TRL's trainer. A script that replaces a method counts too.
+"""Support subclasses of the trainer, and scripts that replace a method, as TRL's trainer does.
 
 Does not override a method of TRL: `trainer.py` does.
 """
@@ -18,7 +18,7 @@ OF_ROWS = ("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", 
 
 @contextmanager
 def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of an object other values for a while. A method that is replaced is its class's again afterwards.
+    """Give attributes of an object other values inside this context. A replaced method is the class's again afterwards.
 
     >>> import types
     >>> args = types.SimpleNamespace(beta=0.5)
@@ -28,8 +28,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
     >>> args
     namespace(beta=0.5)
     """
-    # In the instance's own dictionary: a method found on the class is not stored there, and deleting the entry restores
-    # it.
+    # Not with `setattr`: a method of the class is not in the instance's dictionary, and deleting the entry restores it.
     before = {name: vars(owner)[name] for name in values if name in vars(owner)}
     vars(owner).update(values)
     try:
@@ -42,7 +41,7 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def results_of(owner: Any, name: str) -> Iterator[list[Any]]:
-    """Keep the last result of a method as its caller gets it: a subclass may change what our method returns."""
+    """Record the last result of a method, as its caller gets it: a subclass may change what our method returns."""
     method, results = getattr(owner, name), list[Any]()
 
     def kept(*args: Any, **kwargs: Any) -> Any:
@@ -54,9 +53,9 @@ def results_of(owner: Any, name: str) -> Iterator[list[Any]]:
 
 
 def sees_rows(trainer: Any, ours: type) -> bool:
-    """Return True if somebody else's method gets the rows of an update.
+    """Return True if a method of a subclass or a script gets the rows of an update.
 
-    Such a method may read or write rows, or take a mean over them. So it gets TRL's micro-batches as they are.
+    Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged.
     """
     methods = {name: getattr(getattr(trainer, name), "__func__", None) for name in OF_ROWS}
     others = [name for name, method in methods.items() if method is not getattr(ours, name)]

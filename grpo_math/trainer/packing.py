@@ -1,15 +1,18 @@
-"""Padded rollouts -> one packed row in which every prompt stands once -> the same padded tensors back. Pure torch.
+"""Pack padded rows into one row that contains every prompt once, and unpack the results. Pure torch.
 
 Stock TRL scores B x (longest prompt + longest completion) tokens. The G completions of a prompt need the prompt's keys
 and values only once, and padding not at all. So a group becomes
 
     [prompt without its last token] [last prompt token, completion 1] ... [last prompt token, completion G]
 
-where position ids restart after the prompt for every completion, and each segment sees the prompt and itself alone
-(`attention.py`). The last prompt token opens every segment because its prediction is the completion's first token; the
-last token of a completion predicts nothing and is left out. Tokens: (len(prompt) - 1) + sum(len(completion)).
+where position ids restart after the prompt for every completion, and each segment attends only to the prompt and itself
+(`attention.py`). The last prompt token opens every segment because its prediction is the completion's first token. The
+last token of a completion predicts nothing and is omitted. Tokens: (len(prompt) - 1) + sum(len(completion)).
 
-Does not run the model, and does not know what the numbers mean that it carries back.
+Rows share a prompt if its tokens are equal. The number of a row's group would not do: an environment may give the
+completions of a group different prompts, and TRL's scoring method receives tokens only.
+
+Does not run the model.
 """
 
 from dataclasses import dataclass
@@ -19,12 +22,12 @@ from torch import Tensor
 
 
 class Unpackable(Exception):
-    """A model whose layers were not called as packed rows need it, or cannot serve them."""
+    """The model does not support packed rows."""
 
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """Where one group lies in the packed row: ``start``, then ``prompt`` tokens, then segments of ``lengths``."""
+    """The position of a group in the packed row: ``start``, then ``prompt`` tokens, then segments of ``lengths``."""
 
     start: int
     prompt: int
@@ -33,36 +36,37 @@ class GroupLayout:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """What `pack` makes: two tensors (1, L), the labels of its N scored tokens, the groups, and the way back."""
+    """A packed row of L tokens, N of them scored, and the indices that `unpack` needs."""
 
     input_ids: Tensor
     position_ids: Tensor
-    shift_labels: Tensor  # (1, N): a prompt's own tokens are not scored, and have none
+    shift_labels: Tensor  # (1, N): prompt tokens are not scored, and have no label
     groups: tuple[GroupLayout, ...]
-    scored_index: Tensor  # (N,) where each scored token lies in the row
-    padded_index: Tensor  # (N,) where it lies in (B, T), flattened
+    scored_index: Tensor  # (N,) positions of the scored tokens in the row
+    padded_index: Tensor  # (N,) their positions in the flattened (B, T)
     shape: tuple[int, int]  # (B, T)
 
 
 def layout(
     input_ids: Tensor, attention_mask: Tensor, completion_length: int
 ) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
-    """Of each row (B, S) as `pack` takes them: the ids of its prompt, their number, the number of completion tokens.
+    """Return of each row (B, S) the ids of its prompt, their number, and the number of completion tokens.
 
     >>> layout(torch.tensor([[0, 5, 6, 7, 8]]), torch.tensor([[0, 1, 1, 1, 0]]), 2)
     ([(5, 6)], [2], [1])
     """
     split = input_ids.size(1) - completion_length
     counts = [part.sum(dim=1, keepdim=True) for part in (attention_mask[:, :split], attention_mask[:, split:])]
-    rows = torch.cat([*counts, input_ids[:, :split]], dim=1).tolist()  # at once: a GPU is waited for but once
+    # One transfer for all, because each transfer makes the CPU wait for the GPU.
+    rows = torch.cat([*counts, input_ids[:, :split]], dim=1).tolist()
     return [tuple(row[split + 2 - row[0] :]) for row in rows], [row[0] for row in rows], [row[1] for row in rows]
 
 
 def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
-    Rows with the same prompt are put together, wherever they stand. Rows without a completion token are left out;
-    None where that leaves nothing.
+    Rows with the same prompt need not be neighbours. Rows without a completion token are skipped; without any token the
+    result is None.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
@@ -81,8 +85,8 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
     if not rows_of:
         return None
 
-    # Everything is worked out as ranges of indices on the CPU, and sent to the GPU as one tensor.
-    taken, positions, scored, padded, groups = [], [], [], [], []  # ranges of indices, worked out on the CPU
+    # Ranges (first, length) of indices, which go to the GPU as one tensor.
+    taken, positions, scored, padded, groups = [], [], [], [], []
     start = 0
     for rows in rows_of.values():
         prompt = prompt_lengths[rows[0]] - 1
@@ -118,7 +122,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion_length: int) -> P
 
 
 def unpack(values: Tensor, row: PackedRow) -> Tensor:
-    """Carry one number for each scored token (1, N) back to (B, T); 0 where there is padding.
+    """Return the numbers of scored tokens (1, N) as (B, T), with 0 for padding.
 
     >>> row = pack(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]]), 2)
     >>> unpack(torch.tensor([[20.0]]), row)

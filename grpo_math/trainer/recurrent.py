@@ -1,12 +1,12 @@
-"""Layers with a state in packed rows (linear attention, state-space layers, short convolutions): a group's prompt is
-computed once, and each of its segments goes on from the state at the prompt's end.
+"""Compute layers with a state in packed rows (linear attention, state-space layers, short convolutions).
 
-Such a layer asks a cache for its states, as it does when it generates. The cache of here, `States`, keeps the graph: so
-the gradient at the prompt is the sum over its segments. Segments of a group run as one batch, padded at their ends,
-where a causal layer does not look.
+A group's prompt is computed once, and each completion continues from the state at the prompt's end. Such a layer reads
+its states from a cache, as it does in generation. Our cache, `States`, keeps the autograd graph: so the gradient at the
+prompt is the sum over its completions. The completions of a group run as one batch, padded at their ends, which a
+causal layer does not read.
 
-Does not know what a state is, and does not serve layers that take up a state one token at a time alone (Mamba's first
-kind): `Unpackable` in the first packed pass.
+Does not depend on the meaning of a state. Does not serve layers that continue a state only one token at a time (Mamba's
+first version): they raise `Unpackable` in the first packed pass.
 """
 
 from collections.abc import Callable
@@ -21,25 +21,25 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo_math.trainer.packing import GroupLayout, Unpackable
 
 calls = 0  # of layers with packed rows, in this process
-tried: set[type] = set()  # layers that are known to go on from a state
+verified: set[type] = set()  # layers that are known to continue a given state
 
 
 class States:
-    """What one layer asks its cache for: states by number, each (batch, ...), or None before there are any."""
+    """The cache of one layer: states by number, each (batch, ...). Before the first update there are none."""
 
     def __init__(self) -> None:
         self.conv: dict[int, Tensor] = {}  # the last inputs of a convolution
         self.recurrent: dict[int, Tensor] = {}
 
     def repeated(self, times: int, added: float = 0.0) -> "States":
-        """One prompt's states for a batch; with ``added`` recurrent ones that are nobody's."""
+        """Return a prompt's states, repeated for a batch. ``added`` makes the recurrent ones wrong."""
         other = States()
         other.conv = {i: state.repeat_interleave(times, dim=0) for i, state in self.conv.items()}
         other.recurrent = {i: (state + added).repeat_interleave(times, dim=0) for i, state in self.recurrent.items()}
         return other
 
     def is_recording_past(self, layer: int) -> bool:
-        return True  # a single token takes the way of many: the other one writes into the states
+        return True  # else a layer computes a single token by writing into its states
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
         return self.conv.get(state_idx)
@@ -50,8 +50,7 @@ class States:
     def update_conv_state(
         self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
     ) -> Tensor:
-        """Inputs (batch, channels, T), behind the earlier ones; the kernel's length of them is kept, 0 where there are
-        fewer."""
+        """Return inputs (batch, channels, T) after the earlier ones. Keep the last ``conv_kernel_size``, 0 if fewer."""
         size = conv_kernel_size or inputs.size(-1)
         if state_idx in self.conv:
             inputs = torch.cat([self.conv[state_idx], inputs], dim=-1)
@@ -64,12 +63,12 @@ class States:
 
 
 def stateful(model: nn.Module) -> list[nn.Module]:
-    """The modules that ask a cache for a state."""
+    """Return the modules that read a state from a cache."""
     return [m for m in model.modules() if "get_conv_state" in unwrap(type(m).forward).__code__.co_names]
 
 
 def fork_states(model: nn.Module) -> None:
-    """From now on the layers with a state compute packed rows (``packed_groups``) as such. Twice does no harm."""
+    """Make the layers with a state compute packed rows (``packed_groups``). A second call has no effect."""
     for module in stateful(model):
         if getattr(module.forward, "func", None) is _forward:
             continue
@@ -87,10 +86,10 @@ def _forward(
     packed_groups: tuple[GroupLayout, ...] | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """(1, L, D) -> (1, L, D), or what ``plain`` does where nothing is packed."""
+    """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed."""
     if packed_groups is None:
         mask = kwargs.get("attention_mask")
-        if mask is not None and mask.dim() == 4:  # the one of packed rows: a batch's has two
+        if mask is not None and mask.dim() == 4:  # the mask of packed rows: that of a batch has two dimensions
             raise Unpackable(f"layers ({kind.__name__}) that are not told how a row is packed")
         return plain(hidden_states, *args, **kwargs)
     global calls
@@ -103,15 +102,15 @@ def _forward(
         start += group.prompt
         completions = hidden_states[0, start : start + sum(group.lengths)]
         segments = pad_sequence(completions.split(group.lengths), batch_first=True)
-        # Some layers update their state in place for a single token, which autograd forbids.
+        # For a single token some layers update their state in place, which autograd forbids. Pad to two.
         if segments.size(1) == 1:
             segments = nn.functional.pad(segments, (0, 0, 0, 1))
         after = plain(segments, **{cache: states.repeated(len(segments))})
-        # A layer that ignores a given state for more than one token would give wrong log-probs without an error.
-        # Whether it does shows when the state is changed.
-        if kind not in tried and states.recurrent:
+        # A layer that ignores a given state for more than one token would give wrong log-probs without an error. If
+        # another state gives the same output, it does.
+        if kind not in verified and states.recurrent:
             if torch.equal(after, plain(segments, **{cache: states.repeated(len(segments), added=1.0)})):
                 raise Unpackable(f"layers ({kind.__name__}) that take up a state for one token alone")
-            tried.add(kind)
+            verified.add(kind)
         outputs += [output[:length] for output, length in zip(after, group.lengths, strict=True)]
     return torch.cat(outputs)[None]

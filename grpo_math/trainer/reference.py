@@ -1,19 +1,18 @@
-"""The reference of the KL term becomes the current policy every N optimizer steps.
+"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy.
 
 This is the outer loop of iterative GRPO (arXiv:2402.03300, algorithm 1): pi_ref <- pi_theta, after which the KL term
 beta * KL(pi_theta || pi_ref) starts again at zero (with dropout, and by rounding in bfloat16, a little above it). With
-full fine-tuning the reference is the model that TRL holds beside the policy. With an adapter it is a frozen second
-adapter called ``ref``, which TRL scores in place of the bare base model where it finds one; the base weights are never
-touched.
+full fine-tuning the reference is TRL's second model. With an adapter it is a frozen second adapter called ``ref``. TRL
+scores it instead of the base model, if there is one; the base weights never change.
 
 Works with one process, DDP and every stage of DeepSpeed ZeRO. Does not score anything, and does not mix two models
 (TRL's ``sync_ref_model`` does).
 """
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,33 +25,32 @@ from transformers import TrainerCallback
 
 from grpo_math.errors import ConfigError
 
-POLICY, REFERENCE = "default", "ref"  # the names of the adapters, as TRL has them
-# In a checkpoint: the reference as of the last refresh. In a folder of its own, since servers such as vLLM take every
-# safetensors file that lies beside config.json for weights of the model.
+POLICY, REFERENCE = "default", "ref"  # the names of the adapters in TRL
+# In a separate folder of a checkpoint, because servers such as vLLM load every safetensors file next to config.json as
+# weights of the model.
 FILE = "reference/weights.safetensors"
 
 
 class Reference(TrainerCallback):
-    """The reference of a policy, made equal to it after every ``steps`` optimizer steps.
+    """Copies a policy to its reference after every ``steps`` optimizer steps.
 
-    ``policy`` is not wrapped by DDP or DeepSpeed; ``model`` is the reference model beside it, or None if ``policy`` is
-    a `PeftModel`, which then gets the adapter ``ref``, a copy of its own as it is now.
+    ``policy`` is not wrapped by DDP or DeepSpeed. ``model`` is the reference model, or None if ``policy`` is a
+    `PeftModel`, which then gets the adapter ``ref``, a copy of its current adapter.
 
     >>> policy, model = nn.Linear(2, 1), nn.Linear(2, 1)
     >>> Reference(policy, model, steps=100).refresh()
     >>> torch.equal(model.weight, policy.weight)
     True
 
-    Raises `ConfigError` for an adapter that cannot stand beside a copy of itself: a LoRA with a trained bias or with
-    layer_replication, prompt learning, and any whose trained weights are shared between adapters.
+    Raises `ConfigError` for an adapter that cannot be copied: a LoRA with a trained bias or with layer_replication,
+    prompt learning, and any other whose trained weights are shared between adapters.
     """
 
     def __init__(self, policy: nn.Module, model: nn.Module | None, steps: int) -> None:
         self.policy, self.model, self.steps = policy, model, steps
-        # TRL scores the reference by switching to an adapter called "ref" where the model has one.
         if model is None:
             add_reference_adapter(policy, steps)
-            self.refresh()  # TRL's own copy of an adapter that was there before leaves embeddings out
+            self.refresh()  # if TRL has copied an existing adapter, the copy lacks trained embeddings
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self.steps == 0:
@@ -66,7 +64,7 @@ class Reference(TrainerCallback):
                 target.copy_(source)
 
     def save(self, folder: Path, writes: bool = True) -> None:
-        """The reference into ``folder``. Every rank calls this, and those with ``writes`` leave the file."""
+        """Save the reference. Every rank calls this, because ZeRO-3 gathers; only ranks with ``writes`` write."""
         tensors = {}
         for name, _, target in self._pairs():
             with _whole([target], writes=False):
@@ -78,7 +76,7 @@ class Reference(TrainerCallback):
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """The reference from ``folder``, on every rank."""
+        """Load the reference, on every rank."""
         if not (folder / FILE).exists():
             reason = f"cannot go on from {folder}, a checkpoint of a run that never refreshed its reference"
             raise ConfigError("reference_refresh_steps", self.steps, reason, "leave it at 0")
@@ -87,19 +85,13 @@ class Reference(TrainerCallback):
                 with _whole([target], writes=True):
                     target.copy_(file.get_tensor(name))
 
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """In this context the policy's `save_pretrained` writes the trained adapter and no folder ``ref`` beside it."""
-        policy: Any = self.policy
+    def remove_adapter(self, folder: Path) -> None:
+        """Remove the adapter ``ref`` from a saved policy, because peft saves all adapters of a model."""
         if self.model is None:
-            policy.save_pretrained = partial(policy.save_pretrained, selected_adapters=[POLICY])
-        try:
-            yield
-        finally:
-            policy.__dict__.pop("save_pretrained", None)
+            shutil.rmtree(folder / REFERENCE, ignore_errors=True)
 
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        """(name in the reference, the policy's parameter, the reference's) of all that the two do not share."""
+        """Yield (name in the reference, the policy's parameter, the reference's) of all that are not shared."""
         if self.model is None:
             return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())
@@ -107,7 +99,7 @@ class Reference(TrainerCallback):
 
 
 def follow(trainer: Any, steps: int) -> Reference:
-    """The reference of a trainer's policy, which it refreshes from now on."""
+    """Add the callback that refreshes the reference of a trainer."""
     bare = trainer.accelerator.unwrap_model
     model = trainer.ref_model and bare(trainer.ref_model, keep_torch_compile=False)
     reference = Reference(bare(trainer.model, keep_torch_compile=False), model, steps)
@@ -116,16 +108,16 @@ def follow(trainer: Any, steps: int) -> Reference:
 
 
 def refuse_lost_reference(folder: Path) -> None:
-    """A run that does not refresh its reference cannot go on where one that does has stopped."""
+    """Raise `ConfigError` if a run without refreshes resumes from a checkpoint with a refreshed reference."""
     if (folder / FILE).exists():
         reason = f"would lose the refreshed reference of {folder}"
         raise ConfigError("reference_refresh_steps", 0, reason, "give the value that the run had")
 
 
 def add_reference_adapter(policy: Any, steps: int) -> None:
-    """Give a `PeftModel` the frozen adapter ``ref``, shaped as its trained one; the weights are copied elsewhere.
+    """Add the frozen adapter ``ref`` to a `PeftModel`, with the shapes of the trained one. Does not copy weights.
 
-    Draws no random number from the generators that the run uses, and leaves what is trainable as it is.
+    Does not use the run's random numbers, and does not change which parameters are trainable.
     """
     config = deepcopy(policy.peft_config[POLICY])
     for kind, applies in (
@@ -138,9 +130,9 @@ def add_reference_adapter(policy: Any, steps: int) -> None:
     if REFERENCE not in policy.peft_config:
         config.inference_mode = True
         if hasattr(config, "init_lora_weights"):
-            config.init_lora_weights = True  # PiSSA and its like would change the base weights a second time
+            config.init_lora_weights = True  # PiSSA and similar methods would change the base weights a second time
         device = next(policy.parameters()).device
-        # The weights of a new adapter are random: the run's own generators must not notice.
+        # The weights of a new adapter are random. They must not use the run's random numbers.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             policy.add_adapter(REFERENCE, config)
     pairs = list(_adapter_pairs(policy))
@@ -163,7 +155,7 @@ def _adapter_pairs(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Pa
 
 
 def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
-    """A context in which parameters that ZeRO-3 has split are whole; what rank 0 writes to them stays."""
+    """Return a context in which ZeRO-3's split parameters are whole. It keeps what rank 0 writes to them."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
     zero: Any = import_module("deepspeed").zero

@@ -1,9 +1,9 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups that teach nothing give way to fresh prompts.
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict groups.
 
-A group whose completions are all right or all wrong has no contrast in correctness. It is judged by verdict: a shaped
-sum of rewards can differ within such a group, and would make it look as if there were something to learn.
+The completions of a uniform-verdict group are all right or all wrong. Rewards do not decide: a sum of shaped rewards
+can differ within such a group, although no completion is more correct than another.
 
-Does not generate: the trainer hands in TRL's method that does.
+Does not generate: the trainer passes a function that does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from accelerate.utils import gather_object
@@ -19,25 +20,27 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.grading import Verdict
 from grpo_math.rewards.columns import GOLD_COLUMNS, GOLDS
 from grpo_math.run import metrics
-from grpo_math.trainer.rows import Rows, join, of_all_ranks, scored, select
+from grpo_math.trainer.rows import Rollout, Rows, join, of_all_ranks, scored, select
 
 
-class Scored(NamedTuple):
-    """Completions of all ranks, group by group: an entry of each for every completion."""
+class Drawn(NamedTuple):
+    """Completions of all ranks, group after group: each field has an entry for every completion."""
 
     rows: Rows  # with ``rewards_per_func`` (B, F) among TRL's tensors
     right: list[bool | None]  # None: could not be graded
     columns: list[list[Any]]  # of the table of completions
 
-    def picked(self, more: Scored, index: list[int]) -> Scored:
-        """The completions of these numbers, of the two one after the other."""
+    def picked(self, more: Drawn, index: list[int]) -> Drawn:
+        """Return the completions with these numbers; those of ``more`` are counted after these."""
         columns = [[(old + new)[i] for i in index] for old, new in zip(self.columns, more.columns, strict=True)]
         rows = select(join([self.rows, more.rows]), index)
-        return Scored(rows, [(self.right + more.right)[i] for i in index], columns)
+        return Drawn(rows, [(self.right + more.right)[i] for i in index], columns)
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
-    """The numbers of the groups of ``size`` completions that are not both right and wrong; None could not be graded.
+    """Return the numbers of the groups of ``size`` completions without a right or without a wrong one.
+
+    None could not be graded, and is neither.
 
     >>> uniform_groups([True, False, True, True, False, None], size=2)
     [1, 2]
@@ -47,7 +50,7 @@ def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
 
 
 def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: int) -> list[int]:
-    """Which of the completions ``right + fresh`` to go on with: groups of ``fresh`` in the place of uniform ones.
+    """Return which of the completions ``right + fresh`` to train on: mixed groups of ``fresh`` replace uniform ones.
 
     >>> replacing([True, True, True, False], [False, False, False, True], size=2)
     [6, 7, 2, 3]
@@ -62,7 +65,7 @@ def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: 
 
 
 class PromptPool:
-    """The problems in an order of their own, without end: reshuffled after each pass. Its position is one number.
+    """An endless shuffled stream of the problems, reshuffled after each pass. Its state is one number, the position.
 
     >>> pool = PromptPool([{"prompt": name} for name in "abc"], seed=0)
     >>> first = pool.take(2, avoid=[])
@@ -75,10 +78,9 @@ class PromptPool:
 
     def __init__(self, rows: Any, seed: int) -> None:
         self.rows, self.seed, self.position = rows, seed, 0
-        self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self, n: int, avoid: Sequence[Any]) -> list[dict[str, Any]]:
-        """The next ``n`` rows. Prompts in ``avoid`` are passed over, unless a whole pass has nothing else."""
+        """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless a whole pass has nothing else."""
         taken: list[dict[str, Any]] = []
         passed = 0
         while len(taken) < n:
@@ -91,73 +93,85 @@ class PromptPool:
 
     def _next(self) -> dict[str, Any]:
         epoch, index = divmod(self.position, len(self.rows))
-        if self._order[0] != epoch:
-            order = list(range(len(self.rows)))
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
         self.position += 1
-        return self.rows[self._order[1][index]]
+        return self.rows[_shuffled(len(self.rows), f"{self.seed}/{epoch}")[index]]
+
+
+@lru_cache(maxsize=1)
+def _shuffled(n: int, seed: str) -> list[int]:
+    return random.Random(seed).sample(range(n), n)
 
 
 class Resampler:
-    """Draws until no group is uniform, for ``rounds`` at most. Its `PromptPool` is kept in checkpoints."""
+    """Samples fresh groups until no group is uniform, for ``rounds`` at most.
 
-    def __init__(self, problems: Any, seed: int, rounds: int) -> None:
-        columns = getattr(problems, "column_names", None) or ()
-        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(problems, "__len__"):
+    ``size`` is the number of completions of a group, ``table`` TRL's table of completions.
+    """
+
+    def __init__(self, pool: PromptPool, rounds: int, size: int, table: Any, accelerator: Any) -> None:
+        columns = getattr(pool.rows, "column_names", None) or ()
+        if not set(GOLD_COLUMNS) & set(columns) or not hasattr(pool.rows, "__len__"):
             reason = f"needs a train_dataset of known length with a column {GOLDS}: groups are judged by verdict"
             raise ConfigError("resample_groups", rounds, reason, "leave it at 0")
-        self.pool, self.rounds = PromptPool(problems, seed), rounds
+        self.pool, self.rounds, self.size, self.table, self.accelerator = pool, rounds, size, table, accelerator
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.pool.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.pool.position = state["position"]
 
     def __call__(
-        self, trainer: Any, output: Rows, inputs: list[dict[str, Any]], generate: Callable[[Any], Rows]
-    ) -> Rows:
-        """Return the rows of this rank to train on. ``generate`` samples and grades a completion of each given row.
+        self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[Any], Rollout]
+    ) -> tuple[Rollout, dict[str, float]]:
+        """Return the rollout to train on, and the metrics of the resampling.
 
-        What is logged of rewards, verdicts and lengths stays that of the first draw: what replaces it was chosen.
+        ``first`` is the rollout of this rank's ``inputs``; ``sample`` samples and grades a completion of each row.
+        Metrics of rewards, verdicts and lengths stay those of ``first``, because the replacements were selected.
         """
-        group, n, ranks = trainer._group, len(inputs), trainer.accelerator.num_processes
-        rank, logs = trainer.accelerator.process_index, trainer._logs
-        seen, kept = gather_object([row["prompt"] for row in inputs]), _last_sampled(trainer, output)
-        groups = drawn = len(kept.right) // group
+        ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
+        seen, kept = gather_object([row["prompt"] for row in inputs]), self._of_all_ranks(first)
+        groups = drawn = len(kept.right) // self.size
         # Ranks sample equally many rows: this many groups, or a multiple, can be shared equally among them.
-        equal_groups = ranks // math.gcd(ranks, group)
+        equal_groups = ranks // math.gcd(ranks, self.size)
         for _ in range(self.rounds):
-            uniform = uniform_groups(kept.right, group)
+            uniform = uniform_groups(kept.right, self.size)
             if not uniform:
                 break
             fresh = self.pool.take(math.ceil(len(uniform) / equal_groups) * equal_groups, avoid=seen)
             seen += [row["prompt"] for row in fresh]
             drawn += len(fresh)
-            rows = [dict(row) for row in fresh for _ in range(group)]
+            rows = [dict(row) for row in fresh for _ in range(self.size)]
             share = len(rows) // ranks
-            with trainer.meter.only_seconds():
-                more = _last_sampled(trainer, generate(rows[rank * share : (rank + 1) * share]))
-            kept = kept.picked(more, replacing(kept.right, more.right, group))
-        if trainer.ahead is not None:
-            trainer.ahead.send(drawn=True)
-        left = len(uniform_groups(kept.right, group))
-        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: groups - left}
-        trainer._log({**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups})
-        # TRL's table has a row for each completion that was sampled last: put back those that are trained on.
-        for column, values in zip(_columns(logs), kept.columns, strict=True):
+            more = self._of_all_ranks(sample(rows[rank * share : (rank + 1) * share]))
+            kept = kept.picked(more, replacing(kept.right, more.right, self.size))
+        # TRL's table has a row for each completion that was sampled last. Only the kept ones are trained on.
+        for column, values in zip(_columns(self.table), kept.columns, strict=True):
             column.clear()
             column.extend(values)
-        trainer._rewards_per_func = kept.rows.pop("rewards_per_func")
+        rewards = kept.rows.pop("rewards_per_func")
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept.rows["num_items_in_batch"] = scored(kept.rows).sum()
-        return select(kept.rows, range(rank * n, (rank + 1) * n))
+        left = len(uniform_groups(kept.right, self.size))
+        counts = {metrics.PROMPTS_DRAWN: drawn, metrics.PROMPTS_KEPT: groups - left}
+        rows_of_rank = select(kept.rows, range(rank * n, (rank + 1) * n))
+        return Rollout(rows_of_rank, rewards, None), {**counts, metrics.PROMPTS_THROWN_AWAY: drawn - groups}
+
+    def _of_all_ranks(self, rollout: Rollout) -> Drawn:
+        if rollout.verdicts is None:
+            reason = f"no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
+            raise UserError(f"resample_groups: {reason}")
+        right = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
+        rows = {**of_all_ranks(rollout.rows, self.accelerator), "rewards_per_func": rollout.rewards}
+        return Drawn(rows, right, [list(column)[-len(right) :] for column in _columns(self.table)])
 
 
-def _last_sampled(trainer: Any, output: Rows) -> Scored:
-    """The completions of all ranks that were sampled last, with what the trainer keeps of them beside ``output``."""
-    if trainer._grades is None:
-        raise UserError(f"resample_groups: no row of a step has a gold ({GOLDS}), so its completions have no verdict")
-    right = gather_object([None if g.verdict.ungradable else g.verdict == Verdict.CORRECT for g in trainer._grades])
-    rows = {**of_all_ranks(output, trainer.accelerator), "rewards_per_func": trainer._rewards_per_func}
-    return Scored(rows, right, [list(column)[-len(right) :] for column in _columns(trainer._logs)])
+def resampler_of(trainer: Any) -> Resampler:
+    pool = PromptPool(trainer.train_dataset, trainer.args.seed)
+    rounds, size = trainer.settings.resample_groups, trainer.num_generations
+    return Resampler(pool, rounds, size, trainer._logs, trainer.accelerator)
 
 
 def _columns(logs: Any) -> list[Any]:
-    """The columns of TRL's table of completions, each with an entry for every row of a rollout."""
+    """Return the columns of TRL's table of completions, each with an entry for every row of a rollout."""
     return [logs["prompt"], logs["completion"], logs["advantages"], *logs["rewards"].values(), *logs["extra"].values()]

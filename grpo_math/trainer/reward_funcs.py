@@ -1,4 +1,4 @@
-"""Reward functions as a trainer is given them: names, functions and models -> what TRL takes.
+"""Resolve a trainer's reward functions, which are names, functions or models, to what TRL takes.
 
 Does not call them: rewards/guard.py does.
 """
@@ -6,16 +6,24 @@ Does not call them: rewards/guard.py does.
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.guard import RewardContext, checked
 
 
 def resolved(reward_funcs: Any, context: RewardContext) -> Any:
-    """Keys of `REWARDS` become their functions, and plain functions are checked; anything else is TRL's to read."""
+    """Replace keys of `REWARDS` by their functions, and guard plain functions. TRL reads the others itself."""
     if isinstance(reward_funcs, list):
         return [resolved(func, context) for func in reward_funcs]
     if isinstance(reward_funcs, str):
         reward_funcs = REWARDS.get(reward_funcs, reward_funcs)
     is_model = isinstance(reward_funcs, torch.nn.Module)
     return checked(reward_funcs, context) if callable(reward_funcs) and not is_model else reward_funcs
+
+
+def gather_errors(context: RewardContext) -> tuple[int, str | None]:
+    """Return the retries of all ranks and the first rank's error, and clear those of this rank."""
+    of_ranks = gather_object([(context.retries, context.error and str(context.error))])
+    context.retries, context.error = 0, None
+    return sum(retries for retries, _ in of_ranks), next((text for _, text in of_ranks if text), None)

@@ -1,4 +1,4 @@
-"""TRL's inputs of a loss as rows: a dict of tensors with a row for each completion, and of values that all rows share.
+"""The rows of a rollout: TRL's dict of tensors with a row for each completion, and of values that all rows share.
 
 The tensors are those of `GRPOTrainer._generate_and_score_completions`: ``prompt_ids`` and ``prompt_mask`` (B, P) padded
 on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded on the right, ``advantages`` (B,), and
@@ -6,15 +6,28 @@ on the left, ``completion_ids``, ``completion_mask`` and log-probs (B, T) padded
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from grpo_math.grading import Verdict
 from grpo_math.trainer.packing import layout
 
 Rows = dict[str, Any]
+
+
+class Rollout(NamedTuple):
+    """Completions that were sampled together, group after group, in the order of ranks.
+
+    ``rows``: TRL's tensors of this rank's completions. ``rewards`` (B, F): of all ranks' completions and F reward
+    functions. ``verdicts`` (B): of all ranks' completions; None without gold answers.
+    """
+
+    rows: Rows
+    rewards: Tensor
+    verdicts: Sequence[Verdict] | None
 
 
 def is_per_row(value: Any) -> bool:
@@ -22,17 +35,17 @@ def is_per_row(value: Any) -> bool:
 
 
 def is_of_prompt(name: str) -> bool:
-    """Whether a tensor is padded on the left."""
+    """Return True if a tensor is padded on the left."""
     return name.startswith("prompt")
 
 
 def padding_of(name: str) -> int:
-    """What a tensor is padded with: 1 for a ratio, since vespo takes the product of a row's, masked or not."""
+    """Return the padding value: 1 for a ratio, because vespo multiplies a row's ratios, masked or not; else 0."""
     return int(name == "importance_sampling_ratio")
 
 
 def select(rows: Rows, index: Sequence[int]) -> Rows:
-    """The rows of these numbers, in this order.
+    """Return the rows with these numbers, in this order.
 
     >>> select({"advantages": torch.tensor([1.0, 2.0, 3.0]), "num_items_in_batch": 9}, [2, 0])
     {'advantages': tensor([3., 1.]), 'num_items_in_batch': 9}
@@ -42,7 +55,7 @@ def select(rows: Rows, index: Sequence[int]) -> Rows:
 
 
 def join(many: Sequence[Rows]) -> Rows:
-    """All rows in one, padded to the longest prompt and completion; what rows share is that of the first.
+    """Concatenate rows, padded to the longest prompt and completion. Shared values are those of the first.
 
     >>> a, b = {"prompt_ids": torch.tensor([[1]])}, {"prompt_ids": torch.tensor([[2, 3]])}
     >>> join([a, b])
@@ -63,7 +76,7 @@ def join(many: Sequence[Rows]) -> Rows:
 
 
 def filled(rows: Rows, index: Sequence[int], size: int) -> Rows:
-    """`select`, and then rows without a token up to ``size`` of them; two columns wide where there is nothing else.
+    """Select rows, and add rows without a token up to ``size`` of them. Without a real row they are two columns wide.
 
     >>> mask = torch.ones(2, 3, dtype=torch.long)
     >>> rows = {"advantages": torch.tensor([1.0, 2.0]), "completion_mask": mask, "prompt_mask": mask}
@@ -72,21 +85,21 @@ def filled(rows: Rows, index: Sequence[int], size: int) -> Rows:
     >>> filled(rows, [], 2)["completion_mask"].tolist()
     [[0], [0]]
     """
-    part = select(rows, [*index, *[0] * (size - len(index))])
-    # A copy of the first row, masked: it has valid tokens and adds nothing to any sum.
-    part["completion_mask"][len(index) :] = 0
+    selected = select(rows, [*index, *[0] * (size - len(index))])
+    # Added rows are masked copies of the first row: their tokens are valid, and add nothing to any sum.
+    selected["completion_mask"][len(index) :] = 0
     if not index:
-        for name, value in part.items():
+        for name, value in selected.items():
             if is_per_row(value) and value.dim() > 1:
-                part[name] = value[:, -1:] if is_of_prompt(name) else value[:, :1]
-    return part
+                selected[name] = value[:, -1:] if is_of_prompt(name) else value[:, :1]
+    return selected
 
 
 def limited(rows: Rows, limit: int, longer: str) -> tuple[Rows, Tensor]:
-    """The rows with at most ``limit`` tokens of prompt and completion in the loss, and which of them (B,) had more.
+    """Limit each row to ``limit`` tokens of prompt and completion in the loss. Also return which rows (B,) had more.
 
-    ``longer`` says what becomes of those: truncate keeps a completion's first tokens, mask leaves it out whole, as
-    TRL's ``mask_truncated_completions`` does with others. A prompt of ``limit`` tokens or more leaves no token.
+    For a longer row, ``longer="truncate"`` keeps a completion's first tokens; ``"mask"`` excludes the completion from
+    the loss, as TRL's ``mask_truncated_completions`` does. A prompt of ``limit`` tokens or more leaves no token.
 
     >>> mask = torch.ones(2, 3, dtype=torch.long)
     >>> rows = {"prompt_mask": torch.tensor([[0, 1], [1, 1]]), "completion_mask": mask, "completion_ids": mask}
@@ -104,38 +117,43 @@ def limited(rows: Rows, limit: int, longer: str) -> tuple[Rows, Tensor]:
         room = room.masked_fill(over, 0)
     position = torch.arange(mask.size(1), device=mask.device)
     mask = mask * (~over[:, None] | (position < room[:, None]))
-    # At least one column: TRL's loss cannot do with none.
+    # At least one column: TRL's loss cannot reduce an empty tensor.
     width = max(1, int(mask.sum(dim=1).max()))
-    left, ratio = {**rows, "completion_mask": mask}, rows.get("importance_sampling_ratio")
-    if ratio is not None and ratio.shape == mask.shape:  # a token's, and not a row's
-        left["importance_sampling_ratio"] = ratio.masked_fill(mask < rows["completion_mask"], 1.0)
+    masked, ratio = {**rows, "completion_mask": mask}, rows.get("importance_sampling_ratio")
+    if ratio is not None and ratio.shape == mask.shape:  # one ratio per token, and not per row
+        masked["importance_sampling_ratio"] = ratio.masked_fill(mask < rows["completion_mask"], 1.0)
     shorter = {
         name: value[:, :width] if is_per_row(value) and value.dim() > 1 and not is_of_prompt(name) else value
-        for name, value in left.items()
+        for name, value in masked.items()
     }
     return shorter, over
 
 
 def lay_out(rows: Rows) -> tuple[list[tuple[int, ...]], list[int], list[int]]:
-    """`packing.layout` of the rows: prompts, their lengths, and the completions' lengths."""
+    """Return `packing.layout` of the rows: prompts, their lengths, and the completions' lengths."""
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
     mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
     return layout(ids, mask, rows["completion_ids"].size(1))
 
 
 def scored(rows: Rows) -> Tensor:
-    """The mask (B, T) of the tokens that the loss counts."""
+    """Return the mask (B, T) of the tokens that the loss counts."""
     return rows["completion_mask"] * rows.get("tool_mask", 1)
 
 
+def with_token_count(rows: Rows, accelerator: Any) -> Rows:
+    """Return the rows of this rank with the number of scored tokens of all ranks, which TRL's dapo loss divides by."""
+    return {**rows, "num_items_in_batch": accelerator.gather(scored(rows).sum()).sum()}
+
+
 def shortest(rows: Rows) -> Rows:
-    """The row of the shortest completion that has a token, or the first row if none has."""
+    """Return the row of the shortest completion that has a token, or the first row if none has."""
     lengths = rows["completion_mask"].sum(dim=1)
     return select(rows, [int(lengths.masked_fill(lengths == 0, lengths.max() + 1).argmin())])
 
 
 def of_all_ranks(rows: Rows, accelerator: Any) -> Rows:
-    """The rows of every rank, in the order of ranks."""
+    """Return the rows of all ranks, in the order of ranks."""
     if accelerator.num_processes == 1:
         return rows
     gathered = dict(rows)

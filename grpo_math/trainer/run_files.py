@@ -1,8 +1,8 @@
-"""What training leaves on disk where a user's own script calls ``trainer.train()``: the run directory of the program.
+"""Write the files of a run directory when a user's script calls ``trainer.train()``.
 
-config.yaml, history.jsonl, completions/ and, at the end, adapter/ and finished.json are written into ``output_dir``, so
-that `grpo-math report`, `push`, `ask` and `evaluate --run` take it as they take any other run. A transformers callback
-that `MathGRPOTrainer` carries from the start; ``trainer.remove_callback(RunFiles)`` leaves all of it out.
+``output_dir`` gets config.yaml, history.jsonl, completions/ and, at the end, adapter/ and finished.json, so that
+`grpo-math report`, `push`, `ask` and `evaluate --run` accept it like the run of a recipe. `MathGRPOTrainer` adds this
+transformers callback itself; ``trainer.remove_callback(RunFiles)`` removes it.
 
 Does not evaluate: ``evaluate(trainer, problems)`` before and after writes before.json and after.json.
 """
@@ -12,13 +12,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+from pyarrow import parquet
+from transformers.trainer_utils import SaveStrategy
+
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.disk import naming
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
 
-OWN_DATA = "data of a script"
-FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")  # names of files' formats, not of data
+DATA_OF_SCRIPT = "data of a script"
+# `datasets` calls data from files or memory by these formats.
+FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 
 
 class RunFiles(History):
@@ -26,7 +31,7 @@ class RunFiles(History):
 
     def __init__(self, trainer: Any) -> None:
         self.run_dir, self.trainer = Path(str(trainer.args.output_dir)), trainer
-        self.evaluated = set[str]()  # of before.json and after.json, what this process has written
+        self.evaluated = set[str]()  # before.json and after.json, if this process has written them
         super().__init__(self.run_dir)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -37,14 +42,14 @@ class RunFiles(History):
         earlier = (self.run_dir / "config.yaml").exists() or (self.run_dir / checkpoints.FINISHED).exists()
         stale = [checkpoints.FINISHED, "after.json"]
         # A new run in a used folder: the report must not mix the two.
-        if state.global_step == 0 and earlier:  # what that run has left in this folder
+        if state.global_step == 0 and earlier:
             stale += ["before.json"] if "before.json" not in self.evaluated else []
             shutil.rmtree(self.run_dir / "completions", ignore_errors=True)
         for name in stale:
             (self.run_dir / name).unlink(missing_ok=True)
         if self.trainer.log_completions:
-            (self.run_dir / "completions").mkdir(exist_ok=True)  # TRL's, which it has made once
-        # The same file that the program writes, so that the report treats both alike.
+            (self.run_dir / "completions").mkdir(exist_ok=True)  # TRL creates it in its constructor only
+        # The same file that `grpo-math train` writes, so that the report reads both.
         launched = self.trainer.accelerator.state
         command = ["python", *sys.argv]
         launch = (str(launched.distributed_type), launched.num_processes)
@@ -57,23 +62,27 @@ class RunFiles(History):
             self._write_completions(state.global_step)
 
     def _write_completions(self, step: int) -> None:
-        """The completions of the last rollout in the file and the columns of TRL's ``log_completions``."""
-        import pandas
-
+        """Write the completions of the last rollout to the file that TRL's ``log_completions`` writes."""
         logs = self.trainer._logs
         rows = len(logs["prompt"])
-        columns = {metrics.STEP: [step] * rows, **{name: list(logs[name]) for name in ("prompt", "completion")}}
-        extra = {name: list(values) for name, values in {**logs["rewards"], **logs["extra"]}.items()}
-        columns |= {name: values for name, values in extra.items() if len(values) == rows}
+        columns = {"prompt": logs["prompt"], "completion": logs["completion"], **logs["rewards"], **logs["extra"]}
+        columns = {metrics.STEP: [step] * rows, **columns, "advantage": logs["advantages"]}
+        # ``from_pandas`` writes NaN as null, as TRL's file does.
+        arrays = {
+            name: pyarrow.array(list(values), from_pandas=True)
+            for name, values in columns.items()
+            if len(values) == rows
+        }
         path = self.run_dir / "completions" / f"completions_{step:05d}.parquet"
         with naming(path):
             path.parent.mkdir(exist_ok=True)
-            pandas.DataFrame({**columns, "advantage": list(logs["advantages"])}).to_parquet(path)
+            # Not through pandas, which prints three FutureWarnings at every step.
+            parquet.write_table(pyarrow.table(arrays), path)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_end(args, state, control, **kwargs)
-        saves = hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config")
-        if saves and str(getattr(args.save_strategy, "value", args.save_strategy)) != "no":
+        has_adapter = hasattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "peft_config")
+        if has_adapter and args.save_strategy != SaveStrategy.NO:
             target = self.run_dir / "adapter"
             with checkpoints.sealed(target, self.trainer.accelerator):
                 self.trainer.save_model(str(target))
@@ -83,7 +92,7 @@ class RunFiles(History):
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """The settings of a trainer under the names that recipes have for them."""
+    """Return the settings of a trainer under their names in a recipe."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     name = str(getattr(model.config, "_name_or_path", "") or "in memory")
     options: dict[str, Any] = trainer.args.model_init_kwargs or {}
@@ -99,7 +108,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
     if adapters := getattr(model, "peft_config", None):
         lora = next(iter(adapters.values()))
         names = ("r", "lora_alpha", "lora_dropout", "target_modules")
-        adapter = {name if name.startswith("lora_") else f"lora_{name}": getattr(lora, name, None) for name in names}
+        adapter = {f"lora_{name.removeprefix('lora_')}": getattr(lora, name, None) for name in names}
         targets = adapter["lora_target_modules"]
         adapter["lora_target_modules"] = sorted(targets) if isinstance(targets, set | list) else targets
         settings |= {"use_peft": True, **adapter}
@@ -107,10 +116,10 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def _data_of(data: Any) -> dict[str, Any]:
-    """The name of the data, where `datasets` knows one, and the template, where the rows name one."""
+    """Return the name of the data, if `datasets` knows one, and the template, if the rows name one."""
     info = getattr(data, "info", None)
     name = getattr(info, "dataset_name", None)
-    settings: dict[str, Any] = {"dataset": OWN_DATA if not name or name in FORMATS else name}
+    settings: dict[str, Any] = {"dataset": DATA_OF_SCRIPT if not name or name in FORMATS else name}
     if split := getattr(data, "split", None):
         settings["dataset_split"] = str(split)
     first: Any = next(iter(data), {}) if hasattr(data, "__len__") else {}

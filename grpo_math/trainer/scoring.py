@@ -1,8 +1,8 @@
-"""Log-probs and entropies (B, T) as TRL's method gives them, from packed rows.
+"""Compute log-probs and entropies (B, T) as TRL's method does, from packed rows.
 
-Rows go in padded and come out padded (`packing.py`); in between, each prompt is computed once and no padding is.
+Input and output are padded (`packing.py`). In between, each prompt is computed once, and padding is not computed.
 
-Does not hold a token budget of its own: `budget.TokenBudget` is shared with the update.
+Does not choose the token budget: `budget.TokenBudget` is shared with the update.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,16 @@ from grpo_math.trainer.packing import Unpackable, layout, pack, unpack
 logger = get_logger(__name__)
 
 WORTH_PACKING = 0.97  # several rows that pack to more of the padded tokens than this are scored as TRL does
-APART, APART_HALF = 1e-3, 1.0  # of a log-prob, by rounding: in float32; in half precision or TF32
-TRIED = "one two three four five six seven eight nine ten"  # words: of odd tokens half precision is nats off by itself
+# Rounding of a log-prob, in nats: in float32; in half precision or TF32.
+MAX_LOGPROB_DIFF, MAX_LOGPROB_DIFF_HALF = 1e-3, 1.0
+# Common words, because half precision alone changes the log-probs of unlikely tokens by nats.
+WORDS = "one two three four five six seven eight nine ten"
 
 Scores = tuple[Tensor, Tensor | None, Tensor | None]  # log-probs, entropies, and TRL's auxiliary loss
 
 
 def set_up(trainer: Any, models: list[Any]) -> bool:
-    """Switch the policy, and the reference where there is one, to the packed attention; False where one has none."""
+    """Switch the policy and the reference model to packed attention. Return False if a model does not support it."""
     batching = trainer.use_transformers_continuous_batching
     adapters = [adapter for model in models if is_peft_model(model) for adapter in model.peft_config.values()]
     device_maps = [getattr(_bare(model), "hf_device_map", None) or {} for model in models]
@@ -45,18 +47,18 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
     reasons = [reason for reason, applies in hindrances.items() if applies]
     reasons += filter(None, (attention.unsupported(model.config, model._supports_sdpa) for model in models))
     if reason := of_any_rank(next(iter(reasons), None)):
-        _say_unpacked(models[0], reason)
+        _warn_unpacked(models[0], reason)
         return False
     for model in models:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
-            _say_unpacked(model, "attention of its own, which transformers cannot replace")
+            _warn_unpacked(model, "attention of its own, which transformers cannot replace")
             return False
         recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
-    if trainer.aux_loss_enabled:  # its mean takes a prompt as often as it has completions
-        _say_unpacked(models[0], "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)", "updates")
+    if trainer.aux_loss_enabled:  # its mean counts a prompt once per completion
+        _warn_unpacked(models[0], "an auxiliary loss of its router (router_aux_loss_coef: 0 leaves it out)", "updates")
     return True
 
 
@@ -69,22 +71,26 @@ def _bare(model: Any) -> Any:
     return model.get_base_model() if is_peft_model(model) else model
 
 
-def _say_unpacked(model: Any, reason: object, subject: str = "rows") -> None:
+def _warn_unpacked(model: Any, reason: object, subject: str = "rows") -> None:
     logger.warning(f"pack_updates: {type(model).__name__} has {reason}; {subject} are scored unpacked.")
 
 
-def try_out(trainer: Any, model: Any) -> None:
-    """Score two short rows of words packed and as TRL does. A model that cannot be packed, or takes its positions from
-    elsewhere, shows it before anything is cut for packing; if it does on one rank, no rank packs. If weights are split
-    over ranks (ZeRO-3, FSDP), the rows are scored packed alone."""
-    vocabulary = _bare(trainer.model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
-    words = [*trainer._tokenizer(TRIED, add_special_tokens=False).input_ids, *range(9)]  # one may know no words
-    ids = torch.tensor([words[:8], words[:4] + words[5:9]], device=trainer.accelerator.device)
-    rows = (trainer.model, ids % vocabulary, torch.ones_like(ids), 4)
-    if (scorer := trainer.scorer) is None:
+def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
+    """Compare the packed scores of two short rows of words with TRL's, once, before an update is split for packing.
+
+    A model that cannot be packed, or computes its own positions, shows it here. If it does on one rank, no rank packs.
+    ``score`` is the trainer's scoring method. If weights are split over ranks (ZeRO-3, FSDP), the rows are only scored
+    packed.
+    """
+    scorer, model = trainer.scorer, trainer.model
+    if scorer is None or scorer.verified:
         return
-    trainer.scorer = None
-    score, training, reason = trainer._scores, model.training, None
+    vocabulary = _bare(model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
+    words = [*trainer._tokenizer(WORDS, add_special_tokens=False).input_ids, *range(9)]  # it may know no words
+    ids = torch.tensor([words[:8], words[:4] + words[5:9]], device=trainer.accelerator.device)
+    rows = (model, ids % vocabulary, torch.ones_like(ids), 4)
+    # Without a scorer, the trainer scores as TRL does.
+    trainer.scorer, scorer.verified, training, reason = None, True, model.training, None
     model.eval()
     with torch.no_grad():
         try:
@@ -94,24 +100,23 @@ def try_out(trainer: Any, model: Any) -> None:
         if not split_by(trainer.accelerator):
             plain = score(*rows)[0]
             half = trainer.accelerator.mixed_precision != "no" or trainer.model.dtype != torch.float32
-            limit = APART_HALF if half or trainer.args.tf32 else APART
-            if reason is None and (apart := (packed - plain).abs().max().item()) > limit:
-                reason = f"log-probs that packing puts {apart:.2g} off"
+            limit = MAX_LOGPROB_DIFF_HALF if half or trainer.args.tf32 else MAX_LOGPROB_DIFF
+            if reason is None and (difference := (packed - plain).abs().max().item()) > limit:
+                reason = f"log-probs that change by {difference:.2g} when packed"
     model.train(training)
     if reason := of_any_rank(reason):
-        scorer.leave(reason)
+        scorer.disable_packing(reason)
     else:
         trainer.scorer = scorer
 
 
 def of_any_rank(reason: str | None) -> str | None:
-    """Return a reason that one of the ranks has, on every rank. A rank that decides alone leaves the others waiting in
-    a collective."""
+    """Return the first rank's reason on every rank. If one rank decided by itself, the others would wait for it."""
     return next(filter(None, gather_object([reason])), None)
 
 
 def next_to_rows(score: Callable[..., Scores]) -> Callable[..., Scores]:
-    """TRL's method, with scores on the device of the rows: a head on another GPU (device_map) leaves its own there."""
+    """Return TRL's method with scores on the device of the rows. With device_map the LM head may be on another GPU."""
 
     def scores(model: Any, input_ids: Tensor, *arguments: Any, **kwargs: Any) -> Scores:
         logps, entropies, loss = score(model, input_ids, *arguments, **kwargs)
@@ -122,34 +127,33 @@ def next_to_rows(score: Callable[..., Scores]) -> Callable[..., Scores]:
 
 
 class PackedScorer:
-    """Called as TRL's ``_get_per_token_logps_and_entropies`` is, with that method, ``plain``, before the rest.
+    """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as ``plain`` first.
 
-    Raises `Unpackable` if the model did not run packed. Call `leave_alone` afterwards; do not call this again.
+    Raises `Unpackable` if the model did not run packed. Then call `disable_packing_alone`, and do not call this again.
     """
 
     def __init__(self, accelerator: Any, budget: TokenBudget, models: list[Any]) -> None:
         self.accelerator, self.budget, self.models = accelerator, budget, [_bare(model) for model in models]
-        self.said: set[str] = set()
+        self.verified = False
+        self.logged: set[str] = set()  # the attention kernels that the log names already
         config = self.models[0].config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
         self.attending = sum(kind in attention.ATTENDING for kind in kinds)
         self.stateful = sum(kind in attention.STATEFUL for kind in kinds)
 
-    def leave(self, reason: object) -> None:
-        """Rows are scored, and updates cut, as without packing."""
+    def disable_packing(self, reason: object) -> None:
+        """Give the models their own attention again, and stop splitting updates."""
         self.budget.splits = False
         for model in self.models:
             model.set_attn_implementation(model.config._attn_implementation.removeprefix("packed_"))
-        _say_unpacked(self.models[0], reason)
+        _warn_unpacked(self.models[0], reason)
 
-    def leave_alone(self, reason: object) -> None:
-        """Leave, after the other ranks have agreed to pack: they would wait for a process that computes other passes.
-
-        Raises `ConfigError` if there are other ranks.
-        """
+    def disable_packing_alone(self, reason: object) -> None:
+        """Disable packing in a single process. Raise `ConfigError` if there are others."""
+        # All ranks have agreed to pack. The others would wait for a rank that computes other forward passes.
         if self.accelerator.num_processes > 1:
             raise ConfigError("pack_updates", True, f"does not work on every rank ({reason})", "set it to false")
-        self.leave(reason)
+        self.disable_packing(reason)
 
     def __call__(
         self,
@@ -162,7 +166,7 @@ class PackedScorer:
         compute_entropy: bool,
         **kwargs: Any,
     ) -> Scores:
-        """0 where there is padding."""
+        """Return log-probs (B, T), and entropies if ``compute_entropy``; 0 at padding."""
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
@@ -170,8 +174,8 @@ class PackedScorer:
             at = slice(None) if is_all else torch.tensor(index).to(input_ids.device, non_blocking=True)
             ids, mask = input_ids[at], attention_mask[at]
             row = pack(ids, mask, logits_to_keep)
-            # Not one token to score, while other ranks may wait for this forward pass; or next to none to save. A row
-            # by itself is packed in any case, since then it needs no mask.
+            # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is
+            # packed even if that saves no token, because a packed row needs no attention mask.
             if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
                 scores = plain(model, ids, mask, logits_to_keep, compute_entropy=compute_entropy, **kwargs)
                 row_scores: Any = scores[:2]
@@ -181,7 +185,7 @@ class PackedScorer:
                     outputs = model(
                         input_ids=row.input_ids,
                         position_ids=row.position_ids,
-                        # A mask in four dimensions is taken as it is: transformers builds none, and ours needs none.
+                        # transformers uses a mask of four dimensions as it is, and packed attention ignores it.
                         attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device),
                         shift_labels=row.shift_labels,
                         fused_lm_head=True,
@@ -189,7 +193,7 @@ class PackedScorer:
                         scored_index=row.scored_index,
                     )
                 self._count(attention.calls - called[0], recurrent.calls - called[1])
-                self._say_new_ways()
+                self._log_new_kernels()
                 row_scores = unpack(outputs.log_probs, row), compute_entropy and unpack(outputs.entropy, row)
             logps = _put(logps, at, row_scores[0])
             if compute_entropy:
@@ -197,28 +201,27 @@ class PackedScorer:
         return logps, entropies if compute_entropy else None, None
 
     def _count(self, attended: int, states: int) -> None:
-        """Raise `Unpackable` where a layer has not seen that its row is packed."""
+        """Raise `Unpackable` if a layer was not told that its row is packed."""
         if attended != self.attending:
             raise Unpackable(f"{self.attending} layers and {attended} calls of packed attention")
         if states != self.stateful:
-            raise Unpackable(f"{self.stateful} layers with a state, of which {states} go on from a prompt's")
+            raise Unpackable(f"{self.stateful} layers with a state, of which {states} continue a prompt's state")
 
-    def _say_new_ways(self) -> None:
-        """Once each: a long prompt may be the first to need another."""
-        for way in sorted(attention.ways - self.said):
-            logger.info(f"Packed attention on {self.accelerator.device.type}: {way}.")
-        self.said |= attention.ways
+    def _log_new_kernels(self) -> None:
+        # In every pass, because a long prompt may be the first to need another kernel.
+        for kernel in sorted(attention.kernels_used - self.logged):
+            logger.info(f"Packed attention on {self.accelerator.device.type}: {kernel}.")
+        self.logged |= attention.kernels_used
 
     def _batches(
         self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
     ) -> list[list[int]]:
-        """The rows of each forward pass. A part of the update is one; other rows are filled to the token budget, in as
-        many passes on every rank."""
+        """Return the rows of each forward pass. Micro-batches are planned already; other rows fill the token budget."""
         if torch.is_grad_enabled():
             return [list(range(len(input_ids)))]
         prompts, prompt_tokens, tokens = layout(input_ids, attention_mask, completion_length)
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
         batches = arrange(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
-        # Under ZeRO-3 and FSDP a forward pass is a collective: every rank makes as many.
+        # Under ZeRO-3 and FSDP a forward pass is a collective: every rank needs the same number of them.
         passes = int(self.accelerator.gather(torch.tensor([len(batches)], device=input_ids.device)).max())
         return batches + batches[-1:] * (passes - len(batches))

@@ -1,11 +1,11 @@
-"""What TRL's table of completions says of each beside its text, rewards and advantage: so that a row explains itself.
+"""Columns of TRL's table of completions that explain a row: group, problem, gold answer, verdict, reward, length.
 
-Completions that could not be graded are kept in a file of their own. Does not write the table: TRL does, as
-``completions/completions_STEP.parquet`` and to the trackers.
+Completions that could not be graded go to a separate file. Does not write the table: TRL and run_files.py do, as
+``completions/completions_STEP.parquet``, and TRL sends it to the trackers.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -20,22 +20,24 @@ from grpo_math.trainer.advantages import weighted
 
 def columns_of(
     rows: Sequence[dict[str, Any]],
+    groups: Iterable[int],
     grades: Sequence[Grade] | None,
     rewards: Tensor,
     ids: Sequence[Sequence[int]],
-    is_cut: Callable[[Sequence[int]], bool],
+    is_truncated: Callable[[Sequence[int]], bool],
 ) -> dict[str, list[Any]]:
-    """Columns of one entry a completion: which problem, its gold, the verdict and answer, the reward, the length.
+    """Return columns with an entry for each completion.
 
-    ``rewards`` (B,) are weighted sums, NaN where no function gave a number; ``ids`` the completions' tokens, of which
-    ``is_cut`` says whether the limit ended them. What the data or the grader do not say is None: columns are
-    equally long.
+    ``groups`` are the numbers of the completions' groups. ``rewards`` (B,) are weighted sums, NaN if no function gave a
+    number. ``ids`` are the completions' tokens; ``is_truncated`` returns True for those that the limit ended. Unknown
+    values are None, so that columns have the same length.
 
     >>> from grpo_math.grading import Verdict
-    >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")]
-    >>> row = {"id": "a", "answer": "7"}
-    >>> columns = columns_of([row, row], grades * 2, Tensor([0.0, 1.0]), [[5, 6, 2], [5, 6]], lambda ids: ids[-1] != 2)
+    >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")] * 2
+    >>> rows, ids = [{"id": "a", "answer": "7"}] * 2, [[5, 6, 2], [5, 6]]
+    >>> columns = columns_of(rows, [4, 4], grades, Tensor([0.0, 1.0]), ids, lambda ids: ids[-1] != 2)
     >>> for name, values in columns.items(): print(name, values)
+    group [4, 4]
     problem_id ['a', 'a']
     gold ['7', '7']
     verdict ['correct', 'correct']
@@ -47,6 +49,7 @@ def columns_of(
     """
     graded: Sequence[Grade | None] = grades or [None] * len(rows)
     return {
+        "group": list(groups),
         "problem_id": [name_of(row) for row in rows],
         "gold": [gold_of(row) for row in rows],
         "verdict": [grade and str(grade.verdict) for grade in graded],
@@ -54,12 +57,12 @@ def columns_of(
         "in_format": [grade and grade.in_format for grade in graded],
         "reward": [None if value != value else value for value in rewards.tolist()],
         "tokens": [len(tokens) for tokens in ids],
-        "truncated": [is_cut(tokens) for tokens in ids],
+        "truncated": [is_truncated(tokens) for tokens in ids],
     }
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """The problem's id, or the beginning of its prompt: the rows of a script may have no ids.
+    """Return the problem's id, or the beginning of its prompt: the rows of a script may have no ids.
 
     >>> name_of({"id": 3}), name_of({"prompt": "What is 3 + 4?"})
     ('3', 'What is 3 + 4?')
@@ -69,19 +72,37 @@ def name_of(row: dict[str, Any]) -> str:
     return shorten(text_of(row.get("prompt") or "", role="user"), width=60, placeholder=" ...")
 
 
-def tell(trainer: Any, rows: list[dict[str, Any]], ids: list[list[int]]) -> None:
-    """What explains a completion goes beside it in TRL's table, but where a reward function has that column."""
-    # TRL has gathered the rewards of all ranks, and gathers the columns itself later.
+def add_columns(
+    trainer: Any,
+    rows: list[dict[str, Any]],
+    grades: Sequence[Grade] | None,
+    rewards_per_func: Tensor,
+    ids: list[list[int]],
+    first_group: int,
+) -> None:
+    """Add the columns of this rank to TRL's table, unless a reward function logs a column of that name.
+
+    ``first_group`` is the number of the rollout's first group: a resampled rollout continues the count.
+    """
+    # TRL has gathered the rewards of all ranks. It gathers the columns itself, later.
     first = trainer.accelerator.process_index * len(rows)
-    of_rank = trainer._rewards_per_func[first : first + len(rows)]
+    of_rank = rewards_per_func[first : first + len(rows)]
     rewards = weighted(of_rank, trainer.reward_weights.to(of_rank.device))
-    columns = columns_of(rows, trainer._grades, rewards, ids, trainer.endings.cut)
-    for name in columns.keys() - {*trainer._pending_extra_logs, *trainer.reward_func_names}:
-        trainer._log_completion_extra(name, columns[name])
+    groups = (first_group + (first + row) // trainer.group_size for row in range(len(rows)))
+    columns = columns_of(rows, groups, grades, rewards, ids, trainer.endings.is_truncated)
+    for name, values in columns.items():
+        if name not in (*trainer._pending_extra_logs, *trainer.reward_func_names):
+            trainer._log_completion_extra(name, values)
 
 
-def keep_ungradable(trainer: Any, rows: list[dict[str, Any]]) -> None:
-    """The golds and texts of all ranks that could not be graded go to ``ungradable.jsonl``, with their step."""
-    if rows and trainer.accelerator.is_main_process:
-        with open(Path(str(trainer.args.output_dir), "ungradable.jsonl"), "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({metrics.STEP: trainer.state.global_step, **row}) + "\n" for row in rows)
+def replace_advantages(column: Any, values: Sequence[float]) -> None:
+    """Replace the advantages of the last rollout in TRL's table, which has those of TRL."""
+    for _ in range(min(len(column), len(values))):
+        column.pop()
+    column.extend(values)
+
+
+def save_ungradable(folder: Path, step: int, rows: list[dict[str, Any]]) -> None:
+    """Append gold answers and completions that could not be graded to ``ungradable.jsonl``, with their step."""
+    with open(folder / "ungradable.jsonl", "a", encoding="utf-8") as file:
+        file.writelines(json.dumps({metrics.STEP: step, **row}) + "\n" for row in rows)

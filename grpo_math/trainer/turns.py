@@ -1,10 +1,10 @@
-"""Tools in training: what the trainer is given becomes a `Talk`, and TRL's loop over turns becomes `turns.play`.
+"""Tools in training: the trainer's tools become a `Talk`, and `turns.play` replaces TRL's loop over turns.
 
-Where ranks generate together (vLLM, weights that are split), each has as many rows in a turn as the rank with most of
-them: TRL's slice of a server's answers, ``process_index * len(prompts)``, is right for nothing else. What fills up is
-a prompt of the rank's own, and its answers are dropped. Elsewhere no rank waits for another.
+If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most. TRL's
+slice of a server's answers, ``process_index * len(prompts)``, is wrong otherwise. Ranks with fewer rows repeat one of
+their prompts, and its answers are dropped.
 
-Images stay with TRL's own loop, on one process.
+With images, TRL's own loop runs, on one process.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,9 @@ from grpo_math.run.weights import split_by
 
 
 def talk_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Talk | None:
-    """What ``tools`` and ``environment_factory`` of a trainer's arguments come to; None without either.
+    """Return the `Talk` of a trainer's ``tools`` and ``environment_factory``; None without either.
 
-    A tokenizer that is not given is the model's, and its template one with calls (`chat.prepare`).
+    If no tokenizer is given, the model's is used, with a template that knows tool calls (`chat.prepare`).
     """
     tools, session = given.get("tools") or [], given.get("environment_factory")
     if not tools and (session is None or isinstance(session, dict)):
@@ -44,7 +44,7 @@ def talk_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, An
 
 
 class Turns:
-    """The turns after the first of a trainer's completions, and the figures of their calls."""
+    """Runs the turns after the first of a trainer's completions, and computes the metrics of their calls."""
 
     def __init__(self, trainer: Any, talk: Talk) -> None:
         self.trainer, self.talk = trainer, talk
@@ -55,7 +55,7 @@ class Turns:
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
-        """While open, one rollout under the weights of now: without vLLM its turns go on from those before them."""
+        """Keep the KV cache of earlier turns during one rollout, in which weights do not change. vLLM has its own."""
         self.earlier = TurnCache(self.talk.calls)
         try:
             yield
@@ -70,7 +70,7 @@ class Turns:
         logprobs: list[list[float]] | None,
         *images: Any,
     ) -> tuple[Any, ...]:
-        """What TRL's ``_tool_call_loop`` takes after the prompts, and returns."""
+        """Do the work of TRL's ``_tool_call_loop``: its arguments after the prompts, and its results."""
         trainer = self.trainer
         first = [
             replace(row, messages=messages)
@@ -96,20 +96,20 @@ class Turns:
 
     def _context(self) -> int:
         trainer = self.trainer
-        # A colocated engine may have a shorter window than the model.
+        # A colocated engine may have a shorter context window than the model.
         if trainer.use_vllm and trainer.vllm_mode == "colocate":
             return int(trainer.vllm_generation.llm.llm_engine.model_config.max_model_len)
         window = int(trainer.model.config.max_position_embeddings)
         return min(window, getattr(trainer.vllm_generation, "context", window)) if trainer.use_vllm else window
 
-    def figures(self, completions: Sequence[Any], grades: Sequence[Any] | None) -> dict[str, float]:
-        """Over all ranks: how often a result stood in its call already, timeouts, and who is right."""
-        figures_of_rank = []
-        for number, (row, messages) in enumerate(zip(self.rows, completions, strict=True)):
-            solved = grades is not None and grades[number].verdict is Verdict.CORRECT
-            figures_of_rank.append((row.calls, row.timeouts, len(results_of(messages)), sum(echoed(messages)), solved))
-        rows = torch.tensor(gather_object(figures_of_rank), dtype=torch.float64)
-        calls, timeouts, results, echoes, right = rows.unbind(dim=1)
+    def metrics(self, completions: Sequence[Any], grades: Sequence[Any] | None) -> dict[str, float]:
+        """Return the metrics of all ranks' tool calls: timeouts, results that the call contained already, accuracy."""
+        counts = [
+            (row.calls, row.timeouts, len(results_of(messages)), sum(echoed(messages)))
+            for row, messages in zip(self.rows, completions, strict=True)
+        ]
+        solved = [float(grade.verdict is Verdict.CORRECT) for grade in grades or ()]
+        calls, timeouts, results, echoes = torch.tensor(gather_object(counts), dtype=torch.float64).unbind(dim=1)
         called = calls > 0
         values = {
             metrics.TIMEOUT_FREQUENCY: (timeouts.sum() / calls.sum().clamp(min=1)).item(),
@@ -117,6 +117,7 @@ class Turns:
             metrics.CALLED: called.double().mean().item(),
         }
         if grades is not None:
+            right = torch.tensor(gather_object(solved), dtype=torch.float64)
             groups = {metrics.RIGHT_WITH_CALL: right[called], metrics.RIGHT_WITHOUT_CALL: right[~called]}
             values |= {name: group.mean().item() for name, group in groups.items() if len(group)}
         return values

@@ -1,10 +1,10 @@
-"""Attention over sequences of unequal length: one call of a varlen kernel, or one of torch's own for each sequence.
+"""Attention over sequences of unequal length: one call of a varlen kernel, or one call of sdpa per sequence.
 
-Each prompt is a sequence that sees itself; each segment is one that sees [its prompt, itself], causal from the lower
-right: its last token sees all. Queries stay where they lie in the row, keys and values are gathered by an index; so one
-call does a whole row, however many groups are in it.
+A prompt is a sequence that attends to itself. A segment (a completion) attends to [its prompt, itself], causal and
+aligned at the lower right: its last token attends to all keys. Queries stay in the order of the row; an index gathers
+keys and values. So one call computes a row with any number of groups.
 
-Does not save memory on the gathered keys and values: autograd keeps them for the backward pass.
+Does not save memory for the gathered keys and values: autograd keeps them for the backward pass.
 """
 
 import math
@@ -22,13 +22,13 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from grpo_math.trainer.packing import GroupLayout
 
-KEPT = 2**20  # elements: a larger mask is made anew for every layer
+MAX_CACHED = 2**20  # elements of a mask: larger ones are computed again in every layer
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What an attention makes of the products of queries and keys. ``window`` counts a query's own position; ``sinks``
-    (H,) are scores of a key that has no value."""
+class AttentionParams:
+    """How an attention computes its weights. ``window`` counts the query's own position; ``sinks`` (H,) are the scores
+    of an additional key without a value."""
 
     scale: float | None = None
     dropout: float = 0.0
@@ -37,24 +37,24 @@ class Scores:
     sinks: Tensor | None = None
 
     @property
-    def spelled_out(self) -> bool:
-        """Whether no kernel of torch computes them."""
+    def needs_eager(self) -> bool:
+        """True if no kernel of torch computes these weights."""
         return bool(self.softcap) or self.sinks is not None
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Lengths of sequences of queries, and of the keys that each sees; the same as offsets on the device, int32."""
+    """Lengths of the sequences of queries and of their keys, and the same as int32 offsets on the device."""
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
-    at_queries: Tensor  # (N + 1,)
-    at_keys: Tensor
+    cu_seqlens_q: Tensor  # (N + 1,), flash-attn's name
+    cu_seqlens_k: Tensor
 
 
 def spans(queries: list[int], keys: list[int], device: torch.device) -> Spans:
     """
-    >>> spans([2, 3], [2, 5], torch.device("cpu")).at_keys
+    >>> spans([2, 3], [2, 5], torch.device("cpu")).cu_seqlens_k
     tensor([0, 2, 7], dtype=torch.int32)
     """
     offsets = [list(accumulate(lengths, initial=0)) for lengths in (queries, keys)]
@@ -62,9 +62,9 @@ def spans(queries: list[int], keys: list[int], device: torch.device) -> Spans:
     return Spans(tuple(queries), tuple(keys), *at.unbind())
 
 
-@lru_cache(maxsize=2)  # every layer of a part asks for the same
+@lru_cache(maxsize=2)  # every layer of a micro-batch needs the same
 def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Spans, Tensor]:
-    """The sequences of a row, and the index by which its keys are gathered for them.
+    """Return the sequences of a row, and the index that gathers their keys.
 
     >>> whole, index = sequences((GroupLayout(0, 2, (3, 1)),), torch.device("cpu"))
     >>> whole.queries, whole.keys, index.tolist()
@@ -86,13 +86,13 @@ def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Sp
     return spans(queries, keys, device), torch.cat(taken).to(device, non_blocking=True)
 
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Spans, Scores], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
-    """The kernel for tokens (L, H, D): the flash-attn that the model was loaded with, torch's, or `one_by_one`."""
+def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
+    """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
     if flash_takes(q, k, v, scores.dropout):
-        ours = _torchs() and not (scores.dropout or scores.spelled_out)
+        ours = _torchs() and not (scores.dropout or scores.needs_eager)
         if _loaded() and _knows(_loaded(), scores):
             return of_flash_attn
         if ours:
@@ -101,18 +101,18 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Kernel:
 
 
 def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
-    """Whether torch's own flash kernel would take these: the device, the dtype and the size of heads are its own."""
+    """Return True if torch's flash kernel supports this device, dtype and head size."""
     if q.device.type != "cuda" or torch.version.hip or q.size(-1) % 8 or q.size(-1) != v.size(-1):
         return False
     first, second, third = (states.transpose(0, 1)[None] for states in (q, k, v))
-    # torch decides by device, dtype and sizes. Asking it is better than repeating its rules, which change.
+    # torch's rules change between versions: ask torch instead of repeating them.
     params = torch.backends.cuda.SDPAParams(first, second, third, None, dropped, True, True)
     return torch.backends.cuda.can_use_flash_attention(params)
 
 
 @cache
 def _torchs() -> Any:
-    """`torch.nn.attention.varlen.varlen_attn` where it knows windows and grouped heads, or None."""
+    """Return `torch.nn.attention.varlen.varlen_attn` if it supports windows and grouped heads, or None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -121,70 +121,69 @@ def _torchs() -> Any:
 
 
 def _loaded() -> Any:
-    """`flash_attn_varlen_func` of a model with ``attn_implementation: flash_attention_*``, from its package or through
-    `kernels`, or None."""
+    """Return the `flash_attn_varlen_func` that transformers has loaded for ``flash_attention_*``, or None."""
     from transformers import modeling_flash_attention_utils as flash
 
     return flash._flash_varlen_fn
 
 
-def _asked(scores: Scores) -> dict[str, Any]:
-    """What not every version of flash-attn has, only where it is wanted."""
+def _asked(scores: AttentionParams) -> dict[str, Any]:
+    """Return the options that not every version of flash-attn has, without unused ones."""
     window = _window(scores) if scores.window else None
     asked = {"dropout_p": scores.dropout, "softcap": scores.softcap, "window_size": window}
     return {name: value for name, value in asked.items() if value}
 
 
-def _knows(function: Any, scores: Scores) -> bool:
+def _knows(function: Any, scores: AttentionParams) -> bool:
     return scores.sinks is None and _asked(scores).keys() <= _parameters(function)
 
 
-@cache  # every layer asks
+@cache  # `signature` is slow, and every layer needs it
 def _parameters(function: Any) -> frozenset[str]:
     return frozenset(signature(function).parameters)
 
 
-def _window(scores: Scores) -> tuple[int, int]:
-    """How far a query sees to the left and to the right, as the kernels count it; -1 is all."""
+def _window(scores: AttentionParams) -> tuple[int, int]:
+    """Return the number of keys to the left and to the right of a query's own, as kernels count them; -1: all."""
     return (scores.window - 1 if scores.window else -1, 0)
 
 
-def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:
-    offsets = (spans.at_queries, spans.at_keys, max(spans.queries), max(spans.keys))
+def of_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
+    offsets = (spans.cu_seqlens_q, spans.cu_seqlens_k, max(spans.queries), max(spans.keys))
     return _torchs()(q, k, v, *offsets, scale=scores.scale, window_size=_window(scores), enable_gqa=True)
 
 
-def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:
+def of_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
     function = _loaded()
     offsets = {
-        "cu_seqlens_q": spans.at_queries,
-        "cu_seqlens_k": spans.at_keys,
+        "cu_seqlens_q": spans.cu_seqlens_q,
+        "cu_seqlens_k": spans.cu_seqlens_k,
         "max_seqlen_q": max(spans.queries),
         "max_seqlen_k": max(spans.keys),
     }
     out = function(q, k, v, **offsets, softmax_scale=scores.scale, causal=True, **_asked(scores))
-    return out[0] if isinstance(out, tuple) else out  # some return the log-sum-exp, too
+    return out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
 
 
-def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Scores) -> Tensor:
-    """`scaled_dot_product_attention` for each sequence: (L, H, D) and keys, values (K, H_kv, D) -> (L, H, D)."""
-    if q.device.type != "cpu" or scores.spelled_out:  # no fused kernel of CUDA takes float32 and grouped heads
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
+    """Call `scaled_dot_product_attention` for each sequence: (L, H, D) and keys, values (K, H_kv, D) -> (L, H, D)."""
+    if q.device.type != "cpu" or scores.needs_eager:  # no fused kernel of CUDA takes float32 and grouped heads
         k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
     outputs = []
     for one in zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True):
-        own_q, own_k, own_v = (states.transpose(0, 1)[None] for states in one)
-        outputs.append(_one(own_q, own_k, own_v, scores)[0].transpose(0, 1))
+        one_q, one_k, one_v = (states.transpose(0, 1)[None] for states in one)
+        outputs.append(_one(one_q, one_k, one_v, scores)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
-def _one(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+def _one(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
     """(1, H, L, D) in and out, causal from the lower right."""
     queries, keys = q.size(2), k.size(2)
-    if scores.spelled_out:
-        return _spelled_out(q, k, v, scores)
-    # On a CPU no fused kernel knows "causal from the lower right", so the mask is given as a bias.
+    if scores.needs_eager:
+        return _eager(q, k, v, scores)
+    # On a CPU no fused kernel supports "causal from the lower right", so the mask is passed as a bias.
     if scores.window or (queries < keys and q.device.type == "cpu"):
-        bias = _bias if queries * keys < KEPT else _bias.__wrapped__
+        bias = _bias if queries * keys < MAX_CACHED else _bias.__wrapped__
         mask: Any = bias(queries, keys, scores.window, q.device, q.dtype)
     else:
         mask = None if queries == keys else causal_lower_right(queries, keys)
@@ -192,9 +191,9 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, **settings)
 
 
-@lru_cache(maxsize=32)  # every layer asks for the same
+@lru_cache(maxsize=32)  # every layer needs the same
 def _bias(queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`_mask` as what is added to the scores."""
+    """Return `_mask` as a bias, which is added to the scores."""
     return torch.zeros((), dtype=dtype, device=device).where(_mask(queries, keys, window, device), -math.inf)
 
 
@@ -208,8 +207,8 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
     return mask.triu(keys - queries - window + 1) if window else mask
 
 
-def _spelled_out(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-    r"""Scores :math:`c \tanh(s / c)`, and a sink's beside them."""
+def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
+    r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks."""
     products = q @ k.transpose(2, 3) * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale)
     if scores.softcap:
         products = scores.softcap * torch.tanh(products / scores.softcap)
@@ -217,19 +216,21 @@ def _spelled_out(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
     if scores.sinks is not None:
         sinks = scores.sinks.to(q.dtype).view(1, -1, 1, 1).expand(-1, -1, q.size(2), 1)
         products = torch.cat([products, sinks], dim=-1)
-    # A sink takes its share of the softmax and has no value: it is cut off before the product with the values.
+    # A sink takes a share of the softmax and has no value: it is removed before the product with the values.
     weights = products.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
     return dropout(weights[..., : k.size(2)], scores.dropout) @ v
 
 
-WAYS: dict[Kernel, str] = {
+NAMES: dict[Kernel, str] = {
     of_torch: "torch's varlen kernel, one call a layer",
     of_flash_attn: "flash-attn's varlen kernel, one call a layer",
     one_by_one: "scaled_dot_product_attention, a call for each sequence",
 }
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], scores: Scores, run: Kernel) -> Tensor:
-    """A packed row (L, H, D) with keys and values (L, H_kv, D) -> (L, H, D_v)."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], scores: AttentionParams, run: Kernel
+) -> Tensor:
+    """Compute attention over a packed row (L, H, D) with keys and values (L, H_kv, D) -> (L, H, D_v)."""
     whole, index = sequences(groups, q.device)
     return run(q, k.index_select(0, index), v.index_select(0, index), whole, scores)

@@ -172,7 +172,7 @@ def test_two_steps_with_a_tool_end_with_the_weights_of_a_cpu(kind, tiny, tokeniz
             masks.append(rows["tool_mask"])
             return loss_of(model, rows)
 
-        trainer._generate_single_turn, trainer._loss_of, trainer._first_passes = calling, seen, []
+        trainer._generate_single_turn, trainer._loss_of, trainer._dry_run_due = calling, seen, False
         before = weights(trainer.model).cpu()
         trainer.train()
         assert any((mask == 0).any() for mask in masks), "no answer of a tool was trained past"

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import numpy
 import torch
 
-from grpo_math.generation.prefetch import Prefetch
+from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.report import verdict
 from grpo_math.run import checkpoints, files, resume
@@ -111,7 +111,7 @@ PLACES = {
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
     "adapter": [(MathGRPOTrainer, "save_model")],
     "ahead": [(AdapterGeneration, "_let_go")],
-    "answers": [(Prefetch, "state_dict")],
+    "answers": [(PrefetchedRollout, "state_dict")],
 }
 
 

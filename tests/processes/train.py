@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.grading import Grade, Verdict
-from grpo_math.trainer import scoring, tiles
+from grpo_math.trainer import scoring, tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.reference import _whole
@@ -86,7 +86,7 @@ def unpackable(*args):
 UNPACKED = {
     "model": (scoring.attention, "unsupported", lambda *args: "no packed attention on this rank"),
     "layer": (scoring.PackedScorer, "_count", unpackable),
-    "log-probs": (scoring, "APART", -1.0),
+    "log-probs": (scoring, "MAX_LOGPROB_DIFF", -1.0),
 }
 
 
@@ -119,7 +119,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     for name, own in json.loads(settings).items():
         rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
-        tiles.LEAST = own.pop("tile", 1024)
+        tiled_mlp.MIN_TOKENS = own.pop("tile", 1024)
         poisoned, apart = own.pop("poisoned_step", None), own.pop("sampled_apart", False)
         unpacked = own.pop("one_rank_unpacked", None)
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
@@ -190,7 +190,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
             "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
             "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
-            "position": trainer._resampler.pool.position if getattr(trainer, "_resampler", None) else None,
+            "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
         if rank == 0:

@@ -18,12 +18,12 @@ from grpo_math.trainer.attention import Unpackable, packed_attention
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import GroupLayout
 from grpo_math.trainer.trainer import MathGRPOTrainer
-from grpo_math.trainer.varlen import Scores
+from grpo_math.trainer.varlen import AttentionParams
 
 # Groups of one and of several, without a prompt's tokens, of one token, and a prompt longer than all else.
 GROUPS = (GroupLayout(0, 5, (3, 7, 1)), GroupLayout(16, 0, (4,)), GroupLayout(20, 1, (2, 2)), GroupLayout(25, 13, (6,)))
 TOKENS, HEADS, KEY_HEADS, SIZE = 44, 6, 2, 8
-PLAIN = Scores()
+PLAIN = AttentionParams()
 
 
 def states(dtype=torch.float64):
@@ -87,13 +87,13 @@ def close(way, scores=PLAIN, dtype=torch.float64):
 
 
 SCORES = {
-    "as they are": Scores(),
-    "scaled": Scores(scale=0.3),
-    "window": Scores(window=4),
-    "window of one": Scores(window=1),
-    "capped": Scores(softcap=0.5),
-    "capped, scaled, in a window": Scores(scale=0.9, softcap=2.0, window=3),
-    "a sink in a window": Scores(window=3, sinks=torch.linspace(-2, 2, HEADS, dtype=torch.float64)),
+    "as they are": AttentionParams(),
+    "scaled": AttentionParams(scale=0.3),
+    "window": AttentionParams(window=4),
+    "window of one": AttentionParams(window=1),
+    "capped": AttentionParams(softcap=0.5),
+    "capped, scaled, in a window": AttentionParams(scale=0.9, softcap=2.0, window=3),
+    "a sink in a window": AttentionParams(window=3, sinks=torch.linspace(-2, 2, HEADS, dtype=torch.float64)),
 }
 
 
@@ -102,7 +102,7 @@ def test_sequences_one_by_one_give_the_same(case):
     close(lambda q, k, v: attend(q, k, v, SCORES[case]), SCORES[case])
 
 
-@pytest.mark.parametrize("case", [case for case, scores in SCORES.items() if not scores.spelled_out])
+@pytest.mark.parametrize("case", [case for case, scores in SCORES.items() if not scores.needs_eager])
 def test_one_call_of_torchs_varlen_kernel_gives_the_same(case, torchs_kernel):
     assert varlen.kernel(*states(), SCORES[case]) is varlen.of_torch
     close(lambda q, k, v: attend(q, k, v, SCORES[case]), SCORES[case])
@@ -119,7 +119,7 @@ def test_flash_attn_that_the_model_was_loaded_with_goes_first(torchs_kernel, mon
 
     monkeypatch.setattr(flash, "_flash_varlen_fn", flash_attn_varlen_func)
     with torch.no_grad():
-        attend(*states(), Scores(dropout=0.1, softcap=30.0))
+        attend(*states(), AttentionParams(dropout=0.1, softcap=30.0))
         for case in ("as they are", "scaled", "window"):
             out = attend(*states(), SCORES[case])
             assert torch.allclose(out, plainly(*states(), SCORES[case]))
@@ -151,12 +151,12 @@ def flash_attention_2(torchs_kernel, monkeypatch):
 def test_a_model_with_flash_attention_is_packed_with_it(family, tokenizer, tmp_path, flash_attention_2, monkeypatch):
     model = tiny_model(family)  # of mistral, with a window
     model.config._attn_implementation = "flash_attention_2"
-    monkeypatch.setattr(attention, "ways", set())
+    monkeypatch.setattr(attention, "kernels_used", set())
     is_packed, logps, gradient = compared(model, tokenizer, tmp_path)
     assert is_packed
     assert logps < 1e-4
     assert gradient < 1e-5
-    assert attention.ways == {"flash-attn's varlen kernel, one call a layer"}
+    assert attention.kernels_used == {"flash-attn's varlen kernel, one call a layer"}
     assert model.config._attn_implementation == "flash_attention_2"
     assert model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2, do_sample=False).shape[1] > 3
 
@@ -166,7 +166,7 @@ def test_dropout_is_not_dropped(softcap):
     """Of values that are all one, the output is one, unless weights are left out."""
     q, k, v = states()
     whole, thinned = (
-        attend(q, k, torch.ones_like(v), Scores(dropout=dropped, softcap=softcap)) for dropped in (0.0, 0.5)
+        attend(q, k, torch.ones_like(v), AttentionParams(dropout=dropped, softcap=softcap)) for dropped in (0.0, 0.5)
     )
     assert torch.allclose(whole, torch.ones_like(whole))
     assert 0.3 < (thinned.mean(-1) - 1).abs().gt(1e-3).double().mean() <= 1
@@ -178,7 +178,7 @@ def test_a_given_scaling_and_dropout_reach_the_kernel(dropout, monkeypatch):
     monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores) or q)
     q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
     packed_attention(torch.nn.Module(), q, k, v, None, scaling=0.3, dropout=dropout, packed_groups=GROUPS)
-    assert seen == [Scores(0.3, dropout)]
+    assert seen == [AttentionParams(0.3, dropout)]
 
 
 def test_a_window_that_no_row_reaches_is_none(monkeypatch):

@@ -27,7 +27,7 @@ PLAIN = {
     "diffllama": "2 layers and 4 calls of packed attention",
     "nemotron": "2 layers and 0 calls of packed attention",
     "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",
-    "minimax": "1 layers with a state, of which 0 go on from a prompt's",
+    "minimax": "1 layers with a state, of which 0 continue a prompt's state",
     "stablelm": "2 layers and 0 calls of packed attention",
 }
 
@@ -95,7 +95,7 @@ def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, 
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, tmp_path, longest_first=False)
     try_first(trainer)
     assert (trainer.scorer, trainer.budget.splits) == (None, False)
-    assert "has log-probs that packing puts" in caplog.text
+    assert "has log-probs that change by" in caplog.text
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_an_evaluation_before_training_tries_packing_first_and_stays_an_evaluati
     own = {"longest_first": False, "per_device_eval_batch_size": 4}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model("nemotron"), tokenizer, tmp_path, **own)
     figures = trainer.evaluate(trainer.train_dataset.select(range(4)))
-    assert (trainer.scorer, trainer._first_passes) == (None, [])
+    assert trainer.scorer is None
     assert "eval_reward" in figures
 
 

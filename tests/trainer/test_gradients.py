@@ -36,7 +36,7 @@ def test_an_adapter_trains_to_the_same_weights_with_its_gradients_in_one_place(
 ):
     trainer, storages = trained(tiny, tokenizer, tmp_path / "ours", **settings)
     assert [len(places) for places in storages] == [1, 1, 1]
-    monkeypatch.setattr(gradients.Places, "make", lambda places: None)
+    monkeypatch.setattr(gradients.FlatGradientBuffer, "allocate", lambda buffer: None)
     plain, storages = trained(tiny, tokenizer, tmp_path / "plain", **settings)
     assert len(storages[0]) > 1
     assert torch.equal(weights(trainer.model), weights(plain.model))
@@ -44,23 +44,23 @@ def test_an_adapter_trains_to_the_same_weights_with_its_gradients_in_one_place(
 
 def test_what_backward_does_not_reach_has_no_gradient_and_the_place_goes_with_the_gradients():
     used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-    places = gradients.Places([used, unused])
+    buffer = gradients.FlatGradientBuffer([used, unused])
     for factor in (1.0, 3.0):
-        places.make()
+        buffer.allocate()
         (factor * used).sum().backward()
         assert (used.grad.tolist(), unused.grad) == ([factor] * 2, None)
         assert used.grad.untyped_storage().nbytes() == 16
         used.grad = None
-    places.make()
+    buffer.allocate()
     (used.sum() + unused.sum()).backward()
-    assert not places.free
+    assert not buffer.free
 
 
 def test_an_evaluation_takes_no_place():
-    places = gradients.Places([torch.nn.Parameter(torch.ones(2))])
+    buffer = gradients.FlatGradientBuffer([torch.nn.Parameter(torch.ones(2))])
     with torch.no_grad():
-        places.make()
-    assert not places.free
+        buffer.allocate()
+    assert not buffer.free
 
 
 def test_full_fine_tuning_is_left_alone(tiny, tokenizer, tmp_path):

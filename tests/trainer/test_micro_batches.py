@@ -64,12 +64,12 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls(budget):
 
 
 def test_what_is_a_mean_over_a_micro_batch_is_not_split():
-    assert splitter(whole=True).split(BATCHES, BUDGET) == [[(rows, 1.0)] for rows in BATCHES]
+    assert splitter(whole=True).split(BATCHES, BUDGET) == [[{"rows": rows, "weight": 1.0}] for rows in BATCHES]
 
 
 def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
     flat = [{**rows, "advantages": torch.zeros(4)} for rows in BATCHES]
     first, last = splitter().split(flat, BUDGET)
     assert first == []
-    ((rows, weight),) = last
-    assert (len(rows["advantages"]), weight) == (1, 0.0)
+    (micro_batch,) = last
+    assert (len(micro_batch["rows"]["advantages"]), micro_batch["weight"]) == (1, 0.0)

@@ -5,6 +5,8 @@ Memory is made to run out by hooks on the model: there is no GPU here whose memo
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 import torch
 from small_trainers import SMALL, letters, make, relative, weights
@@ -61,8 +63,8 @@ def test_the_training_steps_before_in_an_optimizer_step_are_done_again_too(trl_w
     trainer, steps = trainer_of(tiny, tokenizer, tmp_path, **settings), []
 
     def hook(module, args, kwargs):
-        if torch.is_grad_enabled() and trainer._redo.done and not steps:
-            steps.append(len(trainer._redo.done))
+        if torch.is_grad_enabled() and trainer._retry.earlier and not steps:
+            steps.append(len(trainer._retry.earlier))
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
     trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
@@ -78,8 +80,9 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
 
     def hook(module, args, kwargs):
         # Once in a second training step, and once more while the first one is replayed for it.
-        replays = trainer._redo.done and trainer._redo.running is trainer._redo.done[0]
-        if torch.is_grad_enabled() and trainer._redo.done and len(failures) < 2 and bool(replays) == bool(failures):
+        names = [frame.name for frame in traceback.extract_stack()]
+        replays = "recompute_and_step" in names and "training_step" not in names[names.index("recompute_and_step") :]
+        if torch.is_grad_enabled() and trainer._retry.earlier and len(failures) < 2 and replays == bool(failures):
             failures.append(replays)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
@@ -108,7 +111,7 @@ def test_a_loss_over_whole_micro_batches_is_not_cut(tiny, tokenizer, tmp_path):
 @pytest.mark.slow
 def test_a_process_that_others_wait_for_ends_with_advice(tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path)
-    trainer.budget.alone = False  # as with several: the others would not do the step again
+    trainer.budget.is_single_process = False  # as with several: the others would not do the step again
     runs_out_forward(trainer.model, 30)
     with pytest.raises(UserError, match=r"set update_token_budget to [0-9]+, or turn gradient_checkpointing on"):
         trainer.train()

@@ -152,7 +152,7 @@ def test_a_resumed_run_draws_the_prompts_that_come_next(tiny, tokenizer, tmp_pat
     resumed = make(tiny, tokenizer, tmp_path / "resumed", kinds, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     held = torch.load(tmp_path / "whole" / "checkpoint-2" / "state_0.pt", weights_only=True)
-    assert held["pool"] > 0
+    assert held["resampler"]["position"] > 0
     assert [texts for _, texts in resumed.rollouts] == [texts for _, texts in whole.rollouts[2:]]
     assert torch.equal(weights(resumed.model), weights(whole.model))
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers.trainer
 import trl
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 from trl.trainer.utils import add_fused_lm_head
 
+import grpo_math.trainer.trainer
 from grpo_math.generation.sync import AdapterGeneration
+from grpo_math.trainer import state
 from grpo_math.trainer.config import TRL_EQUAL, MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -149,7 +153,6 @@ def test_the_attributes_that_we_read_are_set_in_trls_constructor():
     for name in (
         "beta",
         "ref_model",
-        "_entropy_bonus_enabled",
         "aux_loss_enabled",
         "top_entropy_quantile",
         "reward_weights",
@@ -159,11 +162,26 @@ def test_the_attributes_that_we_read_are_set_in_trls_constructor():
         "loss_type",
         "use_transformers_continuous_batching",
         "generation_config",
-        "_is_vlm",
-        "_logs",
-        "_metrics",
     ):
         assert f"self.{name} = " in source, name
+
+
+def private(path, owner):
+    """The private attributes that a file reads of ``owner``, as ``owner._name`` or by a name in `state.ATTRIBUTES`."""
+    return set(re.findall(rf"(?<![\w.]){owner}\.(_[a-z]\w*)", path.read_text(encoding="utf-8")))
+
+
+def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor():
+    files = Path(grpo_math.trainer.trainer.__file__).parent.glob("*.py")
+    read = {path.name: private(path, "trainer") | private(path, "self.trainer") for path in files}
+    own = private(Path(grpo_math.trainer.trainer.__file__), "self")
+    source = inspect.getsource(grpo_trainer) + inspect.getsource(transformers.trainer)
+    trls = {*re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", source), *re.findall(r"def (_[a-z]\w*)\(self", source)}
+    # Every other file reads what is TRL's alone: ours have public names there, or are handed in.
+    assert {name: names - trls for name, names in read.items() if names - trls} == {}
+    assert set(state.ATTRIBUTES) <= trls
+    ours = inspect.getsource(MathGRPOTrainer)
+    assert {name for name in own - trls if f"self.{name}" not in ours and f"def {name}" not in ours} == set()
 
 
 def bare_trainer(rollout):

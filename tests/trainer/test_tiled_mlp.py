@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from trl import GRPOTrainer
 
-from grpo_math.trainer import tiles
+from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -75,9 +75,9 @@ def widest(trainer, shape=SHAPES["one group"]):
 def test_gradients_in_tiles_are_trls(family, targets, tiny, tokenizer, tmp_path, monkeypatch):
     trainer = trainer_of(tiny(family), tokenizer, tmp_path, targets)
     for shape in SHAPES.values():
-        monkeypatch.setattr(tiles, "LEAST", WHOLE)
+        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
         plain = gradient_of(trainer, shape, GRPOTrainer)
-        monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
         assert relative(gradient_of(trainer, shape), plain) < 1e-5
 
 
@@ -87,17 +87,17 @@ def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, t
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, targets)
     products = []
     for least in (WHOLE, SMALL_TILE):
-        monkeypatch.setattr(tiles, "LEAST", least)
+        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", least)
         with FlopCounterMode(display=False) as counter:
             gradient_of(trainer)
         products.append(counter.get_total_flops())
     assert products[1] == products[0]
     tokens = (7 - 1) + 5 + 3 + 9 + 1  # of the packed row, in three tiles
     assert widest(trainer) <= max(tokens // 3, WIDTH)  # a weight has WIDTH rows
-    monkeypatch.setattr(tiles, "LEAST", WHOLE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
     long = ([60], 1, [60])
     assert widest(trainer, long) >= 100
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     assert widest(trainer, long) <= WIDTH
 
 
@@ -114,7 +114,7 @@ RUNS = {
 def test_five_steps_in_tiles_end_with_trls_weights(run, trl_weights, tiny, tokenizer, tmp_path, monkeypatch):
     of_trl = {name: value for name, value in RUNS[run].items() if name != "update_token_budget"}
     before, plain = trl_weights(letters, of_trl)
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     extra = {"advantage_eps": 1e-4, "gradient_checkpointing": True, **RUNS[run]}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, **extra)
     trainer.train()
@@ -125,9 +125,9 @@ def test_five_steps_in_tiles_end_with_trls_weights(run, trl_weights, tiny, token
 def test_a_rollout_in_tiles_has_the_same_tokens(tiny, tokenizer, tmp_path, monkeypatch):
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path)
     inputs = tokenizer(["What is 3 + 4?", "Hello"] * 4, return_tensors="pt", padding=True)
-    monkeypatch.setattr(tiles, "LEAST", WHOLE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
     whole = trainer.model.generate(**inputs, max_new_tokens=10, do_sample=False)
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     assert torch.equal(trainer.model.generate(**inputs, max_new_tokens=10, do_sample=False), whole)
 
 
@@ -146,9 +146,9 @@ def test_a_4_bit_mlp_in_tiles_has_the_same_gradient(targets, tokenizer, tmp_path
     for name, parameter in trainer.model.named_parameters():
         if "lora_" in name:  # TRL makes a quantised model's adapter bfloat16
             parameter.data = parameter.data.float()
-    monkeypatch.setattr(tiles, "LEAST", WHOLE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
     plain = gradient_of(trainer)
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     seen = []
     trainer.model.base_model.model.model.layers[0].mlp.up_proj.register_forward_pre_hook(
         lambda module, args: seen.append(len(args[0]))
@@ -160,10 +160,10 @@ def test_a_4_bit_mlp_in_tiles_has_the_same_gradient(targets, tokenizer, tmp_path
 def test_a_dropout_in_the_mlp_draws_the_same_again(tiny, tokenizer, tmp_path, monkeypatch):
     """The reference saves what the tiles of the first pass have computed, as far as torch's checkpointing does."""
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear", dropout=0.3)
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     torch.manual_seed(0)
     gradient, after = gradient_of(trainer), torch.rand(1)
-    monkeypatch.setattr(tiles, "checkpoint", lambda function, *args, use_reentrant: function(*args))
+    monkeypatch.setattr(tiled_mlp, "checkpoint", lambda function, *args, use_reentrant: function(*args))
     torch.manual_seed(0)
     assert relative(gradient, gradient_of(trainer)) < 1e-5
     assert torch.equal(after, torch.rand(1))
@@ -175,7 +175,7 @@ def test_under_autocast_tiles_round_as_the_whole_does(tiny, tokenizer, tmp_path,
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear")
     gradients = []
     for least in (WHOLE, SMALL_TILE):
-        monkeypatch.setattr(tiles, "LEAST", least)
+        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", least)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             ids, mask, longest = padded_batch(*SHAPES["one group"])
             trainer.model.zero_grad()
@@ -188,9 +188,9 @@ def test_under_autocast_tiles_round_as_the_whole_does(tiny, tokenizer, tmp_path,
 def test_hooks_around_it_and_a_second_backward_pass_are_served(tiny, tokenizer, tmp_path, monkeypatch):
     """As with activation offloading, which puts away what checkpointing keeps."""
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path)
-    monkeypatch.setattr(tiles, "LEAST", WHOLE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
     plain = gradient_of(trainer)
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         assert relative(gradient_of(trainer), plain) < 1e-5
     ids, mask, longest = padded_batch(*SHAPES["one group"])
@@ -204,7 +204,7 @@ def test_hooks_around_it_and_a_second_backward_pass_are_served(tiny, tokenizer, 
 
 
 def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiles, "LEAST", SMALL_TILE)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     tokens = 7 - 1 + 5 + 3 + 9 + 1
     for name, served, kwargs in (
         ("tiles", True, {}),
@@ -218,7 +218,7 @@ def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, mo
         layer.mlp.gate_proj.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
         gradient_of(trainer)
         assert (max(states.numel() // states.size(-1) for states in seen) < tokens) == served, name
-        assert bool(trainer.tiled) == served, name
+        assert bool(trainer.tiled_layers) == served, name
 
 
 def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone():
@@ -238,4 +238,4 @@ def test_a_layer_with_a_norm_behind_its_mlp_is_left_alone():
         (Gemma2ForCausalLM(Gemma2Config(**shape)), 0),
         (Olmo2ForCausalLM(Olmo2Config(**shape)), 0),
     ):
-        assert tiles.set_up([made], learns=True) == served
+        assert tiled_mlp.set_up([made], in_updates=True) == served

@@ -10,7 +10,7 @@ from small_trainers import config
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.errors import ConfigError
-from grpo_math.trainer.golds import look_for_golds
+from grpo_math.trainer.gold_answers import check_gold_answers
 
 
 def by_grade(completions, grade, **columns):
@@ -97,9 +97,9 @@ def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, 
 
 def test_rewards_that_read_no_gold_need_none():
     data = Dataset.from_list([{"prompt": "1 + 1?"}])
-    said = look_for_golds(["format_soft", lambda completions, grade=None, **columns: []], data)
+    said = check_gold_answers(["format_soft", lambda completions, grade=None, **columns: []], data)
     assert said.startswith("train_dataset has no gold")
-    assert look_for_golds(by_grade, None) is None
+    assert check_gold_answers(by_grade, None) is None
 
 
 @pytest.mark.parametrize("name", ["completions", "grade", "trainer_state"])
@@ -107,4 +107,4 @@ def test_a_column_that_training_would_replace_is_refused_before_weights_load(nam
     data = rows("7", "8").add_column(name, ["a", "b"])
     with pytest.raises(ConfigError, match=f"dataset='train_dataset' has a column '{name}'"):
         trainer(tiny(), tokenizer, tmp_path, by_grade, data)
-    assert look_for_golds(lambda completions, **columns: [], Dataset.from_list([{"prompt": "a?", "grade": "5th"}]))
+    assert check_gold_answers(lambda completions, **columns: [], Dataset.from_list([{"prompt": "a?", "grade": "5th"}]))

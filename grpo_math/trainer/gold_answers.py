@@ -1,8 +1,8 @@
-"""The gold answers of a data set, looked at before weights load: what is without them, and what cannot be.
+"""Check the gold answers of a data set before weights load.
 
-A gold is what `gold_of` finds in a row: its ``answer``, or TRL's ``solution``.
+A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`).
 
-Does not grade, and looks at the columns alone where the rows come as a stream.
+Does not grade. Of a stream it checks the columns only.
 """
 
 import inspect
@@ -18,20 +18,20 @@ from grpo_math.rewards.guard import name_of
 WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repetition")  # of `REWARDS`
 
 
-def look_for_golds(rewards: Any, data: Any) -> str | None:
-    """One line about rows without a gold, or None; `ConfigError` for a reward that needs golds where there are none.
+def check_gold_answers(rewards: Any, data: Any) -> str | None:
+    """Return a warning about rows without a gold answer, or None.
 
-    A column that a reward gets from training is refused too: it would replace the user's.
+    Raises `ConfigError` for a reward that needs gold answers if there are none, and for a column with the name of an
+    argument that training passes to rewards: it would be replaced.
 
-    ``rewards``: what `GRPOTrainer` takes as ``reward_funcs``; ``data`` its ``train_dataset``, of which a stream is
-    judged by its columns.
+    ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``.
 
-    >>> look_for_golds("accuracy", [{"prompt": "1 + 1?"}])
+    >>> check_gold_answers("accuracy", [{"prompt": "1 + 1?"}])
     Traceback (most recent call last):
     ...
     grpo_math.errors.ConfigError: reward_funcs='accuracy' needs gold answers, and ... has only the columns prompt: ...
     """
-    if data is None:  # rows of a rollout_func, or of an environment
+    if data is None:  # a rollout_func or an environment makes the rows
         return None
     columns, without, rows = _counted(data)
     _refuse_made(_columns(data), ARGUMENTS if columns else set(ARGUMENTS) - {"grade"})
@@ -49,7 +49,7 @@ def look_for_golds(rewards: Any, data: Any) -> str | None:
 
 
 def needs_golds(reward: Any) -> bool:
-    """Whether a reward cannot be called without golds: it takes ``grade``, or is one of ours that asks for them.
+    """Return True if a reward needs gold answers: its ``grade`` has no default, or it is one of ours that needs them.
 
     >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
     (True, False)
@@ -61,7 +61,7 @@ def needs_golds(reward: Any) -> bool:
             return name not in WITHOUT_GOLD
     try:
         grade = inspect.signature(reward).parameters.get("grade")
-    except (TypeError, ValueError):  # a model, or a name that is TRL's to read
+    except (TypeError, ValueError):  # a model, or a name that TRL resolves
         return False
     return grade is not None and grade.default is inspect.Parameter.empty
 
@@ -74,13 +74,13 @@ def _refuse_made(present: Iterable[str], made: Collection[str]) -> None:
 
 
 def _columns(data: Any) -> list[str]:
-    """The names of the columns; of a data set that does not know them, those of its first row."""
+    """Return the names of the columns, or of the first row's if the data set does not know its columns."""
     names = getattr(data, "column_names", None)
     return list(names) if isinstance(names, list) else list(next(iter(data), {}))
 
 
 def _counted(data: Any) -> tuple[list[str], int, int]:
-    """The columns that may hold a gold, the rows without one, and all rows; of a stream no row is counted."""
+    """Return the columns of gold answers, the number of rows without one, and of all rows; 0 for a stream."""
     columns = [name for name in GOLD_COLUMNS if name in _columns(data)]
     # A stream cannot be counted without reading it to its end.
     if not columns or not hasattr(data, "column_names") or not hasattr(data, "__len__"):

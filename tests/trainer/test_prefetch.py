@@ -16,8 +16,8 @@ from waiting import until
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.run import metrics
-from grpo_math.trainer.ahead import Ahead, order
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.prefetch import Prefetch, order
 
 AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
 RATE = 0.05
@@ -80,7 +80,7 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny()), trainer.model.peft_config["default"])
         model.load_state_dict(trainer.model.state_dict())
         trainer.train()
-        rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer._sampler, 0)]
+        rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
         batches = [tokenizer(rows[at : at + 2])["input_ids"] for at in range(0, 10, 2)]
         hand = by_hand(model, small, batches, tokenizer, staleness)
         found[staleness] = trained(trainer.model)
@@ -232,7 +232,7 @@ def test_rollouts_that_are_no_steps_are_asked_for_once_each(
 @pytest.mark.slow
 def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, tokenizer, tmp_path, caplog):
     trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
-    trainer.ahead._next = lambda: [[1], [2]]
+    trainer.prefetch._next_prompts = lambda: [[1], [2]]
     trainer.train()
     assert caplog.text.count("the batch differs from the prefetched prompts") == 4
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
@@ -265,7 +265,7 @@ def test_what_cannot_work_with_it_is_refused(settings, message):
 def test_what_is_not_known_beforehand_is_refused(others, message):
     trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
     with pytest.raises(ConfigError, match=message):
-        Ahead(SimpleNamespace(**{**trainer, **others}))
+        Prefetch(SimpleNamespace(**{**trainer, **others}))
 
 
 def test_a_server_with_one_adapter_at_a_time_and_a_training_of_all_weights_are_refused(tiny, tokenizer, tmp_path):

@@ -23,83 +23,88 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_math.run.weights import split_by
 
-LEAST = 1024  # tokens of a tile: smaller products leave a large GPU idle
-MOST = 4  # tiles: for each of them 4-bit weights are spelled out once more
+MIN_TOKENS = 1024  # per tile: smaller products leave a large GPU idle
+MAX_TILES = 4  # 4-bit weights are dequantised once more for each tile
 
-PARTS = ("gate_proj", "up_proj", "down_proj")
-# Which treat every token by itself: in 8 bit, others decide about outliers.
-MAPS = ("Linear", "Linear4bit")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+# These treat every token by itself. In 8 bit, other tokens decide which columns are outliers.
+LINEAR = ("Linear", "Linear4bit")
 # Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: it is computed in the tiles as well.
 NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
-def set_up_as_asked(models: list[Any], args: Any, accelerator: Any) -> int:
-    """`set_up` as the training arguments allow: not where parameters are split or compiled. How many layers' MLPs are
-    in tiles in an update."""
+def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
+    """Call `set_up` as the training arguments allow. Return how many layers have a tiled MLP in an update."""
     reentrant = (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
-    learns = bool(args.gradient_checkpointing and not reentrant)
+    in_updates = bool(args.gradient_checkpointing and not reentrant)
     if split_by(accelerator) or args.torch_compile:
         return 0
-    return learns * set_up(models, learns)
+    return in_updates * set_up(models, in_updates)
 
 
-def set_up(models: list[Any], learns: bool) -> int:
-    """Let the MLPs of these models work in tiles; how many do. ``learns``: in passes with a gradient, too."""
+def set_up(models: list[Any], in_updates: bool) -> int:
+    """Tile the MLPs of these models, ``in_updates`` too or in passes without a gradient only. Return their number."""
     layers = [layer for model in models for layer in model.modules() if serves(layer)]
     for layer in layers:
-        Tiled(layer, learns)
+        TiledMLP(layer, in_updates)
     return len(layers)
 
 
 def serves(layer: Any) -> bool:
-    """Whether this module is a decoder layer whose MLP can work in tiles: gate, up and down alone, and last in it."""
+    """Return True for a decoder layer that ends with an MLP of gate, up and down projections only."""
     mlp = getattr(layer, "mlp", None)
     if not isinstance(mlp, torch.nn.Module) or not hasattr(layer, "gradient_checkpointing"):
         return False
     children = dict(mlp.named_children())
-    # A norm behind the MLP keeps its output, which would have to be recomputed.
+    # A norm after the MLP saves the MLP's output, so the recomputation of the layer would include the MLP.
     normed = any(name.startswith(("post_feedforward", "post_mlp")) for name, _ in layer.named_children())
-    return not normed and set(children) == {*PARTS, "act_fn"} and all(_by_token(children[name]) for name in PARTS)
+    return (
+        not normed
+        and set(children) == {*PROJECTIONS, "act_fn"}
+        and all(_by_token(children[name]) for name in PROJECTIONS)
+    )
 
 
 def _by_token(linear: Any) -> bool:
-    """Whether a linear map, with its LoRA if it has one, treats every token by itself."""
+    """Return True if a linear layer, with its LoRA if it has one, treats every token by itself."""
     base = getattr(linear, "base_layer", linear)
-    return type(base).__name__ in MAPS and not getattr(linear, "lora_variant", None)
+    return type(base).__name__ in LINEAR and not getattr(linear, "lora_variant", None)
 
 
-class Tiled:
-    """Takes the place of the forward of a layer's MLP: (..., H) -> (..., H), in tiles where there are tokens for two.
+class TiledMLP:
+    """Replaces the forward of a layer's MLP, (..., H) -> (..., H): in tiles if there are enough tokens for two.
 
-    Where the norm before it is known, too, that one leaves its work to the tiles.
+    In the layers of `NORMED` the norm before the MLP is computed in the tiles, too: its output is not kept either.
     """
 
-    def __init__(self, layer: Any, learns: bool) -> None:
-        self.layer, self.learns, self.mlp = layer, learns, layer.mlp.forward
+    def __init__(self, layer: Any, in_updates: bool) -> None:
+        self.layer, self.in_updates, self.mlp = layer, in_updates, layer.mlp.forward
         self.norm: Any = None
-        self.left: Tensor | None = None  # what the norm has handed on as it was
+        self.not_normed: Tensor | None = None  # the MLP's input, if its norm is computed in the tiles
         layer.mlp.forward = self.forward
         if type(layer).__name__ in NORMED:
             self.norm = layer.post_attention_layernorm.forward
-            layer.post_attention_layernorm.forward = self.norm_or_leave
+            layer.post_attention_layernorm.forward = self.norm_or_defer
 
     def tiles(self, states: Tensor) -> int:
+        """Return the number of tiles for these tokens."""
         if torch.is_grad_enabled():
-            recomputed = self.learns and self.layer.training and self.layer.gradient_checkpointing
+            # Without checkpointing, every tile would keep its tensors until the backward pass.
+            recomputed = self.in_updates and self.layer.training and self.layer.gradient_checkpointing
             if not (recomputed and states.requires_grad):
                 return 1
-        return min(MOST, states.numel() // states.size(-1) // LEAST)
+        return min(MAX_TILES, states.numel() // states.size(-1) // MIN_TOKENS)
 
-    def norm_or_leave(self, states: Tensor) -> Tensor:
+    def norm_or_defer(self, states: Tensor) -> Tensor:
         if self.tiles(states) < 2:
             return self.norm(states)
-        self.left = states
+        self.not_normed = states
         return states
 
     def forward(self, states: Tensor) -> Tensor:
-        left, self.left = self.left, None
-        if left is not None:
-            if left is not states:
+        not_normed, self.not_normed = self.not_normed, None
+        if not_normed is not None:
+            if not_normed is not states:
                 raise RuntimeError(f"the norm of {type(self.layer).__name__} does not feed its MLP")
             return self._in_tiles(states, lambda tile: self.mlp(self.norm(tile)))
         return self._in_tiles(states, self.mlp)
@@ -115,10 +120,10 @@ class Tiled:
         def compute_tile(number: int, device: list[Tensor]) -> Tensor:
             return compute(tiles.tile(number))
 
-        # `checkpoint` saves its tensor arguments. That would be one more tensor for the layer's own checkpoint to
-        # recompute, behind the MLP. So a tile is passed as its number, and an empty tensor in a list tells `checkpoint`
-        # the device whose random numbers a dropout has drawn. (Before torch 2.13 `checkpoint` always saves a tensor:
-        # gradients are the same, but tiles are computed once more.)
+        # `checkpoint` saves its tensor arguments. The layer's own checkpoint would then recompute the whole MLP to get
+        # them. So a tile is passed as its number, and an empty tensor in a list tells `checkpoint` the device whose
+        # random numbers dropout uses. (Before torch 2.13 `checkpoint` always saves a tensor: gradients are the same,
+        # but tiles are computed once more.)
         device = [rows.new_empty(0)]
         outputs: Any = [checkpoint(compute_tile, number, device, use_reentrant=False) for number in range(n)]
         return torch.cat(outputs).view(states.shape)
@@ -138,20 +143,20 @@ class _Save(torch.autograd.Function):
 
 
 class _Input:
-    """The MLP's input in ``n`` tiles: in the forward pass as it is, in the backward pass as `_Save` has saved it."""
+    """The MLP's input in ``n`` tiles: itself in the forward pass, and the tensor of `_Save` in the backward pass."""
 
     def __init__(self, rows: Tensor, n: int) -> None:
         self.saved: Any = rows.grad_fn
         self.rows: Tensor | None = rows
-        self.n, self.left = n, n  # ``left``: the tiles that this pass has still to take
+        self.n, self.remaining = n, n  # ``remaining``: the tiles of the current pass that were not taken yet
 
     def tile(self, number: int) -> Tensor:
-        # Checkpointing gives a saved tensor out once in a backward pass, so all tiles share it.
+        # Checkpointing returns a saved tensor once per backward pass, so all tiles share it.
         if self.rows is None:
             (rows,) = self.saved.saved_tensors
             self.rows = rows.detach().requires_grad_()
         tile: Tensor = self.rows.tensor_split(self.n)[number]
-        self.left -= 1
-        if not self.left:
-            self.rows, self.left = None, self.n
+        self.remaining -= 1
+        if not self.remaining:
+            self.rows, self.remaining = None, self.n
         return tile

@@ -1,0 +1,98 @@
+"""Prefetch the next rollout (``staleness: 1``): while a batch is trained on, the servers sample the next one.
+
+Rollout k sends the adapter of step k to the servers and requests batch k+1 from it. Then batch k is scored and trained
+on, which the adapter of rollout k-1 has sampled. The first batch is sampled on policy. The loss needs no term of ours:
+TRL's old log-probs are the current policy's, so its vLLM importance correction (their ratio to the sampler's log-probs)
+corrects for the older adapter, too.
+
+The next prompts follow from the sampler, whose order follows from the seed. `PrefetchedRollout` (generation/prefetch.py) runs the
+requests in a thread without collectives. A checkpoint contains the prefetched batch, so that a run can resume.
+
+Does not sample: generation/sync.py does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sized
+from typing import Any, cast
+
+import torch
+from trl.trainer.utils import RepeatSampler
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation.prefetch import PrefetchedRollout
+from grpo_math.run import metrics
+from grpo_math.trainer.refusals import refuse_unforeseen
+
+
+class Prefetch:
+    """Chooses what the trainer's `AdapterGeneration` requests in advance."""
+
+    def __init__(self, trainer: Any) -> None:
+        asks = {"tools": trainer.tools, "rollout_func": trainer.rollout_func}
+        refuse_unforeseen(1, {**asks, "environments": trainer.environment_factories})
+        if not isinstance(trainer.train_dataset, Sized):
+            raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
+        self.trainer, self.generation = trainer, trainer.vllm_generation
+        self._taken_at = -1  # the training step at which the last batch was taken
+        self.generation.look = self
+
+    @property
+    def is_rollout(self) -> bool:
+        """Return True if the current samples are a training batch, and not an evaluation or additional groups."""
+        return self.trainer.model.training and self.trainer._step != self._taken_at
+
+    @property
+    def step(self) -> int:
+        """The optimizer step at which the servers' adapter was sent."""
+        return self.trainer._last_loaded_step
+
+    def take(self, asked: PrefetchedRollout, waited: float) -> None:
+        """Log the age of the next training batch, and the seconds of its sampling that training did not wait for."""
+        trainer = self.trainer
+        self._taken_at = trainer._step
+        values = {metrics.STALENESS: trainer.state.global_step - asked.step, metrics.SECONDS_SAMPLING: asked.seconds}
+        trainer.add_metrics({**values, metrics.SECONDS_OVERLAP: max(0.0, asked.seconds - waited)})
+
+    def send(self, resampled: bool = False) -> None:
+        """Request the next batch, if there is one. With resampling, only after the groups are ``resampled``."""
+        # Resampling uses the same servers. Its requests go first, because training waits for them.
+        waits = self.trainer.resampler is not None and not resampled
+        if self.trainer.accelerator.is_main_process and not waits and (prompts := self._next_prompts()):
+            self.generation.ask(prompts, self.trainer.num_generations)
+
+    def _next_prompts(self) -> list[list[int]]:
+        """Return the prompts of the next batch, each once; none if training ends with this batch."""
+        trainer, args = self.trainer, self.trainer.args
+        sampler: RepeatSampler = trainer.train_sampler
+        batches = sampler.num_samples // sampler.batch_size  # per epoch
+        steps_per_batch = args.steps_per_generation * trainer.num_iterations  # training steps, not optimizer steps
+        batch, epoch = trainer._step // steps_per_batch % batches, int(trainer.state.epoch or 0)
+        is_last = batch + 1 == batches
+        # A batch need not begin and end with an optimizer step. At the end of an epoch, transformers takes an optimizer
+        # step even if fewer training steps are left than it accumulates: the last batch rounds up.
+        steps_at_start = batch * steps_per_batch // args.gradient_accumulation_steps
+        steps_at_end = (batch + 1) * steps_per_batch / args.gradient_accumulation_steps
+        steps_at_end = math.ceil(steps_at_end) if is_last else math.floor(steps_at_end)
+        if trainer.state.global_step + steps_at_end - steps_at_start >= trainer.state.max_steps:
+            return []
+        epoch, batch = (epoch + 1, 0) if is_last else (epoch, batch + 1)
+        rows = order(sampler, epoch)[batch * sampler.batch_size : (batch + 1) * sampler.batch_size]
+        return trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0]
+
+
+def order(sampler: RepeatSampler, epoch: int) -> list[int]:
+    """Return the problems in the order of the ``epoch``-th pass, from 0, of TRL's sampler.
+
+    >>> sampler = RepeatSampler("abcdef", 1, seed=3)
+    >>> [order(sampler, 0), order(sampler, 1)] == [list(sampler), list(sampler)]
+    True
+    """
+    if not sampler.shuffle:
+        return list(range(sampler.num_samples))
+    generator = torch.Generator().manual_seed(cast(int, sampler.seed))
+    # RepeatSampler draws one permutation an epoch from a generator that it keeps.
+    for _ in range(epoch):
+        torch.randperm(sampler.num_samples, generator=generator)
+    return torch.randperm(sampler.num_samples, generator=generator).tolist()
