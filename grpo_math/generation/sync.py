@@ -232,7 +232,7 @@ class AdapterGeneration(VLLMGeneration):
         self._let_go()
         return completions
 
-    def ask(self, prompts: list[list[int]], n: int) -> Prefetch:
+    def ask(self, prompts: list[list[int]], n: int) -> PrefetchedRollout:
         """Request completions of these prompts by the adapter as it is now, and do not wait."""
         self.asked = PrefetchedRollout(prompts, self.look.step, self.folder).start(self._sampling(prompts, n))
         return self.asked

@@ -5,8 +5,9 @@ on, which the adapter of rollout k-1 has sampled. The first batch is sampled on 
 TRL's old log-probs are the current policy's, so its vLLM importance correction (their ratio to the sampler's log-probs)
 corrects for the older adapter, too.
 
-The next prompts follow from the sampler, whose order follows from the seed. `PrefetchedRollout` (generation/prefetch.py) runs the
-requests in a thread without collectives. A checkpoint contains the prefetched batch, so that a run can resume.
+The next prompts follow from the sampler, whose order follows from the seed. `PrefetchedRollout`
+(generation/prefetch.py) runs the requests in a thread without collectives. A checkpoint contains the prefetched batch,
+so that a run can resume.
 
 Does not sample: generation/sync.py does.
 """

@@ -106,7 +106,7 @@ def restore(trainer: Any, state: Mapping[str, Any], position: int = 0) -> None:
     if hasattr(getattr(trainer, "vllm_generation", None), "rollouts"):
         trainer.vllm_generation.rollouts = state["sampled"]
         asked = state["asked"]  # the object itself, if this is the state of a moment and not of a checkpoint
-        trainer.vllm_generation.asked = Prefetch.from_state_dict(asked) if isinstance(asked, dict) else asked
+        trainer.vllm_generation.asked = PrefetchedRollout.from_state_dict(asked) if isinstance(asked, dict) else asked
     trainer._metrics["train"].clear()
     trainer._metrics["train"].update(state["metrics"])
     if state["table"]:
