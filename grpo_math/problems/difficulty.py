@@ -11,7 +11,6 @@ Does not measure the rates: evaluation/pass_rates.py does.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-CURRICULA = ("none", "easy_to_hard")
 Row = dict[str, Any]
 Key = tuple[str, str]  # problem and answer: a mended problem is measured again
 Rates = dict[Key, float | None]  # None: not one of its completions could be graded

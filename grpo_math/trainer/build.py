@@ -1,6 +1,6 @@
 """The trainer of a recipe: model, tokenizer, adapter and rows put together.
 
-Does not check settings (settings/conflicts.py does), nor choose the problems (train/program.py does).
+Does not check settings (settings/rules.py and checks/ do), nor choose the problems (train/program.py does).
 """
 
 from typing import Any
