@@ -74,7 +74,7 @@ def versions(setup: Setup) -> Iterator[Said]:
     for name, why in needed.items():
         required = supported().get(name)
         # vLLM asks for older versions of what training needs, so pip would break this environment.
-        own = "set vllm_mode: server, or see Install in docs/training.md"
+        own = "set vllm_mode: server, whose vLLM has its own environment: grpo-math serve --make_env"
         remedy = own if name == "vllm" else f'pip install "{required or name}"'
         try:
             installed = metadata.version(name)
