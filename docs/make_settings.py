@@ -30,9 +30,9 @@ wins over the recipe. A recipe takes the fields below, and every field of
 - TRL's [`ModelConfig`](https://github.com/huggingface/trl/blob/main/trl/trainer/model_config.py): the model, LoRA,
   quantisation.
 
-A misspelt field, a value of the wrong kind, and a combination that cannot work or would leave a field without effect
-are refused before weights are loaded, in one line that says what to change. `grpo-math doctor --config RECIPE.yaml`
-checks a recipe without training.
+A misspelt field, a value of the wrong kind and a combination that cannot work are refused before weights are loaded, in
+one line that says what to change. A field that has no effect next to another one is a warning. `grpo-math doctor
+--config RECIPE.yaml` checks a recipe without training.
 """
 
 

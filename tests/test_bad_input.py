@@ -29,10 +29,10 @@ def results(row=(), **fields):
 RECIPES = {
     "a misspelt field": ("learning_rat: 1", "--learning_rat is not a setting: did you mean --learning_rate?"),
     "a field of another program": ("lr: 1", "--lr is not a setting: did you mean --learning_rate?"),
-    "a word for a number": ("seed: fast", "seed='fast' is not a whole number: the default is 42"),
+    "a word for a number": ("seed: fast", "seed='fast' is not a whole number: give a whole number"),
     "a number out of range": ("learning_rate: '5'", "learning_rate='5' is out of range: give a number above 0"),
     "no without quotes": ("save_strategy: no", "save_strategy=False is not a text: put it in quotes, since YAML reads"),
-    "a date": ("learning_rate: 2020-01-01", "is not a number: the default is 1e-06"),
+    "a date": ("learning_rate: 2020-01-01", "is not a number: give a number"),
     "a field twice": ("seed: 1\nseed: 2", "recipe.yaml cannot be read (YAMLError: seed is given twice, in line 4)"),
     "no YAML": ("seed: [1, 2", "recipe.yaml cannot be read (ParserError: while parsing a flow sequence"),
     "a variable that cannot be": ("env: {'A=B': 1}\nuse_cpu: true\nbf16: false", "illegal environment variable name"),
@@ -91,8 +91,8 @@ def refused(capsys, *arguments):
 def test_a_mistake_in_a_recipe_is_one_line(name, here):
     text, line = RECIPES[name]
     (here / "recipe.yaml").write_text(f"{BASE}{text}\n", encoding="utf-8")
-    from grpo_math.settings.build import build
     from grpo_math.settings.recipe import read
+    from grpo_math.trainer.from_recipe import build
 
     with pytest.raises(UserError) as refused:
         build(read(["--config", "recipe.yaml"]))

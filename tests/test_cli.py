@@ -150,8 +150,8 @@ BAD = {
     ),
     "remote code": (["train", "--output_dir", "x", "--trust_remote_code", "true"], "trust_remote_code"),
     "a ratio setting without a ratio": (
-        ["train", "--output_dir", "x", "--surrogate", "reinforce", "--epsilon", "0.1"],
-        "epsilon=0.1 would be ignored",
+        ["train", "--output_dir", "x", "--surrogate", "reinforce", "--loss_type", "cispo"],
+        "loss_type='cispo' is a weight of the ratio",
     ),
     "an unknown dataset": (["train", "--output_dir", "x", "--dataset", "gsm9k"], "did you mean 'gsm8k'"),
 }

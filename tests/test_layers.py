@@ -19,8 +19,8 @@ ROOMS = [
     {"report"},
     {"checks"},
     {"planner"},
-    {"settings"},
     {"trainer", "evaluation"},
+    {"settings"},
     {"generation", "problems", "rewards", "tools"},
     {"grading"},
     {"run"},
@@ -32,14 +32,13 @@ LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
-    *("checks.deep", "checks.live"),
+    *("checks.deep", "checks.live", "checks.training", "trainer.from_recipe"),
     *("evaluation.ask", "evaluation.backends", "evaluation.of_trainer", "evaluation.pass_rates", "evaluation.results"),
     *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.turns"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.streaming"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.verdict", "run.log", "run.peers", "run.watchdog"),
-    *("settings.conflicts", "settings.build"),
     *("train.heldout", "train.program", "train.resuming"),
     *(
         "trainer.advantages",
@@ -60,20 +59,18 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.packing",
         "trainer.reference",
     ),
-    *(
-        "trainer.recurrent",
-        "trainer.refusals",
-        "trainer.resample",
-        "trainer.rows",
-        "trainer.run_files",
-        "trainer.scoring",
-        "trainer.state",
-    ),
+    *("trainer.recurrent", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
     *("trainer.table", "trainer.tiled_mlp", "trainer.trainer", "trainer.varlen"),
 }
 TRL = {  # of these, what needs TRL itself
-    *("checks.deep", "generation.sync", "generation.canary", "report.verdict"),
-    *("settings.conflicts", "settings.build"),
+    *(
+        "checks.deep",
+        "checks.training",
+        "trainer.from_recipe",
+        "generation.sync",
+        "generation.canary",
+        "report.verdict",
+    ),
     *("train.program", "train.resuming"),
     *("trainer.prefetch", "trainer.build", "trainer.config", "trainer.trainer"),
 }
@@ -179,7 +176,7 @@ def test_the_public_names_are_there():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-LONG_FILES = {"problems.generated", "grading.equal.expression", "run.metrics"}  # data and grammar
+LONG_FILES = {"problems.generated", "grading.equal.expression", "run.metrics", "settings.rules"}  # data and grammar
 
 
 def test_a_file_holds_one_idea():

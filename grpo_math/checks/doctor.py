@@ -12,7 +12,6 @@ import argparse
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_math.checks import Finding
@@ -82,14 +81,14 @@ def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | 
 def _as_training(read: Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
     """What the classes of TRL refuse, then the tokenizer, then the model."""
     from grpo_math.checks.preflight import WITH_TOKENIZER, finding_of, preflight
+    from grpo_math.checks.training import probe
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-    from grpo_math.settings.build import build
-    from grpo_math.settings.conflicts import check
+    from grpo_math.trainer.from_recipe import build
 
     checked = "settings"
     try:
         settings = build(read)
-        check(settings.arguments, settings.config, Path(str(settings.config.output_dir)))
+        probe(settings.arguments, settings.config)
         checked = "model"
         path = model_path(settings.model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, settings.model.model_revision)

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -18,16 +18,18 @@ from packaging.requirements import Requirement
 
 from grpo_math import planner
 from grpo_math.checks.prompts import lengths_of
-from grpo_math.checks.setup import Said, Setup, refuse
+from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
 from grpo_math.reading import home
 from grpo_math.run import checkpoints, lock, resume
-from grpo_math.run.files import existing, read_only
+from grpo_math.run.files import existing, read_only, refuse_unwritable
 from grpo_math.run.machine import GB
 from grpo_math.run.weights import launched_with
-from grpo_math.settings import fields
+from grpo_math.settings import fields, rules
+from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.rules import LEAVE
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
@@ -71,7 +73,9 @@ def versions(setup: Setup) -> Iterator[Said]:
         needed["bitsandbytes"] = bits[0] if bits else f"optim={s['optim']}"
     for name, why in needed.items():
         required = supported().get(name)
-        remedy = f'pip install "{required or name}"'
+        # vLLM asks for older versions of what training needs, so pip would break this environment.
+        own = "set vllm_mode: server, whose vLLM has its own environment: grpo-math serve --make_env"
+        remedy = own if name == "vllm" else f'pip install "{required or name}"'
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -80,8 +84,8 @@ def versions(setup: Setup) -> Iterator[Said]:
         if required and not required.specifier.contains(installed, prereleases=True):
             message = f"{name} {installed} is not a version that this works with ({required.specifier})"
             yield Said("error", message, remedy)
-    if s["use_liger_kernel"] and not importlib.util.find_spec("liger_kernel"):
-        raise ConfigError("use_liger_kernel", True, "needs liger_kernel, which is not installed", "leave it out")
+    no_liger = s["use_liger_kernel"] and not importlib.util.find_spec("liger_kernel")
+    setup.refuse("use_liger_kernel", no_liger, "needs liger_kernel, which is not installed", LEAVE)
 
 
 def _kind(setup: Setup) -> Any:
@@ -101,47 +105,45 @@ def capabilities() -> tuple[float, ...]:
 
 
 def number_formats(setup: Setup) -> Iterator[Said]:
-    """float16 has to be asked for; bfloat16 needs a device that has it, and quantised weights an adapter."""
+    """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
     launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
-    asks_half = not s["allow_float16"]
-    nan = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
-    auto = "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16"
-    no_gpu = not gpus and not s["use_cpu"]
+    if launched == "fp16" and not s["allow_float16"]:
+        raise ConfigError("mixed_precision", launched, rules.NAN, "use bf16 or no, or add allow_float16: true")
     old = f"needs a GPU of compute capability 8.0 or more, and this one has {min(gpus, default=0)}"
     is_old, float32 = min(gpus, default=BFLOAT16_SINCE) < BFLOAT16_SINCE, "set dtype to float32 and bf16 to false"
-    no_adapter, cpu = "cannot be trained without an adapter", "cannot be trained in 8 bit on a CPU"
+    setup.refuse("bf16", is_old and s["bf16"], old, float32)
+    setup.refuse("dtype", is_old and s["dtype"] == "bfloat16", old, float32)
+    no_gpu = not gpus and not s["use_cpu"]
+    setup.refuse("bf16", no_gpu and s["bf16"], "needs a GPU, and there is none", "set bf16: false, or use_cpu: true")
+    # bitsandbytes drops a scale on a CPU that DoRA's norm needs.
+    dora_on_cpu = s["load_in_8bit"] and s["use_dora"] and not gpus
+    setup.refuse("use_dora", dora_on_cpu, "cannot be trained in 8 bit on a CPU", "use load_in_4bit, or leave it out")
     kernel = s["attn_implementation"]
-    package = ATTENTION.get(kernel)
-    lacks_package = package and not any(map(importlib.util.find_spec, (package, "kernels")))
     if kernel and not {"/", "|"} & set(kernel):
         one_of("attn_implementation", kernel, tuple(ATTENTION))
-    refuse(
-        {**s, "mixed_precision": launched},
-        [
-            (asks_half and s["dtype"] == "float16", "dtype", nan, auto),
-            (asks_half and launched == "fp16", "mixed_precision", nan, "use bf16 or no, or add allow_float16: true"),
-            (is_old and s["bf16"], "bf16", old, float32),
-            (is_old and s["dtype"] == "bfloat16", "dtype", old, float32),
-            (no_gpu and s["bf16"], "bf16", "needs a GPU, and there is none", "set bf16 to false, or use_cpu to true"),
-            (s["load_in_4bit"] and not s["use_peft"], "load_in_4bit", no_adapter, "set use_peft to true"),
-            (s["load_in_8bit"] and not s["use_peft"], "load_in_8bit", no_adapter, "set use_peft to true"),
-            # bitsandbytes drops a scale there that DoRA's norm needs
-            (s["load_in_8bit"] and s["use_dora"] and not gpus, "use_dora", cpu, "use load_in_4bit, or leave it out"),
-            (
-                lacks_package,
-                "attn_implementation",
-                f"needs the package {package}",
-                "use sdpa, or install it, or kernels",
-            ),
-        ],
-    )
+    package = ATTENTION.get(kernel)
+    lacks_package = package and not any(map(importlib.util.find_spec, (package, "kernels")))
+    setup.refuse("attn_implementation", lacks_package, f"needs {package}", "use sdpa, or install it, or kernels")
     copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
     if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
         yield Said("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
     if no_gpu:
         yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
+
+
+def launched(setup: Setup) -> Iterator[Said]:
+    """DeepSpeed's file is there, and JSON; it, FSDP and a backend have several processes, or a launcher."""
+    s = setup.settings
+    deepspeed_config(s, None)
+    if os.environ.get("RANK") or setup.processes > 1 or setup.accelerate or len(capabilities()) > 1:
+        return
+    for name in ("fsdp", "ddp_backend", "deepspeed"):
+        finds_peers = name == "deepspeed" and importlib.util.find_spec("mpi4py")
+        reason = "needs processes that a launcher has started"
+        setup.refuse(name, s[name] and not finds_peers, reason, "add --accelerate_config, or leave it out")
+    yield from ()
 
 
 def memory_plan(setup: Setup) -> Iterator[Said]:
@@ -193,7 +195,8 @@ def disk(setup: Setup) -> Iterator[Said]:
     free = shutil.disk_usage(folder).free
     if kept > free:
         message = f"checkpoints come to {kept / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
-        yield Said("error" if one > free else "warning", message, "set save_total_limit: 1, or name another output_dir")
+        fewer = "name another output_dir" if kept <= 2 * one else "set save_total_limit: 1, or name another output_dir"
+        yield Said("error" if one > free else "warning", message, fewer)
 
 
 def in_use(setup: Setup) -> Iterator[Said]:
@@ -210,21 +213,22 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     name, asked, model = s["output_dir"], s["resume_from_checkpoint"], str(s["model_name_or_path"])
     folder = Path(name or "")
     parent = existing(folder)
-    of_model = name and model and os.path.realpath(folder) == os.path.realpath(home(model))
     another = "name another folder"
-    refuse(
-        s,
-        [
-            (not name, "output_dir", "is missing", "name the folder that the run writes to"),
-            (not parent.is_dir(), "output_dir", f"is not a folder: {parent} is a file", another),
-            (read_only(parent), "output_dir", f"cannot be written: {parent} is read-only", another),
-            (of_model, "output_dir", "is the folder of the model", "name a folder of the run's own"),
-            (asked == "", "resume_from_checkpoint", "is empty", "give a checkpoint's folder, or true"),
-        ],
-    )
+    setup.refuse("output_dir", not parent.is_dir(), f"is not a folder: {parent} is a file", another)
+    setup.refuse("output_dir", read_only(parent), f"cannot be written: {parent} is read-only", another)
+    of_model = name and model and os.path.realpath(folder) == os.path.realpath(home(model))
+    setup.refuse("output_dir", of_model, "is the folder of the model", another)
+    if rates := s["difficulty_file"]:
+        refuse_unwritable("difficulty_file", rates, Path(rates).parent, "name another file")
+    nothing = str(asked).lower() == "true" and not checkpoints.checkpoints(folder)
+    setup.refuse("resume_from_checkpoint", nothing, f"finds no checkpoint in {folder}", LEAVE)
     named, run_dir = resume.source(folder, asked)
     if named:
-        _check_checkpoint(named, s)
+        checkpoint = "give a checkpoint's folder, or true"
+        setup.refuse("resume_from_checkpoint", not named.is_dir(), "is not a folder", checkpoint)
+        checkpoints.step_of(named)
+        no_weights = not any(next(named.glob(pattern), None) for pattern in WEIGHTS)
+        setup.refuse("resume_from_checkpoint", no_weights, "has no weights", checkpoint)
     held = resume.config_of(run_dir)
     known = isinstance((held or {}).get("stated"), dict)
     if held is None or (not known and named):  # another program made the checkpoint: take it as it is
@@ -236,19 +240,6 @@ def output_dir(setup: Setup) -> Iterator[Said]:
     resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
     if named is None and (found := checkpoints.checkpoints(folder)):
         yield Said("info", f"goes on with the run in {name}, whose last checkpoint is of step {found[0][0]}")
-
-
-def _check_checkpoint(folder: Path, settings: Mapping[str, Any]) -> None:
-    is_folder = (
-        not folder.is_dir(),
-        "resume_from_checkpoint",
-        "is not a folder",
-        "give a checkpoint's folder, or true",
-    )
-    refuse(settings, [is_folder])
-    checkpoints.step_of(folder)
-    no_weights = not any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
-    refuse(settings, [(no_weights, "resume_from_checkpoint", "holds no weights", "give a checkpoint's folder")])
 
 
 def python_tool(setup: Setup) -> Iterator[Said]:

@@ -14,11 +14,11 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 
 from collections.abc import Callable, Collection, Iterator
 
-from grpo_math.checks import Finding, machine, prompts, rewards, services
-from grpo_math.checks.recipe import adapter, batch_arithmetic, deepspeed_file, whole_distribution, without_effect
-from grpo_math.checks.setup import Said, Setup
-from grpo_math.errors import ConfigError, UserError, cut
+from grpo_math.checks import Finding, machine, model, prompts, rewards, services
+from grpo_math.checks.setup import Said, Setup, said
+from grpo_math.errors import UserError
 from grpo_math.run.main_process import on_main
+from grpo_math.settings import rules
 from grpo_math.settings.recipe import Recipe
 
 
@@ -39,22 +39,28 @@ def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
     return lines
 
 
+def settings(setup: Setup) -> Iterator[Said]:
+    """Settings do not contradict each other, and each has an effect."""
+    lines = [said(line, level) for level, line in rules.violations(setup.settings)]
+    # What has no effect is of interest once the rest works.
+    yield from [line for line in lines if line.level == "error"] or lines
+
+
 Check = Callable[[Setup], Iterator[Said]]
 # In this order: training ends with the first error. What may ask the network comes late.
 CHECKS: dict[str, Check] = {
+    "settings": settings,
     "versions": machine.versions,
     "number_format": machine.number_formats,
-    "deepspeed": deepspeed_file,
-    "without_effect": without_effect,
-    "whole_distribution": whole_distribution,
+    "deepspeed": machine.launched,
     "in_use": machine.in_use,
     "output_dir": machine.output_dir,
     "problems": rewards.problems,
-    "batch": batch_arithmetic,
+    "batch": rewards.batch,
     "golds": rewards.golds,
     "rewards": rewards.rewards,
-    "model": services.model,
-    "adapter": adapter,
+    "model": model.model,
+    "adapter": model.adapter,
     "trackers": services.trackers,
     "hub": services.hub,
     "vllm_server": services.vllm_server,
@@ -62,7 +68,7 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "python_tool": machine.python_tool,
 }
-COUNTED = ("without_effect", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
+COUNTED = ("settings", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
 OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # of one that is there, and whose chat template works
 # Those that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
@@ -79,7 +85,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
     ``failed``: an error is known already.
     """
-    said, model_failed = set[str](), False
+    told, model_failed = set[str](), False
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
         if name not in only or (failed and name in COUNTED) or (model_failed and name in OF_MODEL):
             continue
@@ -89,15 +95,14 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
                 yield Finding(found.level, name, found.message, found.remedy)
         except UserError as error:
             failed, model_failed = True, model_failed or name in ("model", "chat_template")
-            if str(error) not in said:
-                said.add(str(error))
+            if str(error) not in told:
+                told.add(str(error))
                 yield finding_of(error, name)
 
 
 # What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
 EARLY = (
-    *("versions", "number_format", "deepspeed", "without_effect", "in_use", "output_dir", "problems", "rewards"),
-    "trackers",
+    *("settings", "versions", "number_format", "deepspeed", "in_use", "output_dir", "problems", "rewards", "trackers"),
 )
 
 
@@ -107,15 +112,14 @@ def refuse_early(read: Recipe) -> None:
 
 
 def finding_of(error: UserError, check: str) -> Finding:
-    """An error as a finding: what stands after the last colon is the remedy.
+    """Return an error as a finding.
 
+    >>> from grpo_math.errors import ConfigError
     >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
     'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
     """
-    if isinstance(error, ConfigError):
-        return Finding("error", check, f"{error.field}={cut(error.value)} {error.reason}", error.remedy)
-    message, _, remedy = " ".join(str(error).split()).rpartition(": ")
-    return Finding("error", check, message or remedy, remedy if message else "correct it")
+    level, message, remedy = said(error)
+    return Finding(level, check, message, remedy)
 
 
 def refusal(finding: Finding) -> UserError:

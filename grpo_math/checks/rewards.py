@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from grpo_math.checks.setup import Said, Setup, refuse
+from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.equal.compare import is_text_only
@@ -22,6 +22,7 @@ from grpo_math.problems import contamination
 from grpo_math.problems.of_recipe import naming
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.guard import checked
+from grpo_math.settings.batch import plan
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that the rewards are tried on
@@ -48,6 +49,15 @@ def problems(setup: Setup) -> Iterator[Said]:
     if overlap and overlap["overlapping"]:
         level = "warning" if overlap["equal"] else "info"
         yield Said(level, contamination.text_of(overlap), "give an eval_split or eval_dataset of other problems")
+
+
+def batch(setup: Setup) -> Iterator[Said]:
+    """Prompts x completions come out even over processes and steps, and there are problems for a step."""
+    counted = plan(setup.settings, setup.given, setup.processes)
+    yield Said("info", counted.line("process"))
+    counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
+    if counted.total == counted.generations:
+        yield Said("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 
 
 def golds(setup: Setup) -> Iterator[Said]:
@@ -78,17 +88,8 @@ def rewards(setup: Setup) -> Iterator[Said]:
     """Each reward function runs, and their weighted sum pays right completions more than wrong ones of equal length."""
     s = setup.settings
     names, weights = s["rewards"] or [], s["reward_weights"]
-    lengths = f"are {len(weights or ())} weights for {len(names)} reward functions"
-    refuse(
-        s,
-        [
-            (not names, "rewards", "is empty", "name a reward function, such as accuracy"),
-            (weights is not None and len(weights) != len(names), "reward_weights", lengths, "give one weight for each"),
-            (weights and not any(weights), "reward_weights", "pay nothing", "leave them out, or give one above 0"),
-        ],
-    )
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError("rewards", twice[0], "is given twice", "name it once, with a weight in reward_weights")
+    if not names or not any(weights or names) or len(weights or names) != len(names):
+        return  # settings() has said why
     with naming({"reward_funcs": "rewards"}):
         functions = [load_reward(name) for name in names]
     if "llm_judge" in names and (unset := [name for name in JUDGE if not os.environ.get(name)]):

@@ -1,22 +1,17 @@
-"""Checks of what a run talks to: the Hub and the model on it, trackers, a vLLM server.
+"""Checks of what a run talks to: the Hub, trackers, a vLLM server.
 
 Each question waits a few seconds at most. Does not print a key; the Hub's goes to the Hub alone.
 """
 
 import importlib.util
-import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from grpo_math.checks.setup import Said, Setup, refuse
+from grpo_math.checks.setup import Said, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
-from grpo_math.generation.models import model_path
 from grpo_math.generation.server import Server
-from grpo_math.planner.model import is_folder
-from grpo_math.reading import home
 from grpo_math.run.http import ServerError, reachable
 from grpo_math.run.machine import port_is_free
 from grpo_math.run.redact import is_address
@@ -30,86 +25,6 @@ TRACKERS = {
         *("dagshub", "flyte", "dvclive", "swanlab", "kubeflow"),
     )
 }
-WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")
-OF_PUSH = ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push")
-GIVE_A_MODEL = "give a folder, a Hub id, or 'embedded'"
-WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate
-
-
-def model(setup: Setup) -> Iterator[Said]:
-    """The model is a folder with a config.json and weights, or is on the Hub or in its cache."""
-    s = setup.settings
-    name = model_path(s["model_name_or_path"])
-    local = is_folder(name)
-    balanced = local and s["router_aux_loss_coef"]
-    no_experts = balanced and not re.search("expert|router", json.dumps(setup.model_config))
-    refuse(
-        s,
-        [
-            (
-                local and s["model_revision"] != "main",
-                "model_revision",
-                "would be ignored: the model is a local one",
-                "leave it out",
-            ),
-            (no_experts, "router_aux_loss_coef", "has no experts in this model to balance", "leave it out"),
-        ],
-    )
-    if local:
-        _check_folder(setup, name)
-    else:
-        _check_hub(name, s["model_revision"])
-    yield from ()
-
-
-def _check_folder(setup: Setup, name: str) -> None:
-    """A model's folder has a config.json of a model that writes, and weights. check_weights() compares the two."""
-    path = home(name)
-    refuse(setup.settings, [(not path.is_dir(), "model_name_or_path", "is not a folder", GIVE_A_MODEL)])
-    config = setup.model_config
-    classes = " ".join(config.get("architectures") or WRITING)
-    weights = any(next(path.glob(pattern), None) for pattern in WEIGHTS)
-    writes = any(word in classes for word in WRITING)
-    refuse(
-        setup.settings,
-        [
-            (
-                not config.get("model_type"),
-                "model_name_or_path",
-                "has no model_type in its config.json",
-                "check the file",
-            ),
-            (not weights, "model_name_or_path", "holds no weights (*.safetensors)", "give a model's folder"),
-            (
-                not writes,
-                "model_name_or_path",
-                f"is not a model that writes ({classes})",
-                "give one whose config.json says ...ForCausalLM",
-            ),
-        ],
-    )
-
-
-def _check_hub(name: str, revision: str) -> None:
-    """The Hub, or its cache, has the model's config.json."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
-
-    field, value, remedy = "model_name_or_path", name, GIVE_A_MODEL
-    try:
-        hf_hub_download(name, "config.json", revision=revision, etag_timeout=SECONDS)
-        return
-    except RevisionNotFoundError:
-        field, value, reason, remedy = "model_revision", revision, f"is not there in {name}", "give one that is"
-    except RepositoryNotFoundError:
-        reason, remedy = "is not on the Hub, or needs a login", f"{GIVE_A_MODEL}; hf auth login for a private one"
-    except HFValidationError:
-        reason = "is neither a folder nor a name on the Hub"
-    except Exception as error:  # the Hub's client raises a dozen kinds for a network that does not work
-        why = "HF_HUB_OFFLINE is set" if offline() else f"the Hub cannot be reached ({type(error).__name__})"
-        reason = f"is neither a folder here nor in the Hub's cache, and {why}"
-    raise ConfigError(field, value, reason, remedy) from None
 
 
 def offline() -> bool:
@@ -121,22 +36,10 @@ def hub(setup: Setup) -> Iterator[Said]:
 
     transformers' own push at every save is off: a run is pushed once, when it is whole.
     """
-    s, given = setup.settings, setup.given
-    off, once = "cannot work while HF_HUB_OFFLINE is set", "a run is pushed once, at its end"
+    s = setup.settings
     pushes, completions = s["push_to_hub"], s["log_completions_hub_repo"]
-    strategy = pushes and "hub_strategy" in given and s["hub_strategy"] != "end"
-    alone = not pushes and "push_to_hub" not in given  # open-r1's recipes switch it off on purpose
-    unpushed = "would be ignored without push_to_hub"
-    refuse(
-        s,
-        [
-            (completions and offline(), "log_completions_hub_repo", off, "leave one of them out"),
-            *((alone and s[name], name, unpushed, "set push_to_hub: true too") for name in OF_PUSH),
-            (strategy, "hub_strategy", f"is not done: {once}", "use end"),
-            (pushes and s["hub_always_push"], "hub_always_push", f"would be ignored: {once}", "leave it out"),
-            (pushes and offline(), "push_to_hub", off, "leave one of them out"),
-        ],
-    )
+    for name in ("log_completions_hub_repo", "push_to_hub"):
+        setup.refuse(name, s[name] and offline(), "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
     if completions:  # TRL makes this repository as soon as it has the weights
         check_repo_id("log_completions_hub_repo", completions)
         owners(s["hub_token"])
@@ -241,7 +144,7 @@ def vllm_server(setup: Setup) -> Iterator[Said]:
     if not s["use_vllm"] or s["vllm_mode"] != "server":
         return
     urls = s["vllm_server_base_url"] or f"http://{s['vllm_server_host']}:{s['vllm_server_port']}"
-    for url in filter(is_address, map(str.strip, urls.split(","))):  # trainer/refusals.py refuses the others
+    for url in filter(is_address, map(str.strip, urls.split(","))):  # settings/rules.py refuses the others
         yield from _vllm_server(url)
 
 

@@ -1,22 +1,16 @@
 """What the checks before a run look at, and the form in which they say what they find.
 
-A check is a function of a `Setup` that yields what it `Said`. Rules that need nothing but settings are rows of a list:
-the first column says whether a rule is broken.
-
->>> refuse({"beta": -1}, [(True, "beta", "is negative", "give 0 or more")])
-Traceback (most recent call last):
-...
-grpo_math.errors.ConfigError: beta=-1 is negative: give 0 or more
+A check is a function of a `Setup` that yields what it `Said`, or raises the `UserError` that training would end with.
 
 Does not check anything.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError, cut
 from grpo_math.planner.model import Shape, read_config, shape_of
 from grpo_math.problems.of_recipe import RecipeProblems
 
@@ -29,16 +23,16 @@ class Said(NamedTuple):
     remedy: str = ""
 
 
-def refuse(settings: Mapping[str, Any], rules: Iterable[tuple[Any, str, str, str]]) -> None:
-    """Raise `ConfigError` for the first broken rule of rows (broken, field, reason, remedy)."""
-    for broken, name, reason, remedy in rules:
-        if broken:
-            raise ConfigError(name, settings[name], reason, remedy)
+def said(error: UserError, level: str = "error") -> Said:
+    """Return an error as what a check says: the text after the last colon is the remedy.
 
-
-def warnings(rules: Iterable[tuple[Any, str, str]]) -> Iterator[Said]:
-    """Yield a warning for each broken rule of rows (broken, message, remedy)."""
-    yield from (Said("warning", message, remedy) for broken, message, remedy in rules if broken)
+    >>> said(ConfigError("beta", -1, "is negative", "give 0 or more"))
+    Said(level='error', message='beta=-1 is negative', remedy='give 0 or more')
+    """
+    if isinstance(error, ConfigError):
+        return Said(level, f"{error.field}={cut(error.value)} {error.reason}", error.remedy)
+    message, _, remedy = " ".join(str(error).split()).rpartition(": ")
+    return Said(level, message or remedy, remedy if message else "correct it")
 
 
 @dataclass
@@ -53,6 +47,11 @@ class Setup:
 
     def __post_init__(self) -> None:
         self.problems = RecipeProblems(self.settings)
+
+    def refuse(self, field: str, broken: Any, reason: str, remedy: str) -> None:
+        """Raise `ConfigError` for this field if ``broken``."""
+        if broken:
+            raise ConfigError(field, self.settings[field], reason, remedy)
 
     @cached_property
     def model_config(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
 from grpo_math.run import metrics
+from grpo_math.settings.rules import LOW_LORA
 
 FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
 LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
@@ -35,7 +36,7 @@ WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed nothing
 GRADIENT_GREW = 5.0  # times its median in the first lines; healthy gradients at most about double
 POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
-LOW_LORA, LOW_FULL = 5e-6, 1e-7  # learning rates under which an adapter, or all weights, hardly move in some 100 steps
+LOW_FULL = 1e-7  # learning rate under which all weights hardly move in some 100 steps
 ALWAYS = 0.9  # of the calls that fail, or of the results that the model had written: then the tool adds nothing
 LOSS_SMALL = 0.01  # a loss that is read as zero
 

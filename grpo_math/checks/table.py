@@ -21,7 +21,7 @@ def tables() -> Answer:
 def before() -> Table:
     """A row for each check before a run, in their order: the first sentences of its docstring.
 
-    >>> before()[0]["check"]
+    >>> before()[1]["check"]
     'versions'
     """
     checks = {**preflight.CHECKS, **preflight.WITH_TOKENIZER}

@@ -13,7 +13,6 @@ from typing import Any
 
 from grpo_math.problems.problem import Problem
 
-CURRICULA = ("none", "easy_to_hard")
 Key = tuple[str, str]  # problem and answer: a mended problem is measured again
 Rates = dict[Key, float | None]  # None: not one of its completions could be graded
 

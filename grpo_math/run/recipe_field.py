@@ -7,12 +7,13 @@ from dataclasses import field
 from typing import Any
 
 
-def setting(default: Any, help: str) -> Any:
-    """A dataclass field; settings/fields.py reads its default out of the source of the call.
+def setting(default: Any, help: str, **limits: Any) -> Any:
+    """A dataclass field. settings/fields.py reads its default, range and choices out of the source of the call.
 
     >>> setting(["accuracy"], "Reward functions.").metadata["help"], setting(8, "Completions.").default
     ('Reward functions.', 8)
     """
+    metadata = {"help": help, **limits}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)

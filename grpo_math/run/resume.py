@@ -17,7 +17,6 @@ from grpo_math.run.redact import without_secrets
 from grpo_math.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
-MODES = ("auto", "force")
 # Settings that say where a run's output goes, how often it is saved and whom it talks to: not what is computed.
 APART = {
     *("output_dir", "resume", "resume_from_checkpoint", "difficulty_file", "dataset_num_proc"),

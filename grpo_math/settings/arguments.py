@@ -1,17 +1,14 @@
 """The settings of a run beside TRL's: data, template, rewards, evaluation, difficulty.
 
-Does not import torch, nor hold what the trainer itself reads (trainer/config.py) or the ranges of numbers
-(trainer/ranges.py).
+Does not import torch, nor hold what the trainer itself reads (trainer/config.py), nor check what several settings mean
+together (rules.py).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_math.errors import ConfigError, one_of
 from grpo_math.problems import prompts
-from grpo_math.problems.difficulty import CURRICULA
-from grpo_math.run import resume
 from grpo_math.run.recipe_field import setting
 
 
@@ -29,7 +26,7 @@ class TrainArguments:
         "level and subject). Default: the common spellings.",
     )
     dataset_split: str = setting("train", "The split to train on; it may be cut, as in train[200:].")
-    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
+    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)
     skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
     prompt_template: str | None = setting(
         None,
@@ -66,36 +63,44 @@ class TrainArguments:
         "Evaluate this many problems before and after training. 0: none. Default: 128, or all that are held out if "
         "these are fewer; none where the data have no others than those to train on, where max_completion_length is "
         "over 2048, or where no process holds the whole model. It costs the generation of so many completions, twice.",
+        ge=0,
     )
-    heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.")
-    heldout_n: int = setting(64, "Problems in each evaluation during training.")
+    heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.", ge=0)
+    heldout_n: int = setting(64, "Problems in each evaluation during training.", ge=1)
     watchdog_minutes: float = setting(
         20.0,
         "After this many minutes without a step, every rank prints where it is waiting, with its stacks. Nothing is "
         "ended. 0: off. Keep it below ddp_timeout (30 minutes), which ends a run whose ranks wait for each other.",
+        ge=0,
     )
     prompts_per_step: int = setting(
         0,
         "Prompts in one optimizer step, over all processes. The batch size of a process and the accumulation follow "
         "from it, and per_device_train_batch_size becomes the largest number of rows computed at a time. 0: TRL's own "
         "fields decide.",
+        ge=0,
     )
 
     resume: str = setting(
         "auto",
         "What to do if output_dir already holds a run. auto: continue it if its settings are the same. force: "
         "continue it with the new settings.",
+        choices=("auto", "force"),
     )
 
     difficulty_band: list[float] | None = setting(
         None,
         "Keep only the training problems whose pass rate lies between these two numbers, for example 0.1 0.9. The "
         "rate is that of the untrained model at the recipe's temperature and completion length, and is measured once.",
+        ge=0,
+        le=1,
     )
     curriculum: str = setting(
-        "none", "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as in TRL."
+        "none",
+        "easy_to_hard: train in the order of falling pass rate, unshuffled. none: shuffled, as in TRL.",
+        choices=("none", "easy_to_hard"),
     )
-    difficulty_samples: int = setting(8, "Completions of each problem for its pass rate.")
+    difficulty_samples: int = setting(8, "Completions of each problem for its pass rate.", ge=1)
     difficulty_file: str | None = setting(
         None,
         "Where the pass rates are kept and looked up. Default: a file in the folder pass_rates beside output_dir, "
@@ -106,15 +111,6 @@ class TrainArguments:
         template = prompts.template_of(vars(self))
         self.prompt_template, self.answer_format = template.name, template.answer_format  # as config.yaml states them
         prompts.refuse_without_call(template.name, self.tools)
-        one_of("curriculum", self.curriculum, CURRICULA)
-        one_of("resume", self.resume, resume.MODES)
-        band = self.difficulty_band
-        if band is not None and not (len(band) == 2 and 0 <= band[0] <= band[1] <= 1):
-            raise ConfigError("difficulty_band", band, "is not a band of pass rates", "give two, for example 0.1 0.9")
-        for name in ("difficulty_samples", "difficulty_file"):
-            if not self.needs_pass_rates and getattr(self, name) != self.__dataclass_fields__[name].default:
-                why = "would be ignored without difficulty_band or curriculum"
-                raise ConfigError(name, getattr(self, name), why, "give one of these, or leave it out")
 
     @property
     def needs_pass_rates(self) -> bool:

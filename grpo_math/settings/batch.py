@@ -5,7 +5,7 @@
 TRL takes the right-hand side and leaves the left to be worked out. Here either side can be given, and what does not
 come out even is refused with the nearest choice that does, before TRL refuses it.
 
-Does not know how many rows fit into memory: the caller gives a limit.
+Does not know how many rows fit into memory: the caller gives a limit. Does not check kinds and ranges: fields.py does.
 """
 
 import math
@@ -98,10 +98,8 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     >>> plan({**fields, "prompts_per_step": 0}, {"per_device_train_batch_size"}, processes=2).line("GPU")
     '1 prompt x 8 completions = 8 = 2 GPUs x 4 rows x 1 step'
     """
-    prompts = _whole(settings, "prompts_per_step", 0)
-    generations = _whole(settings, "num_generations", 2)
-    rows = _whole(settings, "per_device_train_batch_size", 1)
-    steps = _whole(settings, "gradient_accumulation_steps", 1)
+    prompts, generations = settings["prompts_per_step"], settings["num_generations"]
+    rows, steps = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     if prompts:
         stated = steps if "gradient_accumulation_steps" in given else None
         limit = rows if stated is None or "per_device_train_batch_size" in given else None
@@ -112,7 +110,6 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
         reason = f"and steps_per_generation={per_rollout} say the same twice"
         raise ConfigError("generation_batch_size", rollout, reason, "give one")
     if rollout is not None:
-        _whole(settings, "generation_batch_size", 1)
         unit = batch.total if prompts else math.lcm(processes * rows, generations)
         if rollout % unit:
             whole = "steps" if prompts else f"micro-batches of {processes} x {rows} and groups of {generations}"
@@ -120,7 +117,6 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
             raise ConfigError("generation_batch_size", rollout, why, f"use {nearest(rollout, unit)}")
         return batch._replace(rollout=rollout)
     if per_rollout is not None:
-        _whole(settings, "steps_per_generation", 1)
         if prompts and per_rollout % steps:
             why = f"is not a whole number of optimizer steps of {_counted(steps, 'micro-batch')}"
             raise ConfigError("steps_per_generation", per_rollout, why, f"use {nearest(per_rollout, steps)}")
@@ -173,13 +169,6 @@ def nearest(value: int, unit: int) -> int:
     (4, 8, 4)
     """
     return max(1, (2 * value + unit) // (2 * unit)) * unit
-
-
-def _whole(settings: Mapping[str, Any], name: str, least: int) -> int:
-    value = settings[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(name, value, f"is not a whole number of {least} or more", f"use {least} or more")
-    return value
 
 
 def _counted(n: float, noun: str) -> str:

@@ -8,9 +8,14 @@ Does not read a recipe: recipe.py does.
 import ast
 import functools
 import importlib.util
+import math
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from grpo_math.errors import ConfigError, one_of
+from grpo_math.run.user_functions import is_user_function
 
 # package, file, classes; a later one overrides a field of an earlier one
 SOURCES = (
@@ -27,26 +32,102 @@ OURS = {"logging_steps": 1, "log_completions": True, "num_completions_to_print":
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
 COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
 
-# Choices that the source does not state as such
-NAMES = {
-    "vllm_mode": ("colocate", "server"),
-    "vllm_model_impl": ("vllm", "transformers", "auto"),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-    "log_level": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
-    "log_level_replica": ("debug", "info", "warning", "error", "critical", "detail", "passive"),
-    "bnb_4bit_quant_storage": ("uint8", "float16", "bfloat16", "float32"),
+# Range and choices of the fields of TRL and transformers; ours stand at the field, as `setting(default, help, ge=0)`.
+# Bounds are gt, ge, lt and le; ``also`` are values beside the range, and ``why`` ends the remedy.
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "detail", "passive")
+CHOOSES = "with 1 a group's completions are alike"
+RANGES: list[tuple[dict[str, float], str]] = [
+    (
+        {"gt": 0},
+        "temperature repetition_penalty adam_epsilon num_train_epochs vllm_server_timeout delta neftune_noise_alpha "
+        "epsilon epsilon_high sapo_temperature_pos sapo_temperature_neg vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_cap save_steps logging_steps eval_steps",
+    ),
+    (
+        {"ge": 1},
+        "max_completion_length lora_r lora_alpha num_iterations save_total_limit vllm_tensor_parallel_size "
+        "vllm_max_model_length ref_model_sync_steps per_device_train_batch_size gradient_accumulation_steps "
+        "ddp_timeout steps_per_generation generation_batch_size pad_to_multiple_of torch_empty_cache_steps "
+        "dataloader_prefetch_factor ddp_bucket_cap_mb",
+    ),
+    (
+        {"ge": 0},
+        "beta weight_decay max_grad_norm warmup_steps router_aux_loss_coef entropy_coef entropy_coef_min "
+        "entropy_coef_max entropy_coef_delta entropy_target off_policy_mask_threshold num_completions_to_print "
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg vllm_importance_sampling_clip_min",
+    ),
+    ({"gt": 0, "le": 1}, "learning_rate top_p vllm_gpu_memory_utilization"),
+    ({"ge": 0, "le": 1}, "top_entropy_quantile ref_model_mixup_alpha"),
+    ({"ge": 0, "lt": 1}, "lora_dropout adam_beta1 adam_beta2"),
+    ({"ge": 0, "lt": 2**32}, "seed data_seed"),
+    ({"ge": 1, "le": 65535}, "vllm_server_port vllm_group_port"),
+    ({"ge": 0, "le": 1024}, "dataloader_num_workers"),
+]
+THEIRS: dict[str, dict[str, Any]] = {
+    **{name: limits for limits, names in RANGES for name in names.split()},
+    "num_generations": {"ge": 2, "why": ", since a completion is compared with the others of its group"},
+    "max_steps": {"ge": 1, "also": (-1,), "why": ", or -1 for num_train_epochs to decide"},
+    "top_k": {"ge": 2, "also": (0,), "why": f", or 0 for all tokens: {CHOOSES}"},
+    "min_p": {"ge": 0, "lt": 1, "why": f": {CHOOSES}"},
+    "scale_rewards": {"choices": ("group", "batch", "none")},
+    "loss_type": {"choices": ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")},
+    "importance_sampling_level": {"choices": ("token", "sequence")},
+    "multi_objective_aggregation": {"choices": ("sum_then_normalize", "normalize_then_sum")},
+    "vllm_mode": {"choices": ("colocate", "server")},
+    "vllm_model_impl": {"choices": ("vllm", "transformers", "auto")},
+    "vllm_importance_sampling_mode": {
+        "choices": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    },
+    "log_level": {"choices": LOG_LEVELS},
+    "log_level_replica": {"choices": LOG_LEVELS},
+    "bnb_4bit_quant_storage": {"choices": ("uint8", "float16", "bfloat16", "float32")},
+    "lora_task_type": {"choices": ("CAUSAL_LM",)},
+    "torch_compile_backend": {  # of accelerate's DynamoBackend
+        "choices": (
+            *("no", "eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs", "ofi"),
+            *("fx2trt", "onnxrt", "tensorrt", "aot_torchxla_trace_once", "torchxla_trace_once", "tvm"),
+            *("hpu_backend", "neuron"),
+        )
+    },
+    "torch_compile_mode": {"choices": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")},
 }
+WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
+OWN_FUNCTION = "module:function"  # a choice that stands for every function of the user
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
 
 
 class Field(NamedTuple):
-    """``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a list's items."""
+    """``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a list's items;
+    ``limits``: as in `THEIRS`."""
 
     name: str
     kinds: frozenset[str]
     item: str | None
     default: Any
     choices: tuple[str, ...]
+    limits: dict[str, Any]
+
+    def refuse(self, value: Any, written: Any) -> None:
+        """Raise `ConfigError` for a value out of the range, or that is no choice. ``written``: as the user wrote it.
+
+        >>> fields()["temperature"].refuse(0.0, "0")
+        Traceback (most recent call last):
+        ...
+        grpo_math.errors.ConfigError: temperature='0' is out of range: give a number above 0
+        """
+        if isinstance(value, str):
+            own = OWN_FUNCTION in self.choices and is_user_function(value)
+            if self.choices and not own:
+                one_of(self.name, value, self.choices)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise ConfigError(self.name, written, "is not finite", "give a finite number")
+            bounds = {name: bound for name, bound in self.limits.items() if name in WORDS}
+            inside = all(getattr(operator, name)(value, bound) for name, bound in bounds.items())
+            if not inside and value not in self.limits.get("also", ()):
+                words = " and ".join(WORDS[name].format(bound) for name, bound in bounds.items())
+                remedy = f"give a number {words}{self.limits.get('why', '')}"
+                raise ConfigError(self.name, written, "is out of range", remedy)
 
 
 @functools.cache
@@ -98,17 +179,18 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         item = inside.removesuffix("]") if base == "list" else item
     kinds |= {"bool"} if name in OR_BOOL else set()
     kinds -= {"str"} if name.endswith("_kwargs") else set()  # a text would be a path, or a mapping that is misspelt
-    choices = NAMES.get(name) or next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
+    choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     stated: dict[str | None, Any] = {"default": value}
-    if isinstance(value, ast.Call):  # field(default=...), or our own setting(default, help)
+    if isinstance(value, ast.Call):  # field(default=...), or our own setting(default, help, ge=0)
         stated = {word.arg: word.value for word in value.keywords}
         stated |= {"default": value.args[0]} if value.args else {}
     if isinstance(metadata := stated.get("metadata"), ast.Dict):
-        named = {ast.unparse(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
-        if isinstance(named.get("'choices'"), ast.List):
-            choices = tuple(ast.literal_eval(named["'choices'"]))
+        stated |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
+    literal = (ast.Constant, ast.List, ast.Tuple)  # transformers works out some of its choices
+    limits = {key: ast.literal_eval(stated[key]) for key in (*WORDS, "choices") if isinstance(stated.get(key), literal)}
+    limits |= THEIRS.get(name, {})
     default = _literal(stated["default"], name, enums) if "default" in stated else []  # default_factory=list
-    return Field(name, frozenset(kinds), item, default, choices)
+    return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits)
 
 
 def _literal(node: ast.expr, name: str, enums: dict[str, dict[str, str]]) -> Any:

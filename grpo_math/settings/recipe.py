@@ -8,7 +8,7 @@
 >>> print(read(["--temperature", "0"]).problems[0])
 temperature='0' is out of range: give a number above 0
 
-Does not check what two settings mean together: batch.py, conflicts.py and trainer/config.py do.
+Does not check what several settings mean together: rules.py and batch.py do.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError, UserError, one_of
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import from_json, home, read_text
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, fields
 from grpo_math.settings.shipped import find
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
-from grpo_math.trainer.ranges import refuse_out_of_range
 from grpo_math.yaml_files import read_yaml
 
-NEEDED = ("max_completion_length",)  # TRL takes null, and transformers then samples 20 tokens
+NEEDED = ("max_completion_length", "num_generations")  # TRL takes null: for the first, transformers samples 20 tokens
+SYNONYMS = (  # an old name of transformers' or TRL's, and the new one
+    ("gradient_checkpointing", "activation_checkpointing"),
+    ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
+    ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+    ("use_transformers_paged", "use_transformers_continuous_batching"),
+)
 TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
 
@@ -65,13 +70,17 @@ def read(argv: Sequence[str]) -> Recipe:
     typed = _typed(words, problems)
     notes: list[str] = []
     script = any(name in {**written, **typed} for name in SCRIPTS)
-    given = {**translated(written, notes, script), **translated(typed, notes, script)}
+    given = {**translated(written, notes), **translated(typed, notes)}
     checked = {}
     for name, value in (for_script(given) if script else given).items():
         try:
             checked[name] = check(name, value)
         except UserError as problem:
             problems.append(problem)
+    for old, new in SYNONYMS:
+        if {old, new} <= checked.keys() and checked[old] != checked[new]:
+            reason = f"contradicts {old}={checked[old]}, its old name"
+            problems.append(ConfigError(new, checked[new], reason, "leave one of them out"))
     values = {name: field.default for name, field in fields().items()} | checked
     return Recipe(values, set(checked), problems, env, list(argv), notes)
 
@@ -155,12 +164,9 @@ def check(name: str, value: Any) -> Any:
     if name == "vllm_server_base_url" and "@" in str(value):
         reason = "holds a user or password, which the run would write down"
         raise ConfigError(name, "***", reason, "give the address alone; a key goes into VLLM_API_KEY")
-    said, value = value, coerced(field, value)
+    written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, int | float) and not isinstance(one, bool):
-            refuse_out_of_range(name, one, said, field.default)
-    if field.choices and isinstance(value, str):
-        one_of(name, value, field.choices)
+        field.refuse(one, written)
     if name in ("output_dir", "resume_from_checkpoint") and isinstance(value, str):
         return os.path.expanduser(value)  # as transformers does, later
     if name == "system_prompt" and isinstance(value, str):
@@ -233,7 +239,7 @@ def coerced(field: Field, value: Any) -> Any:
             return coerce(value)
         except (ValueError, TypeError, KeyError, OverflowError):
             continue
-    remedy = f"the default is {field.default!r}" if field.default is not None else f"give {of[0][0]}"
+    remedy = f"give {of[0][0]}"
     if "dict" in kinds:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:

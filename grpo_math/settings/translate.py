@@ -24,7 +24,7 @@ SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")  # a recip
 EVALUATES = "has no effect: eval_n and heldout_every say what is evaluated"
 TOGETHER = "has no effect: the rows of a prompt stay together"
 NOTHING = "has no effect: no such thing is done here"
-# What TRL, transformers or this program has renamed or removed: the line that a recipe with such a field gets.
+# What TRL, transformers or this program has renamed, removed or never reads: the line for a recipe with such a field.
 CHANGED = {
     "torch_dtype": "is now dtype",
     "warmup_ratio": "is now warmup_steps",  # a share if it is below 1
@@ -59,11 +59,8 @@ CHANGED = {
     **dict.fromkeys(("past_index", "mp_parameters", "torchdynamo", "ray_scope", "use_legacy_prediction_loop"), NOTHING),
     **dict.fromkeys(("tpu_metrics_debug", "include_tokens_per_second", "ignore_bias_buffers", "benchmarks"), NOTHING),
     **dict.fromkeys(("callbacks", "overwrite_hub_revision", "push_to_hub_revision", "system_prompt_column"), NOTHING),
-}
-RENAMED = {name: line.removeprefix("is now ") for name, line in CHANGED.items() if line.startswith("is now ")}
-# Settings of transformers' Trainer that a GRPO run never reads. In a script's recipe each gets its line; in a recipe of
-# this program, grpo-math doctor refuses them.
-NEVER_READ = {
+    # Settings of transformers' Trainer that a GRPO run never reads.
+    "eval_strategy": EVALUATES,
     **dict.fromkeys(("do_eval", "do_predict", "eval_on_start", "eval_steps", "eval_delay"), EVALUATES),
     **dict.fromkeys(("eval_accumulation_steps", "num_generations_eval", "per_device_eval_batch_size"), EVALUATES),
     **dict.fromkeys(("batch_eval_metrics", "prediction_loss_only", "eval_do_concat_batches"), EVALUATES),
@@ -74,6 +71,7 @@ NEVER_READ = {
     "log_multimodal": "has no effect: the problems are text",
     "local_rank": "has no effect: the launcher says which process this is",
 }
+RENAMED = {name: line.removeprefix("is now ") for name, line in CHANGED.items() if line.startswith("is now ")}
 REWARDS = {  # of open-r1 and of `trl grpo` -> ours, or TRL's own function
     "format": "format_strict",
     "tag_count": "xml_count",
@@ -132,10 +130,8 @@ def hint(name: str, known: Collection[str]) -> str:
     return ""
 
 
-def translated(recipe: Mapping[str, Any], notes: list[str], script: bool = False) -> dict[str, Any]:
+def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the fields of a recipe by our names, and add a line to ``notes`` for each field that has no effect.
-
-    ``script``: the recipe is for `trl grpo` or open-r1.
 
     >>> notes = []
     >>> translated({"torch_dtype": "bfloat16", "max_prompt_length": 512, "reward_funcs": "my.rewards.short"}, notes)
@@ -143,14 +139,13 @@ def translated(recipe: Mapping[str, Any], notes: list[str], script: bool = False
     >>> notes[0]
     'torch_dtype is now dtype: rename the field'
     """
-    lines = {**CHANGED, **NEVER_READ, "eval_strategy": EVALUATES} if script else CHANGED
     fields: dict[str, Any] = {}
     for name, value in recipe.items():
         if name in RENAMED:
-            notes.append(f"{name} {lines[name]}: rename the field")
-        elif name in lines:
+            notes.append(f"{name} {CHANGED[name]}: rename the field")
+        elif name in CHANGED:
             if value not in (None, False, "no", "", []):
-                notes.append(f"{name}={value} {lines[name]}")
+                notes.append(f"{name}={value} {CHANGED[name]}")
             continue
         if name == "reward_funcs":
             names = map(str, value if isinstance(value, list) else [value])

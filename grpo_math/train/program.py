@@ -23,6 +23,7 @@ from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
+from grpo_math.checks.training import probe, whole_on_each
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import pass_rates
 from grpo_math.evaluation.backends import Sampling
@@ -48,12 +49,11 @@ from grpo_math.run.signals import AGAIN, GONE, INTERRUPTED, Stop, Stopped
 from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
-from grpo_math.settings.build import Settings, build, print_help
-from grpo_math.settings.conflicts import check, whole_on_each
 from grpo_math.settings.shipped import find
 from grpo_math.train.heldout import HeldOut
 from grpo_math.train.resuming import go_on
 from grpo_math.trainer.build import trainer_of
+from grpo_math.trainer.from_recipe import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -190,7 +190,7 @@ class Run:
         """Lock the folder, check everything, load the weights. False: the folder's run is finished already."""
         config, setup, model = self.config, self.setup, self.settings.model
         on_main(lambda: lock.hold(self.run_dir, make=False))  # before anything of a run under way is looked at
-        check(self.arguments, config, self.run_dir)
+        probe(self.arguments, config)
         arguments = self.arguments
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
         if arguments.needs_pass_rates:

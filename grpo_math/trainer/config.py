@@ -5,13 +5,15 @@
 >>> MathGRPOConfig("runs/x", surrogate="ppo")
 Traceback (most recent call last):
 ...
-grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce
+grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce, module:function
 
-A field, ours or TRL's, that the loss would not read because of another one is refused, not ignored (`refusals.py`).
+Settings that contradict each other are refused, and a setting without effect next to another one is a warning
+(settings/rules.py).
 
 Does not repeat a field of TRL.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,7 +22,11 @@ from trl import GRPOConfig
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import gpu_has_bfloat16
 from grpo_math.run.recipe_field import setting
-from grpo_math.trainer.refusals import refuse, refuse_refresh_within_a_rollout
+from grpo_math.run.user_functions import is_user_function
+from grpo_math.settings import rules
+from grpo_math.settings.fields import fields as recipe_fields
+from grpo_math.trainer.advantages import try_function
+from grpo_math.trainer.losses import try_surrogate
 
 
 @dataclass
@@ -29,29 +35,34 @@ class MathGRPOConfig(GRPOConfig):
         "group_mean",
         "What is subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which makes "
         "rewards (P, G) into advantages (P, G) by itself.",
+        choices=("group_mean", "leave_one_out", "none", "module:function"),
     )
     surrogate: str = setting(
         "clip",
         "clip: PPO's clipped ratio. reinforce: the score function, with the ratio held at 1. Or module:function, the "
         "loss of each token from (logps, old_logps, advantages, mask), all (B, T).",
+        choices=("clip", "reinforce", "module:function"),
     )
     advantage_eps: float = setting(
-        1e-6, "Added to the standard deviation that an advantage is divided by. TRL's own value is 1e-4."
+        1e-6, "Added to the standard deviation that an advantage is divided by. TRL's own value is 1e-4.", gt=0
     )
     reference_refresh_steps: int = setting(
         0,
         "Every this many optimizer steps, the reference of the KL term becomes the current policy, with full "
         "fine-tuning and with LoRA; 0: never.",
+        ge=0,
     )
     kl_estimator: str = setting(
         "k3",
         "How the KL to the reference is estimated (its weight is beta): k3 (TRL's), k1 or k2. Their gradients differ, "
         "and depend on use_bias_correction_kl.",
+        choices=("k3", "k1", "k2"),
     )
     resample_groups: int = setting(
         0,
         "Dynamic sampling, as in DAPO: at most this many extra rounds in which groups that are all right or all wrong "
         "by verdict are replaced by fresh prompts; 0: none.",
+        ge=0,
     )
     pack_updates: bool = setting(
         True,
@@ -62,16 +73,19 @@ class MathGRPOConfig(GRPOConfig):
         0,
         "The most tokens in one forward and backward pass of a packed update; a longer completion stays whole. 0: as "
         "many as TRL's padded micro-batch would have.",
+        ge=0,
     )
     max_seq_length_train: int = setting(
         0,
         "The most tokens of prompt and completion that are trained on. Sampling and grading still see the whole "
         "completion, and the share of longer ones is logged. 0: no limit.",
+        ge=0,
     )
     long_sequences: str = setting(
         "truncate",
         "What to do with a completion over max_seq_length_train. truncate: train on its first tokens. mask: leave it "
         "out of the loss.",
+        choices=("truncate", "mask"),
     )
     activation_offloading: bool = setting(
         False,
@@ -87,22 +101,26 @@ class MathGRPOConfig(GRPOConfig):
         10,
         "A step whose gradient is not finite changes no weight. This many of them in a row end the run, with a "
         "checkpoint.",
+        ge=1,
     )
     allow_float16: bool = setting(
         False,
         "Allow fp16. It has given NaN with accumulation on GPUs without bfloat16 (T4, V100), so fp16 is refused "
         "unless this is true.",
     )
-    grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.")
+    grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.", gt=0)
     vllm_sync: str = setting(
         "adapter",
         "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, with "
         "the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
+        choices=("adapter", "merged"),
     )
     staleness: int = setting(
         0,
         "1: the vLLM server samples the next batch while this one is trained on, by the adapter of one rollout before, "
         "and the loss is corrected for that. 0: they take turns.",
+        ge=0,
+        le=1,
     )
 
     def __post_init__(self) -> None:
@@ -110,12 +128,25 @@ class MathGRPOConfig(GRPOConfig):
             self.bf16 = not self.fp16 and gpu_has_bfloat16()
         # Before TRL: transformers' checks start the device, and TRL leaves some of these until a rollout has been
         # sampled.
-        refuse(self)
+        for name, field in recipe_fields().items():
+            field.refuse(getattr(self, name, None), getattr(self, name, None))
+        rules.refuse(vars(self))
+        if is_user_function(self.baseline):
+            try_function(self.baseline, self.num_generations or 2)
+        if is_user_function(self.surrogate):
+            try_surrogate(self.surrogate)
         super().__post_init__()
         if self.activation_offloading and self.device.type == "cpu":
             reason = "has no GPU here to save memory on"
             raise ConfigError("activation_offloading", True, reason, "leave it out")
-        refuse_refresh_within_a_rollout(self)
+        # Reference log-probs are computed once a rollout, so a refresh must fall between two rollouts.
+        rollout = (self.steps_per_generation or 1) * self.num_iterations
+        updates = rollout // math.gcd(rollout, self.gradient_accumulation_steps)
+        if self.reference_refresh_steps % updates:
+            counted = f"num_iterations={self.num_iterations}, steps_per_generation={self.steps_per_generation}"
+            reason = f"falls within a rollout, which serves {updates} optimizer steps ({counted})"
+            remedy = f"use a multiple of {updates}"
+            raise ConfigError("reference_refresh_steps", self.reference_refresh_steps, reason, remedy)
 
 
 # With these values `MathGRPOTrainer` trains what `GRPOTrainer` trains.

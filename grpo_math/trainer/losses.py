@@ -47,12 +47,6 @@ from torch import Tensor
 from grpo_math.errors import ConfigError
 from grpo_math.run.user_functions import tensor_from, tried
 
-SURROGATES = ("clip", "reinforce")
-KL_ESTIMATORS = ("k3", "k1", "k2")
-# TRL's `loss_type`s. The first five are ways to reduce the clipped loss; the others weigh the ratio in their own way.
-CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
-LOSS_TYPES = (*CLIPPED, "cispo", "sapo", "vespo")
-
 
 def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
     """TRL's loss inputs without ``old_per_token_logps``: TRL then takes the policy's own, detached.

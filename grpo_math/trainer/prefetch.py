@@ -24,7 +24,6 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.errors import ConfigError
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run import metrics
-from grpo_math.trainer.refusals import refuse_unforeseen
 
 
 class Prefetch:
@@ -32,7 +31,11 @@ class Prefetch:
 
     def __init__(self, trainer: Any) -> None:
         asks = {"tools": trainer.tools, "rollout_func": trainer.rollout_func}
-        refuse_unforeseen(1, {**asks, "environments": trainer.environment_factories})
+        asks |= {"environments": trainer.environment_factories}
+        # The next batch is requested by its prompts, so nothing else may decide what a server is asked.
+        if name := next((name for name, value in asks.items() if value), None):
+            reason = f"cannot prefetch: {name} change what is requested from vLLM"
+            raise ConfigError("staleness", 1, reason, "leave it at 0")
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
         self.trainer, self.generation = trainer, trainer.vllm_generation

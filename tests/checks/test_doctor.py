@@ -167,13 +167,8 @@ SERVED = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": "http
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"staleness": 1, "use_peft": True, **CALLS}, "staleness=1 cannot look ahead where tools decide"),
-        ({"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode=True would be ignored"),
-        ({"cache_implementation": "static"}, "cache_implementation='static' would be ignored"),
-        (
-            {"vllm_importance_sampling_correction": False, "vllm_importance_sampling_clip_max": 5},
-            "vllm_importance_sampling_clip_max=5.0 would be ignored",
-        ),
+        ({"staleness": 1, "use_peft": True, **CALLS}, "staleness=1 cannot prefetch: tools change"),
+        ({"staleness": 1, "use_peft": True, "vllm_sync": "merged"}, "staleness=1 with vllm_sync='merged' would"),
     ],
 )
 def test_a_setting_that_vllm_would_not_take_is_an_error(settings, says, here):
@@ -256,7 +251,7 @@ def test_the_command_says_what_is_wrong_on_stdout_and_exits_with_1(here):
     done = command("doctor", "--config", recipe(here, {"num_generations": 7, "beta": -1}))
     assert done.returncode == 1
     out = done.stdout.splitlines()
-    assert out[0] == "error: beta=-1 is out of range. Remedy: give 0 or more (settings)"
+    assert out[0] == "error: beta=-1 is out of range. Remedy: give a number of 0 or more (settings)"
     assert out[-1] == "not ok: 2 errors, no warning"
     assert "Traceback" not in done.stderr
 
@@ -278,7 +273,7 @@ def test_the_json_is_one_object_of_the_documented_form(here, capsys):
     answer = json.loads(out)
     assert answer["ok"] is True
     assert all(set(finding) == {"level", "check", "message", "remedy"} for finding in answer["findings"])
-    assert "adapter" in [finding["check"] for finding in answer["findings"] if finding["level"] == "warning"]
+    assert "settings" in [finding["check"] for finding in answer["findings"] if finding["level"] == "warning"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from grpo_math.settings.recipe import read_recipe
 
 @pytest.mark.slow
 def test_a_default_is_that_of_the_real_class():
-    from grpo_math.settings.build import CLASSES
+    from grpo_math.trainer.from_recipe import CLASSES
 
     every = [field for kind in CLASSES for field in fields(kind)]
     real = {f.name: f.default_factory() if f.default is MISSING else f.default for f in every}

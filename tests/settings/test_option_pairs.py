@@ -1,4 +1,4 @@
-"""Every two options together: either refused before weights load, with both fields named, or read by the training step.
+"""Every two options together: either one line before weights load that names both, or read by the training step.
 
 The settings that a pair needs in order to mean anything (``beta`` for an estimator of the KL, ``use_adaptive_entropy``
 for its bounds) are options of their own here, so that each is also tried without what it needs.
@@ -14,6 +14,8 @@ import pytest
 from datasets import Dataset
 
 from grpo_math.errors import ConfigError
+from grpo_math.settings.fields import fields
+from grpo_math.settings.rules import OF_TRAINER, violations
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -74,7 +76,7 @@ NEEDS = {
     "entropy_target": {"use_adaptive_entropy"},
     "sapo_temperature_pos": {"loss_type"},
     "vespo_k_neg": {"loss_type"},
-    "loss_type": {"importance_sampling_level"},  # luspo
+    "loss_type": {"importance_sampling_level", "epsilon_high"},  # luspo, cispo
 }
 
 
@@ -96,12 +98,12 @@ def config(folder, setting):
     return MathGRPOConfig(str(folder), **{**base, **setting})
 
 
+DEFAULTS = {name: field.default for name, field in fields().items()} | {"gradient_checkpointing": False}
+
+
 def refusal(setting) -> ConfigError | None:
-    try:
-        config("unused", setting)
-    except ConfigError as error:
-        return error
-    return None
+    """Return the first error or warning."""
+    return next((line for _, line in violations(DEFAULTS | setting, OF_TRAINER)), None)
 
 
 REFUSALS = {str(setting): refusal(setting) for setting in SETTINGS}

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from grpo_math.errors import UserError
 from grpo_math.settings import fields as settings_fields
 from grpo_math.settings.recipe import check, read, read_recipe, split
-from grpo_math.trainer.ranges import RANGES
 
 
 def real_fields():
-    from grpo_math.settings.build import CLASSES
+    from grpo_math.trainer.from_recipe import CLASSES
 
     return {f.name: f for kind in CLASSES for f in fields(kind)}
 
@@ -41,14 +40,26 @@ def test_choices_are_those_that_the_real_classes_take():
         kind = type(real[name].default) if not isinstance(real[name].default, str) else None
         if kind:
             assert settings_fields.fields()[name].choices == tuple(choice.value for choice in kind), name
-    assert set(settings_fields.NAMES["log_level"]) == set(trainer_log_levels)
+    assert set(settings_fields.fields()["log_level"].choices) == set(trainer_log_levels)
     assert settings_fields.fields()["dtype"].choices == ("auto", "bfloat16", "float16", "float32")
 
 
-def test_every_range_is_of_a_field_and_holds_for_its_default():
-    for name, (holds, _) in RANGES.items():
-        value = settings_fields.fields()[name].default
-        assert value is None or isinstance(value, str) or holds(value), name
+def test_every_range_is_of_a_field_and_every_default_is_taken():
+    assert settings_fields.THEIRS.keys() <= settings_fields.fields().keys()
+    for field in settings_fields.fields().values():
+        for value in field.default if isinstance(field.default, list) else [field.default]:
+            field.refuse(value, value)
+
+
+def test_choices_of_ours_are_those_that_are_implemented():
+    from accelerate.utils import DynamoBackend
+
+    from grpo_math.trainer.advantages import BASELINES, SCALES
+
+    choices = {name: set(field.choices) for name, field in settings_fields.fields().items()}
+    assert choices["baseline"] == {*BASELINES, "module:function"}
+    assert choices["scale_rewards"] == set(SCALES)
+    assert choices["torch_compile_backend"] == {backend.value.lower() for backend in DynamoBackend}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,7 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
     assert found.problems == []
     assert found.given == set(values)
     assert {name: found.values[name] for name in values} == values
-    from grpo_math.settings.build import build
+    from grpo_math.trainer.from_recipe import build
 
     parsed = build(read(["--output_dir", "x", "--use_cpu", "--bf16=false", *words]))
     for name, value in values.items():
@@ -114,11 +125,11 @@ def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("max_steps", 2.5, "max_steps=2.5 is not a whole number: the default is -1"),
-        ("max_steps", True, "max_steps=True is not a whole number: the default is -1"),
-        ("learning_rate", [1e-5], "learning_rate=[1e-05] is not a number: the default is 1e-06"),
-        ("use_peft", "maybe", "use_peft='maybe' is not true or false: the default is False"),
-        ("loss_type", {"a": 1}, "loss_type={'a': 1} is not a text: the default is 'dapo'"),
+        ("max_steps", 2.5, "max_steps=2.5 is not a whole number: give a whole number"),
+        ("max_steps", True, "max_steps=True is not a whole number: give a whole number"),
+        ("learning_rate", [1e-5], "learning_rate=[1e-05] is not a number: give a number"),
+        ("use_peft", "maybe", "use_peft='maybe' is not true or false: give true or false"),
+        ("loss_type", {"a": 1}, "loss_type={'a': 1} is not a text: give a text"),
         ("generation_kwargs", "fast", "generation_kwargs='fast' is not a mapping: write it as {\"name\": 1}"),
         ("model_init_kwargs", '{"token": ', "model_init_kwargs='***' is not a mapping: write it as {\"name\": 1}"),
         ("difficulty_band", ["low"], "difficulty_band='low' is not a number: give a number"),
@@ -178,7 +189,7 @@ def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_p
 
 @pytest.mark.slow
 def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkeypatch):
-    from grpo_math.settings.build import build
+    from grpo_math.trainer.from_recipe import build
 
     path = tmp_path / "recipe.yaml"
     path.write_text("env: {WANDB_RUN_GROUP: 5}\noutput_dir: x\nuse_cpu: true\n")

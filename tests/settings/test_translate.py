@@ -115,8 +115,7 @@ def test_a_dropped_field_that_says_nothing_is_no_warning():
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
     assert {*translate.SAME.values(), *translate.RENAMED.values(), *MEANT.values()} <= fields().keys()
-    assert not {*translate.SAME, *translate.CHANGED} & fields().keys()
-    assert translate.NEVER_READ.keys() <= fields().keys()
+    assert not translate.SAME.keys() & fields().keys()
     from grpo_math.rewards import load_reward
 
     assert all(callable(load_reward(name)) for name in translate.REWARDS.values())

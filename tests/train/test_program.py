@@ -96,10 +96,7 @@ def refused(capsys, *arguments) -> str:
     [
         (["--per_device_train_batch_size=3"], "not a whole number of groups of 2: use 4, or gradient_acc"),
         (["--prompts_per_step=4", "--gradient_accumulation_steps=3"], "use 2, or leave it out"),
-        (["--eval_strategy=steps"], "use heldout_every"),
         (["--difficulty_band", "0.9", "0.1"], "is not a band of pass rates"),
-        (["--difficulty_file=x.jsonl"], "would be ignored without difficulty_band or curriculum"),
-        (["--curriculum=easy_to_hard", "--shuffle_dataset=true"], "contradicts curriculum=easy_to_hard"),
         (["--curriculum=hard_first"], "curriculum='hard_first' is not known"),
         (["--dataset_limit=1"], "leaves 1 problem, and a step takes 2"),
     ],

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from grpo_math import planner
+from grpo_math.checks.training import probe
 from grpo_math.cli import main as command
-from grpo_math.settings.build import build
-from grpo_math.settings.conflicts import check
 from grpo_math.settings.recipe import read
+from grpo_math.settings.rules import violations
 from grpo_math.train.program import main as train
+from grpo_math.trainer.from_recipe import build
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "launch/configs").glob("*.yaml"))
@@ -45,7 +46,8 @@ def commands(path, program):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_parses_with_the_real_config_class_and_passes_its_checks(path, tmp_path):
     parsed = build(read(["--config", str(path), "--output_dir", str(tmp_path)]))
-    check(parsed.arguments, parsed.config, tmp_path)
+    probe(parsed.arguments, parsed.config)
+    assert not [line for level, line in violations(parsed.values)]
     assert parsed.model.model_name_or_path
     assert parsed.config.generation_batch_size % parsed.config.num_generations == 0
 

@@ -70,7 +70,5 @@ def test_an_infinite_norm_is_not_finite():
 def test_float16_is_refused_unless_it_is_asked_for(tmp_path):
     with pytest.raises(ConfigError, match=r"fp16=True has given NaN .*: use bf16, .* or add allow_float16: true"):
         MathGRPOConfig(str(tmp_path), fp16=True)
-    with pytest.raises(ConfigError, match=r"allow_float16=True would be ignored \(fp16=False\)"):
-        MathGRPOConfig(str(tmp_path), allow_float16=True)
-    with pytest.raises(ConfigError, match="max_nonfinite_steps=0 is out of range: give 1 or more"):
+    with pytest.raises(ConfigError, match="max_nonfinite_steps=0 is out of range: give a number of 1 or more"):
         MathGRPOConfig(str(tmp_path), max_nonfinite_steps=0)

@@ -241,9 +241,9 @@ def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, to
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"staleness": 2}, "staleness=2 is out of range: give 0 or 1"),
-        ({"use_vllm": False}, r"staleness=1 needs a server that samples on its own \(use_vllm=False\): set use_vllm"),
-        ({"vllm_mode": "colocate"}, r"needs a server that samples on its own \(vllm_mode='colocate'\)"),
+        ({"staleness": 2}, "staleness=2 is out of range: give a number of 0 or more and up to 1"),
+        ({"use_vllm": False}, r"staleness=1 needs a server that samples on its own \(use_vllm=False, .*: set use_vllm"),
+        ({"vllm_mode": "colocate"}, r"needs a server that samples on its own \(use_vllm=True, vllm_mode=colocate\)"),
         ({"vllm_sync": "merged"}, "staleness=1 with vllm_sync='merged' would change the weights"),
         ({"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=False leaves it at that"),
     ],
@@ -257,8 +257,8 @@ def test_what_cannot_work_with_it_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"tools": [letters]}, "cannot look ahead where tools decide"),
-        ({"rollout_func": letters}, "cannot look ahead where rollout_func decide"),
+        ({"tools": [letters]}, "cannot prefetch: tools change"),
+        ({"rollout_func": letters}, "cannot prefetch: rollout_func change"),
         ({"train_dataset": iter(())}, "needs a train_dataset of known length"),
     ],
 )

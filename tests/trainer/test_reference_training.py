@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import sys
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,9 @@ from launching import TORCHRUN, accelerate, run
 from transformers import AutoModelForCausalLM
 from trl.trainer import grpo_trainer
 
-from grpo_math.errors import ConfigError
+from grpo_math.settings.fields import fields
+from grpo_math.settings.rules import CLIPPED, OF_TRAINER, violations
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.losses import CLIPPED
-from grpo_math.trainer.refusals import refuse
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = [
@@ -54,17 +52,12 @@ OPTIONS = {
 }
 
 
+DEFAULTS = {name: field.default for name, field in fields().items()}
+
+
 def allowed(setting: dict) -> bool:
-    """What `MathGRPOConfig` does not refuse, without the cost of a whole configuration."""
-    config = object.__new__(MathGRPOConfig)
-    for field in fields(MathGRPOConfig):
-        default = field.default if field.default is not MISSING else None
-        setattr(config, field.name, setting.get(field.name, default))
-    try:
-        refuse(config)
-    except ConfigError:
-        return False
-    return True
+    """Return True if `MathGRPOConfig` neither refuses the setting nor warns, without a whole configuration."""
+    return not any(violations({**DEFAULTS, **setting}, OF_TRAINER))
 
 
 def covering(options: dict) -> list[dict]:

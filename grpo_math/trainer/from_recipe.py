@@ -1,6 +1,6 @@
 """A recipe that was read -> `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
 
-Does not read the recipe (recipe.py does), nor check what two settings mean together (conflicts.py).
+Does not read the recipe (settings/recipe.py does), nor check what several settings mean together (settings/rules.py).
 """
 
 import os
@@ -12,6 +12,7 @@ from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import Unreadable
+from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import plan
@@ -41,6 +42,7 @@ def build(read: Recipe) -> Settings:
     """
     deepspeed_config(read.sound().values, None)  # refuses a file that is not there
     stated = {**OURS, **read.stated()}
+    rules.logger.disabled = True  # the checks of the recipe print these warnings once, not on each process
     try:
         os.environ.update(read.env)
         batch = plan(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
@@ -59,11 +61,9 @@ def build(read: Recipe) -> Settings:
         if name := max(named, key=len, default=None):
             raise ConfigError(name, read.values[name], f"is refused ({said})", "give another value") from None
         raise UserError(f"{said}: change that setting") from None
-    if arguments.curriculum != "none":
-        if "shuffle_dataset" in read.given and config.shuffle_dataset:
-            why = f"contradicts curriculum={arguments.curriculum}"
-            raise ConfigError("shuffle_dataset", True, why, "leave one of them out")
-        config.shuffle_dataset = False
+    finally:
+        rules.logger.disabled = False
+    config.shuffle_dataset = config.shuffle_dataset and arguments.curriculum == "none"
     return Settings(arguments, config, model, read.values, read.given, read.argv)
 
 

@@ -1,0 +1,611 @@
+"""What several settings mean together, as one table that `MathGRPOConfig`, `grpo-math doctor` and training read.
+
+>>> settings = {name: field.default for name, field in fields().items()} | {"output_dir": "run"}
+>>> [(level, line)] = violations({**settings, "surrogate": "reinforce", "epsilon": 0.1})
+>>> level, str(line)
+('warning', "epsilon=0.1 has no effect: surrogate='reinforce' holds the ratio at 1: leave it out")
+
+Does not check the type, range or choices of one setting (fields.py), nor what needs torch, a machine or data (checks/).
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grpo_math.errors import ConfigError
+from grpo_math.generation.server import RANKS
+from grpo_math.reading import is_table
+from grpo_math.run.redact import is_address
+from grpo_math.run.user_functions import is_user_function
+from grpo_math.run.weights import launched_with
+from grpo_math.settings.fields import fields
+
+logger = logging.getLogger(__name__)
+Settings = Mapping[str, Any]
+
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")  # the values of loss_type that clip the ratio as PPO does
+LEAVE = "leave it out"
+NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
+LOW_LORA = 5e-6  # the learning rate under which an adapter hardly moves in some hundred steps
+
+
+class Rule(NamedTuple):
+    """``fields``: the settings at fault, separated by spaces. ``reason`` and ``remedy`` may show settings: {beta}.
+
+    ``level``: an ``error`` is raised before weights load; a ``warning`` is one line.
+    """
+
+    fields: str
+    broken: Callable[[Settings], Any]
+    reason: str
+    remedy: str = LEAVE
+    level: str = "error"
+
+
+def changed(s: Settings, names: str) -> list[str]:
+    """Return those of the settings, named in one text, that are not at their defaults."""
+    return [name for name in names.split() if s[name] != fields()[name].default]
+
+
+def unused(names: str, where: Callable[[Settings], Any], reason: str, remedy: str = LEAVE) -> Rule:
+    """Return the rule of settings that nothing reads: a warning if one is changed, as TRL ignores it too."""
+    return Rule(names, lambda s: where(s) and changed(s, names), f"has no effect: {reason}", remedy, "warning")
+
+
+def switched(switch: str, *prefixes: str) -> Rule:
+    """Return the rule of settings that another one switches on."""
+    names = " ".join(name for name in fields() if name.startswith(prefixes))
+    return unused(names, lambda s: not s[switch], f"{switch} is off", f"set {switch}: true, or leave it out")
+
+
+def _is(name: str, *values: Any) -> Callable[[Settings], bool]:
+    return lambda s: s[name] in values
+
+
+def _off(name: str) -> Callable[[Settings], bool]:
+    return lambda s: not s[name]
+
+
+# What the trainer reads, in a recipe and in a script.
+
+_ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
+# Arguments of torch.utils.checkpoint.checkpoint
+_CHECKPOINT = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn", "early_stop")
+_RATIO = "epsilon epsilon_high delta off_policy_mask_threshold"
+_VLLM_CORRECTION = "vllm_importance_sampling_mode vllm_importance_sampling_clip_max"
+_NORMALIZES = _is("multi_objective_aggregation", "normalize_then_sum")
+_ADAPTIVE = "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target"
+_SAPO = "sapo_temperature_pos sapo_temperature_neg"
+_VESPO = "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg"
+
+UPDATE = [
+    unused(
+        "baseline scale_rewards advantage_eps",
+        _NORMALIZES,
+        "multi_objective_aggregation='normalize_then_sum' has a baseline and a scale of its own",
+    ),
+    Rule(
+        "resample_groups",
+        lambda s: _NORMALIZES(s) and s["resample_groups"],
+        "does not work with multi_objective_aggregation='normalize_then_sum', which normalizes what was drawn",
+    ),
+    unused(
+        "scale_rewards advantage_eps",
+        lambda s: is_user_function(s["baseline"]),
+        "baseline={baseline!r} gives the advantages themselves",
+    ),
+    unused("long_sequences", _off("max_seq_length_train"), "max_seq_length_train=0 takes every length"),
+    unused("gradient_checkpointing_kwargs", _off("gradient_checkpointing"), "gradient_checkpointing=False"),
+    unused("allow_float16", _off("fp16"), "fp16=False"),
+    unused("update_token_budget", _off("pack_updates"), "pack_updates=False has no budget"),
+    unused(
+        "update_token_budget",
+        lambda s: changed(s, _ENTROPY),
+        "entropy_coef={entropy_coef}, use_adaptive_entropy={use_adaptive_entropy} and "
+        "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",
+    ),
+    unused(_RATIO, _is("surrogate", "reinforce"), "surrogate='reinforce' holds the ratio at 1"),
+    unused(
+        f"{_RATIO} top_entropy_quantile",
+        lambda s: is_user_function(s["surrogate"]),
+        "surrogate={surrogate!r} is the whole loss of a token",
+    ),
+    Rule(
+        "importance_sampling_level",
+        lambda s: s["surrogate"] != "clip" and s["importance_sampling_level"] == "sequence",
+        "weighs the ratio, which surrogate={surrogate!r} does not use",
+    ),
+    Rule(
+        "importance_sampling_level",
+        lambda s: s["loss_type"] == "vespo" and s["importance_sampling_level"] == "sequence",
+        "does not work with loss_type='vespo', which weighs the sequence itself",
+    ),
+    unused("delta", lambda s: s["loss_type"] not in CLIPPED, "loss_type={loss_type!r} does not clip"),
+    unused("epsilon epsilon_high", _is("loss_type", "sapo", "vespo"), "loss_type={loss_type!r} does not clip"),
+    unused(
+        "epsilon",
+        lambda s: s["loss_type"] == "cispo" and s["epsilon_high"] is not None,
+        "loss_type='cispo' has an upper bound alone, epsilon_high={epsilon_high:g}",
+    ),
+    unused(_SAPO, lambda s: s["loss_type"] != "sapo", "loss_type={loss_type!r} is not sapo"),
+    unused(_VESPO, lambda s: s["loss_type"] != "vespo", "loss_type={loss_type!r} is not vespo"),
+    unused(_ADAPTIVE, _off("use_adaptive_entropy"), "use_adaptive_entropy=False"),
+    Rule(
+        "entropy_coef_min",
+        lambda s: s["use_adaptive_entropy"] and s["entropy_coef_min"] > s["entropy_coef_max"],
+        "is above entropy_coef_max={entropy_coef_max:g}",
+        "give a smaller number",
+    ),
+    Rule(
+        "activation_offloading",
+        lambda s: s["activation_offloading"] and not s["gradient_checkpointing"],
+        "without gradient_checkpointing would copy all that every layer saves",
+        "set gradient_checkpointing to true",
+    ),
+    Rule(
+        "fp16",
+        lambda s: s["fp16"] and not s["allow_float16"],
+        NAN,
+        "use bf16, or neither (float32), or add allow_float16: true",
+    ),
+    Rule(
+        "loss_type",
+        lambda s: s["surrogate"] != "clip" and s["loss_type"] not in CLIPPED,
+        "is a weight of the ratio, which surrogate={surrogate!r} does not use",
+        "use dapo or grpo, which reduce tokens in the same ways",
+    ),
+    Rule(
+        "loss_type",
+        lambda s: (s["surrogate"], s["loss_type"], s["importance_sampling_level"]) == ("clip", "luspo", "token"),
+        "is defined for the ratio of a sequence, not for importance_sampling_level='token'",
+        "set importance_sampling_level to sequence",
+    ),
+    Rule(
+        "loss_type",
+        lambda s: (s["loss_type"], s["epsilon_high"], s["surrogate"]) == ("cispo", None, "clip"),
+        "without epsilon_high clamps the ratio at {epsilon}",
+        "set epsilon_high: 5.0",
+        "warning",
+    ),
+    Rule(
+        "delta",
+        lambda s: s["delta"] is not None and s["delta"] <= 1 + (s["epsilon_high"] or s["epsilon"]),
+        "caps the ratio below what epsilon={epsilon:g} and epsilon_high={epsilon_high} let through",
+        "give a number above 1 + epsilon_high (or epsilon), or leave it out",
+    ),
+    Rule(
+        "loss_type",
+        lambda s: (
+            s["loss_type"] == "vespo"
+            and s["use_vllm"]
+            and s["vllm_importance_sampling_correction"]
+            and not s["vllm_importance_sampling_mode"].startswith("token_")
+        ),
+        "needs the ratio of each token between vLLM and the model",
+        "set vllm_importance_sampling_mode (now {vllm_importance_sampling_mode}) to token_truncate or token_mask",
+    ),
+    Rule(
+        "torch_compile torch_compile_backend torch_compile_mode",
+        lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
+        "compiles anew for every packed row, up to torch's recompile limit, where the run ends",
+        "leave it out, or set pack_updates to false",
+    ),
+    Rule(
+        "gradient_checkpointing_kwargs",
+        lambda s: set(_mapping(s, "gradient_checkpointing_kwargs")) - set(_CHECKPOINT),
+        "names what torch's checkpoint does not take",
+        "use some of use_reentrant, preserve_rng_state, determinism_check, debug, context_fn, early_stop",
+    ),
+]
+
+REFERENCE = [
+    unused("kl_estimator use_bias_correction_kl", _is("beta", 0), "beta=0 leaves the KL term out"),
+    unused("ref_model_mixup_alpha ref_model_sync_steps", _off("sync_ref_model"), "sync_ref_model=False"),
+    Rule(
+        "sync_ref_model",
+        lambda s: s["sync_ref_model"] and not s["beta"],
+        "has no reference to move (beta=0)",
+        "set beta above 0, or leave this out",
+    ),
+    Rule(
+        "reference_refresh_steps",
+        lambda s: s["reference_refresh_steps"] and not s["beta"],
+        "has no reference to refresh (beta=0)",
+        "set beta above 0, or leave this at 0",
+    ),
+    Rule(
+        "reference_refresh_steps",
+        lambda s: s["reference_refresh_steps"] and s["sync_ref_model"],
+        "and sync_ref_model=True would both move the reference",
+        "leave one of the two out",
+    ),
+    Rule(
+        "reference_refresh_steps",
+        lambda s: s["reference_refresh_steps"] and (s["fsdp"] or launched_with("FSDP")),
+        "does not work with fsdp",
+        "use DeepSpeed, or leave it at 0",
+    ),
+]
+
+
+def _urls(s: Settings) -> list[str]:
+    """Return the addresses of the vLLM servers, if the recipe names any."""
+    return [url.strip() for url in (s["vllm_server_base_url"] or "").split(",") if url.strip()]
+
+
+def _on_server(s: Settings) -> bool:
+    return s["use_vllm"] and s["vllm_mode"] == "server"
+
+
+VLLM = [
+    switched("use_vllm", "vllm_"),
+    unused(
+        "vllm_server_base_url",
+        lambda s: s["use_vllm"] and s["vllm_mode"] != "server",
+        "vllm_mode={vllm_mode!r} has no server",
+    ),
+    unused(
+        "vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_model_impl",
+        _on_server,
+        "vllm_mode is server",
+        "give it to the server",
+    ),
+    unused(
+        "cache_implementation use_transformers_continuous_batching use_transformers_paged",
+        lambda s: s["use_vllm"],
+        "use_vllm=True generates",
+    ),
+    unused(
+        _VLLM_CORRECTION,
+        lambda s: s["use_vllm"] and not s["vllm_importance_sampling_correction"],
+        "vllm_importance_sampling_correction=False",
+    ),
+    Rule(
+        "vllm_server_host",
+        lambda s: _on_server(s) and not _urls(s) and not is_address(f"http://{s['vllm_server_host']}"),
+        "is not a host",
+        "give a name or an IP address",
+    ),
+    Rule(
+        "vllm_server_base_url",
+        lambda s: not all(map(is_address, _urls(s))),
+        "holds something that is not an address",
+        "write it as http://127.0.0.1:8000",
+    ),
+    Rule(
+        "vllm_server_base_url",
+        lambda s: _on_server(s) and len(_urls(s)) > 1 and s["vllm_sync"] == "merged",
+        "names several servers, and vllm_sync='merged' sends weights to one",
+        "name one server",
+    ),
+    Rule(
+        "vllm_server_base_url", lambda s: len(set(_urls(s))) < len(_urls(s)), "names a server twice", "name each once"
+    ),
+    Rule(
+        "staleness",
+        lambda s: s["staleness"] and not _on_server(s),
+        "needs a server that samples on its own (use_vllm={use_vllm}, vllm_mode={vllm_mode})",
+        "set use_vllm: true and vllm_mode: server",
+    ),
+    Rule(
+        "staleness",
+        lambda s: s["staleness"] and s["vllm_sync"] != "adapter",
+        "with vllm_sync={vllm_sync!r} would change the weights that a batch is being sampled by",
+        "set vllm_sync to adapter",
+    ),
+    Rule(
+        "staleness",
+        lambda s: s["staleness"] and not s["vllm_importance_sampling_correction"],
+        "trains on samples of an older policy, and vllm_importance_sampling_correction=False leaves it at that",
+        "set vllm_importance_sampling_correction to true",
+    ),
+    Rule(
+        "top_p top_k min_p",
+        lambda s: s["use_vllm"] and s["vllm_importance_sampling_correction"] and changed(s, "top_p top_k min_p"),
+        "cuts the distribution: vLLM normalises log-probs over the kept tokens, the trainer over all, so the ratio "
+        "that corrects the loss is too small",
+        LEAVE,
+        "warning",
+    ),
+]
+
+# What only this program reads, or does differently from TRL.
+
+
+def _mapping(s: Settings, name: str) -> dict[str, Any]:
+    """Return a setting that is a mapping; {} if it is empty, or a path."""
+    return s[name] if isinstance(s[name], dict) else {}
+
+
+def _sets(mapping: str, name: str, field: str) -> Rule:
+    """Return the rule of a mapping that would set what is the business of another field."""
+    return Rule(mapping, lambda s: name in _mapping(s, mapping), f"sets {name}, which has a field", f"set {field}")
+
+
+# A field of a mapping -> the recipe's field that is checked.
+OF_MODEL = {
+    **{name: name for name in ("dtype", "attn_implementation", "trust_remote_code")},
+    "torch_dtype": "dtype",
+    "revision": "model_revision",
+    "quantization_config": "load_in_4bit",
+}
+OF_GENERATION = {
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")},
+    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
+    **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
+}
+_WORKERS = "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context"
+_NO_EVALUATIONS = "needs transformers' evaluations, and there are none"
+
+
+def _trackers(s: Settings) -> set[str]:
+    named = s["report_to"]
+    return {*(named if isinstance(named, Sequence) and not isinstance(named, str) else [named])}
+
+
+def _accelerator(s: Settings) -> dict[str, Any]:
+    accelerator = _mapping(s, "accelerator_config")
+    return {**accelerator, **(accelerator.get("gradient_accumulation_kwargs") or {})}
+
+
+def _no_pass_rates(s: Settings) -> bool:
+    return s["difficulty_band"] is None and s["curriculum"] == "none"
+
+
+def _served_adapter(s: Settings) -> bool:
+    return s["use_peft"] and s["use_vllm"] and s["vllm_sync"] == "adapter"
+
+
+PROGRAM = [
+    *(_sets("model_init_kwargs", name, field) for name, field in OF_MODEL.items()),
+    *(_sets("generation_kwargs", name, field) for name, field in OF_GENERATION.items()),
+    Rule(
+        "generation_kwargs",
+        lambda s: (
+            not _mapping(s, "generation_kwargs").get("do_sample", True)
+            or _mapping(s, "generation_kwargs").get("num_beams", 1) != 1
+        ),
+        "would not sample: the completions of a group would be alike",
+    ),
+    Rule("trust_remote_code", lambda s: s["trust_remote_code"], "would run code of a model repository", "leave it off"),
+    Rule("load_best_model_at_end", lambda s: s["load_best_model_at_end"], _NO_EVALUATIONS),
+    Rule("save_strategy", _is("save_strategy", "best"), _NO_EVALUATIONS),
+    Rule(
+        "enable_jit_checkpoint",
+        lambda s: s["enable_jit_checkpoint"],
+        "would take SIGTERM for itself",
+        "leave it out: the step is saved anyway",
+    ),
+    Rule(
+        "remove_unused_columns",
+        lambda s: s["remove_unused_columns"],
+        "would take the gold answers away from the rewards",
+    ),
+    Rule(
+        "logging_strategy",
+        _is("logging_strategy", "no"),
+        "would leave the run without its history",
+        "leave it out, or set logging_steps",
+    ),
+    Rule(
+        "ignore_data_skip",
+        lambda s: s["ignore_data_skip"],
+        "would resume with different problems than the run stopped at",
+    ),
+    Rule(
+        "accelerator_config",
+        lambda s: _accelerator(s).get("split_batches") or _accelerator(s).get("dispatch_batches"),
+        "would tear groups of completions apart",
+    ),
+    Rule(
+        "accelerator_config",
+        lambda s: _accelerator(s).get("num_steps") is not None,
+        "sets num_steps, which has a field",
+        "set gradient_accumulation_steps",
+    ),
+    Rule(
+        "staleness",
+        lambda s: s["staleness"] and s["tools"],
+        "cannot prefetch: tools change what is requested from vLLM",
+        "leave it at 0",
+    ),
+    Rule("output_dir", _off("output_dir"), "is missing", "name the folder that the run writes to"),
+    Rule(
+        "resume_from_checkpoint", _is("resume_from_checkpoint", ""), "is empty", "give a checkpoint's folder, or true"
+    ),
+    # Data
+    unused(
+        "dataset_split",
+        lambda s: is_table(s["dataset"]) and "[" not in s["dataset_split"],
+        "a file has one split",
+        "leave it out, or cut the file: train[200:]",
+    ),
+    unused("eval_columns", _off("eval_dataset"), "eval_dataset is not set"),
+    unused(
+        "eval_dataset",
+        lambda s: s["eval_n"] == 0 and not s["heldout_every"],
+        "nothing is evaluated",
+        "set eval_n, or heldout_every",
+    ),
+    Rule(
+        "difficulty_band",
+        lambda s: (
+            s["difficulty_band"] is not None
+            and not (len(s["difficulty_band"]) == 2 and s["difficulty_band"][0] <= s["difficulty_band"][1])
+        ),
+        "is not a band of pass rates",
+        "give two, for example 0.1 0.9",
+    ),
+    unused(
+        "difficulty_samples difficulty_file",
+        _no_pass_rates,
+        "no pass rate is measured",
+        "set difficulty_band or curriculum, or leave it out",
+    ),
+    unused("max_tool_calling_iterations python", _off("tools"), "tools is not set", "set tools: [python]"),
+    unused("python", lambda s: s["tools"] and "python" not in s["tools"], "the tool python is not among tools"),
+    # Rewards
+    Rule("rewards", _off("rewards"), "is empty", "name a reward function, such as accuracy"),
+    Rule(
+        "rewards",
+        lambda s: len(set(s["rewards"])) < len(s["rewards"]),
+        "names a function twice",
+        "name it once, with a weight in reward_weights",
+    ),
+    Rule(
+        "reward_weights",
+        lambda s: s["reward_weights"] is not None and len(s["reward_weights"]) != len(s["rewards"]),
+        "are not as many as the reward functions",
+        "give one weight for each",
+    ),
+    Rule(
+        "reward_weights",
+        lambda s: s["reward_weights"] and not any(s["reward_weights"]),
+        "pay nothing",
+        "leave them out, or give one above 0",
+    ),
+    # Adapter and number format
+    switched("use_peft", "lora_", "use_dora", "use_rslora"),
+    switched("load_in_4bit", "bnb_4bit_", "use_bnb_"),
+    *(
+        Rule(
+            name,
+            lambda s, name=name: _served_adapter(s) and s[name],  # type: ignore[misc]
+            "cannot be served by vLLM as an adapter",
+            "set vllm_sync to merged",
+        )
+        for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters")
+    ),
+    Rule(
+        "lora_r",
+        lambda s: _served_adapter(s) and s["lora_r"] > RANKS[-1],
+        "is more than vLLM serves",
+        f"use {RANKS[-1]} or less",
+    ),
+    Rule(
+        "lora_target_modules",
+        lambda s: s["use_peft"] and s["lora_target_modules"] == [],
+        "is empty",
+        "leave it out, or use all-linear",
+    ),
+    Rule(
+        "lora_dropout",
+        lambda s: s["use_peft"] and s["beta"] and s["lora_dropout"],
+        "with beta={beta}: the KL takes in the noise of the dropout",
+        "lora_dropout: 0.0",
+        "warning",
+    ),
+    Rule(
+        "lora_alpha",
+        lambda s: s["use_peft"] and s["lora_alpha"] > 8 * s["lora_r"],
+        "scales the adapter up by more than 8 (lora_alpha / lora_r, lora_r={lora_r})",
+        "lora_alpha: twice lora_r",
+        "warning",
+    ),
+    Rule(
+        "learning_rate",
+        lambda s: s["use_peft"] and s["learning_rate"] < LOW_LORA,
+        "hardly moves an adapter in some hundred steps",
+        "learning_rate: 1e-5",
+        "warning",
+    ),
+    Rule(
+        "sync_ref_model",
+        lambda s: s["use_peft"] and s["sync_ref_model"],
+        "cannot work with use_peft: TRL keeps no second model beside an adapter",
+        "use reference_refresh_steps",
+    ),
+    *(
+        Rule(
+            name,
+            lambda s, name=name: s[name] and not s["use_peft"],  # type: ignore[misc]
+            "cannot be trained without an adapter",
+            "set use_peft to true",
+        )
+        for name in ("load_in_4bit", "load_in_8bit")
+    ),
+    Rule(
+        "dtype",
+        lambda s: s["dtype"] == "float16" and not s["allow_float16"],
+        NAN,
+        "use auto (bfloat16 where the GPU has it, else float32), or add fp16 and allow_float16",
+    ),
+    # Steps, saving and logging
+    unused("num_train_epochs", lambda s: s["max_steps"] > 0, "max_steps={max_steps} ends the run", "max_steps: -1"),
+    unused("save_steps", _is("save_strategy", "no"), "save_strategy is no", "save_strategy: steps"),
+    Rule(
+        "logging_steps",
+        lambda s: 0 < s["max_steps"] < s["logging_steps"],
+        "of max_steps={max_steps}: the history stays empty",
+        "logging_steps: 1",
+        "warning",
+    ),
+    Rule(
+        "warmup_steps",
+        lambda s: 0 < s["max_steps"] <= s["warmup_steps"] and s["lr_scheduler_type"] != "constant",
+        "of max_steps={max_steps}: the learning rate is never reached",
+        "give a tenth of max_steps",
+        "warning",
+    ),
+    switched("log_completions", "num_completions_to_print", "log_unique_prompts"),
+    unused("project", lambda s: not _trackers(s) & {"all", "wandb", "trackio"}, "report_to is not wandb or trackio"),
+    unused(
+        "trackio_space_id trackio_bucket_id trackio_static_space_id",
+        lambda s: not _trackers(s) & {"all", "trackio"},
+        "report_to is not trackio",
+    ),
+    # The Hub. A run is pushed once, when it is whole.
+    unused(
+        "hub_model_id hub_private_repo hub_revision",
+        _off("push_to_hub"),
+        "push_to_hub is off",
+        "set push_to_hub: true, or leave it out",
+    ),
+    unused("hub_always_push", lambda s: True, "a run is pushed once, at its end"),
+    unused(
+        "hub_strategy",
+        lambda s: s["push_to_hub"] and s["hub_strategy"] != "end",
+        "a run is pushed once, at its end",
+        "hub_strategy: end",
+    ),
+    # Loading and computing
+    Rule(  # torch refuses these when training starts
+        _WORKERS,
+        lambda s: not s["dataloader_num_workers"] and changed(s, _WORKERS),
+        "needs dataloader_num_workers above 0",
+        "set that too, or leave it out",
+    ),
+    unused("dataloader_in_order", _off("dataloader_num_workers"), "dataloader_num_workers is 0"),
+    unused("fsdp_config", _off("fsdp"), "fsdp is not set"),
+    unused(
+        "optim_target_modules", lambda s: not re.match("galore|apollo", s["optim"]), "optim={optim} does not read it"
+    ),
+    switched("use_liger_kernel", "liger_kernel_config"),
+    unused(
+        "transformers_continuous_batching_config",
+        lambda s: not (s["use_transformers_continuous_batching"] or s["use_transformers_paged"]),
+        "use_transformers_continuous_batching is off",
+    ),
+]
+OF_TRAINER = [*UPDATE, *REFERENCE, *VLLM]
+RULES = [*OF_TRAINER, *PROGRAM]
+
+
+def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str, ConfigError]]:
+    """Yield the level and the line of each broken rule. The settings have every field that the rules read."""
+    for rule in rules:
+        if rule.broken(s):
+            name, *more = changed(s, rule.fields) or rule.fields.split()
+            others = f"(and {', '.join(more)}) " if more else ""
+            yield rule.level, ConfigError(name, s[name], others + rule.reason.format_map(s), rule.remedy.format_map(s))
+
+
+def refuse(s: Settings) -> None:
+    """Raise the first error of the settings of a `MathGRPOConfig`; log the warnings if there is no error."""
+    lines = list(violations(s, OF_TRAINER))
+    for level, line in lines:
+        if level == "error":
+            raise line
+    for _, line in lines:
+        logger.warning(str(line))

@@ -1,0 +1,131 @@
+"""The table of rules: each rule is broken by settings that are searched for, and says its line everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_math.checks.preflight import preflight
+from grpo_math.checks.setup import Setup
+from grpo_math.errors import ConfigError
+from grpo_math.settings import rules
+from grpo_math.settings.fields import fields
+from grpo_math.settings.rules import OF_TRAINER, RULES, Rule, violations
+from grpo_math.trainer.config import MathGRPOConfig
+
+DEFAULTS = {name: field.default for name, field in fields().items()} | {"output_dir": "run"}
+# Values to try for fields whose kind does not suggest one that breaks a rule.
+VALUES = {
+    "accelerator_config": [{"split_batches": True}, {"gradient_accumulation_kwargs": {"num_steps": 2}}],
+    "baseline": ["a:b"],
+    "surrogate": ["reinforce", "a:b"],
+    "dataset": ["rows.jsonl"],
+    "delta": [2.0, 0.5],
+    "difficulty_band": [[0.9, 0.1]],
+    "epsilon": [0.1],
+    "epsilon_high": [0.3],
+    "generation_kwargs": [{name: 1} for name in rules.OF_GENERATION] + [{"do_sample": False}],
+    "gradient_checkpointing_kwargs": [{"use_reentrant": False}, {"x": 1}],
+    "lora_alpha": [4096],
+    "lora_r": [1024],
+    "lora_target_modules": [[]],
+    "model_init_kwargs": [{name: 1} for name in rules.OF_MODEL],
+    "output_dir": [""],
+    "resume_from_checkpoint": [""],
+    "reward_weights": [[0.0], [1.0, 2.0]],
+    "rewards": [[], ["accuracy", "accuracy"]],
+    "tools": [["a:b"]],
+    "vllm_server_base_url": ["http://a:1,http://b:1", "http://a:1,http://a:1", "nonsense"],
+    "vllm_server_host": ["no host"],
+}
+KINDS = {"bool": [True, False], "int": [0, 1, 8, 1000], "float": [0.0, 0.5, 1e-7, 2.0], "dict": [{"x": 1}]}
+
+
+class Recorder(dict):
+    """Settings that remember which of them a rule has read."""
+
+    def __init__(self, settings: dict) -> None:
+        super().__init__(settings)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> object:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+def values_of(name: str) -> list:
+    field = fields()[name]
+    choices = [choice for choice in field.choices if choice != "module:function"]
+    guessed = [value for kind in field.kinds for value in KINDS.get(kind, [])]
+    texts = ["x"] if not choices and "str" in field.kinds else []
+    lists = [["x"]] if "list" in field.kinds else []
+    return VALUES.get(name) or [*choices, *guessed, *texts, *lists]
+
+
+def violation(rule: Rule) -> dict:
+    """Return few settings that break a rule, searched for among those that it reads."""
+    waiting: list[dict] = [{}]
+    for _ in range(5):
+        longer = []
+        for changed in waiting:
+            settings = Recorder(DEFAULTS | changed)
+            if rule.broken(settings):
+                return changed
+            longer += [
+                changed | {name: value} for name in sorted(settings.read - set(changed)) for value in values_of(name)
+            ]
+        waiting = longer
+    raise AssertionError(f"nothing breaks {rule}")
+
+
+@pytest.fixture(scope="module")
+def broken() -> dict[int, dict]:
+    return {number: violation(rule) for number, rule in enumerate(RULES)}
+
+
+@pytest.mark.parametrize("number", range(len(RULES)), ids=lambda number: f"{number}: {RULES[number].fields[:30]}")
+def test_a_rule_can_be_broken_and_says_its_line_in_the_doctor_and_in_a_config(number, broken, caplog):
+    rule, changed = RULES[number], broken[number]
+    [(level, line)] = violations(DEFAULTS | changed, [rule])
+    assert level == rule.level
+    assert line.field in rule.fields.split()
+    assert line.value == (DEFAULTS | changed)[line.field]
+    assert "\n" not in str(line)
+    every = [*violations(DEFAULTS | changed)]
+    if level == "warning" and "error" in dict(every):
+        return  # errors come first, and a warning once there is none
+    findings = preflight(Setup(DEFAULTS | changed), only=("settings",))
+    assert (level, f"{line}") in [(one.level, f"{one.message}: {one.remedy}") for one in findings]
+    if rule in OF_TRAINER and level == "error":
+        with pytest.raises(ConfigError):
+            rules.refuse(DEFAULTS | changed)
+    elif rule in OF_TRAINER:
+        rules.refuse(DEFAULTS | changed)
+        assert str(line) in caplog.messages
+
+
+def test_the_defaults_break_no_rule_and_neither_does_null():
+    assert not [*violations(DEFAULTS)]
+    for name, field in fields().items():
+        if "None" in field.kinds:
+            list(violations(DEFAULTS | {name: None}))
+
+
+def test_the_rules_of_the_trainer_read_fields_of_its_config_alone(tmp_path):
+    config = MathGRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+    for rule in OF_TRAINER:
+        settings = Recorder(DEFAULTS | violation(rule))
+        rule.broken(settings)
+        assert settings.read <= vars(config).keys()
+
+
+def test_a_config_of_a_script_raises_errors_logs_warnings_and_checks_each_field(tmp_path, caplog):
+    given = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    MathGRPOConfig(**given)
+    assert not caplog.messages
+    MathGRPOConfig(**given, surrogate="reinforce", epsilon=0.1, epsilon_high=0.3)
+    (line,) = caplog.messages
+    said = "epsilon=0.1 (and epsilon_high) has no effect: surrogate='reinforce' holds the ratio at 1: leave it out"
+    assert line == said
+    for name, value in {"temperature": 0, "loss_type": "ppo", "kl_estimator": "k4", "num_generations": 1}.items():
+        with pytest.raises(ConfigError, match=f"{name}="):
+            MathGRPOConfig(**given, **{name: value})
