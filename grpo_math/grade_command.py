@@ -12,7 +12,7 @@ from grpo_math.run.streams import Answer, json_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("file")
+    add("file", help="rows {gold, prediction}, one JSON object a line")
     add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")

@@ -48,8 +48,8 @@ CHECKS: dict[str, Check] = {
     "without_effect": without_effect,
     "whole_distribution": whole_distribution,
     "in_use": machine.in_use,
-    "output_dir": machine.output_dir,
     "problems": rewards.problems,
+    "output_dir": machine.output_dir,
     "batch": batch_arithmetic,
     "golds": rewards.golds,
     "rewards": rewards.rewards,
@@ -96,7 +96,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
 # What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
 EARLY = (
-    *("versions", "number_format", "deepspeed", "without_effect", "in_use", "output_dir", "problems", "rewards"),
+    *("versions", "number_format", "deepspeed", "without_effect", "in_use", "problems", "output_dir", "rewards"),
     "trackers",
 )
 

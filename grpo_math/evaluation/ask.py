@@ -11,7 +11,7 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, of_run
 from grpo_math.generation.completions import stop_ids, token_ids
-from grpo_math.generation.models import base_of_adapter, check_weights, load_tokenizer
+from grpo_math.generation.models import base_of_adapter, check_weights, load_tokenizer, refuse_missing_folder
 from grpo_math.generation.streaming import pieces, tokens
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
@@ -45,7 +45,7 @@ class Asked:
         self.template, self.own = str(named), None if named == PLAIN else as_template(named)
         self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
         if self.max_new_tokens < 1:
-            raise ConfigError("max_new_tokens", max_new_tokens, "leaves nothing to say", "give 1 or more")
+            raise ConfigError("max_completion_length", max_new_tokens, "leaves nothing to say", "give 1 or more")
         if only is not None and trained is None:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
         self.sides = _sides(base, trained, only)
@@ -90,6 +90,7 @@ def ask(target: str, question: str, **settings: Any) -> dict[str, str]:
 
 def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Template, int]:
     """The base, the trained model with its adapter (None: there is only one model), the template, the length."""
+    refuse_missing_folder("target", target)
     folder = Path(target)
     base = base_of_adapter(folder)
     run = folder if (folder / "config.yaml").exists() else folder.parent

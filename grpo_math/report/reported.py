@@ -14,7 +14,7 @@ IGNORED_BY = {"watch": "with several runs", "every": "without --watch", "output"
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_dir", nargs="+")
+    add("run_dir", nargs="+", help="a run; several are compared")
     add("--watch", action="store_true", help="draw it anew until the run has ended; the page reloads itself")
     add("--every", type=int, metavar="SECONDS", help="how often --watch draws it (default: 30)")
     add("--output", metavar="FILE.html", help="of several runs (default: comparison.html next to them)")
