@@ -9,7 +9,9 @@ Does not import torch, transformers or trl before a command needs them: ``--help
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import json
 import logging
 import os
 import sys
@@ -114,13 +116,20 @@ def main(argv: list[str] | None = None) -> int:
     argv = spelt(sys.argv[1:] if argv is None else argv)
     streams.ready()
     try:
-        with streams.written():
-            return _run(argv)
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {printed(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
-    except streams.Closed as closed:
-        return closed.code
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        streams.close_stdout()
+        if error.errno == errno.EPIPE:  # the reader, such as head, has ended
+            return streams.CLOSED
+        print(f"error: stdout, or a file, cannot be written ({error.strerror}): make room", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -154,7 +163,7 @@ def _run(argv: list[str]) -> int:
         raise UserError(f"{named}: {error.strerror}: see that it can be read and written") from None
     if isinstance(answer, int):
         return answer
-    print(streams.json_text(answer.json) if args.json else answer.text)
+    print(json.dumps(answer.json) if args.json else answer.text)
     return 0 if answer.yes else 1
 
 

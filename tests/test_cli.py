@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -329,5 +331,24 @@ def test_the_demo_says_what_it_takes_before_it_starts(tmp_path, monkeypatch, cap
 def test_the_demo_trains_a_step_and_reports(tiny, tmp_path, capsys):
     less = ["--model_name_or_path", tiny(), "--max_steps", "1", "--eval_n", "4", "--heldout_every", "0"]
     assert main(["demo", *less, "--output_dir", str(tmp_path / "run")]) == 0
-    assert "95% paired interval" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "95% paired interval" in out
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"adapter", "after.json", "report.html"}
+    stages = [line for line in err.splitlines() if re.match(r"\d of 3: ", line)]
+    assert [line.partition(",")[0] for line in stages] == [
+        "1 of 3: evaluating before training",
+        "2 of 3: training",
+        "3 of 3: evaluating after training",
+    ]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_do_not_spin_where_a_cpu_trains_unless_the_user_said_so(given, expected, monkeypatch):
+    policies = []
+    monkeypatch.setattr("grpo_math.train.program.main", lambda *_: policies.append(os.environ["OMP_WAIT_POLICY"]) or 0)
+    monkeypatch.setattr("grpo_math.checks.preflight.refuse_early", lambda recipe: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["train", "demo_cpu"]) == 0
+    assert policies == [expected]

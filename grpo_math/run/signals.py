@@ -110,16 +110,16 @@ class Stop:
             signal.signal(*self._before.popitem())
 
     def begin(self) -> None:
-        """From here on a step is under way."""
+        """Finish the current step on a signal from here on."""
         if self.code:
-            raise Stopped  # again: whatever was under way when the signal came has caught it
+            raise Stopped  # again, because the code that the signal interrupted has caught the first one
         self._finishes = True
         self._hear(signal.SIGINT, self._on_interrupt)
 
     def end(self) -> None:
-        """No step is under way any more; what came after the last one was done ends the run here."""
+        """End the run on a signal from here on, also for one that came after the last step."""
         if self.heeded:
-            return  # all that is left is to say so
+            return  # only the message is left to print
         self._finishes = False
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))
