@@ -39,8 +39,8 @@ class Unreadable(UserError, ValueError):
         words = " ".join(str(error).split())[:300]
         said: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
         self.reason = error.reason if isinstance(error, Unreadable) else said
-        missing = isinstance(error, FileNotFoundError) and path is not None
-        remedy = (near(path) if missing else "") or "correct the path or the file"
+        similar = near(path) if path is not None and isinstance(error, FileNotFoundError) else ""
+        remedy = similar or "correct the path or the file"
         super().__init__(self.reason if path is None else f"{path} cannot be read ({self.reason}): {remedy}")
 
 

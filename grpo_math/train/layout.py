@@ -128,5 +128,6 @@ def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
 def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     """Return the variables of a process that sees only these GPUs, or of one that computes on the CPU."""
     if not gpus:
-        return dict([SLEEPING_THREADS]) | os.environ
+        name, value = SLEEPING_THREADS
+        return {name: value, **os.environ}
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.number) for gpu in gpus)}
