@@ -9,7 +9,9 @@ Does not import torch, transformers or trl before a command needs them: ``--help
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import json
 import logging
 import os
 import sys
@@ -17,7 +19,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from grpo_math import __version__
-from grpo_math.errors import PushError, UserError, printed
+from grpo_math.errors import PushError, UserError, one_of, printed
 from grpo_math.run import streams
 
 
@@ -25,28 +27,87 @@ class Command(NamedTuple):
     """``run(args)`` of ``module`` returns an `Answer` or an exit code."""
 
     module: str
-    help: str
+    help: str  # one sentence
+    usage: str
+    examples: tuple[str, str]
     answers: bool = True  # takes --json
-    fields: bool = False  # takes the fields of a recipe, which run() finds as args.fields
+    fields: bool = False  # takes the fields of a recipe, which run() finds as args.fields, and what follows --
 
 
 COMMANDS = {
     "demo": Command(
-        "train.demo", "evaluate, train and evaluate again on an embedded model and problems", answers=False, fields=True
+        "train.demo",
+        "Evaluate, train and evaluate again, on an embedded model.",
+        "[--FIELD VALUE ...]",
+        ("grpo-math demo", "grpo-math demo --output_dir runs/short --max_steps 10"),
+        answers=False,
+        fields=True,
     ),
-    # These two read their arguments themselves: they hand most of them on.
-    "train": Command("train.launcher", "train a recipe on this machine's GPUs or its CPU; --list shows the recipes"),
-    "serve": Command("train.launcher", "only the vLLM server of a recipe, for training on another machine"),
+    "train": Command(
+        "train.launcher",
+        "Train a recipe on this machine's GPUs or its CPU.",
+        "RECIPE [--FIELD VALUE ...]",
+        ("grpo-math train --list", "grpo-math train gsm8k_8gb --output_dir runs/mine --max_steps 100"),
+        answers=False,
+        fields=True,
+    ),
+    "serve": Command(
+        "train.serve",
+        "Run the vLLM server of a recipe, for training elsewhere.",
+        "RECIPE [--FIELD VALUE ...] [-- OPTION OF vllm serve ...]",
+        ("grpo-math serve my_recipe.yaml --port 8000", "grpo-math serve my_recipe.yaml --check"),
+        fields=True,
+    ),
     "doctor": Command(
-        "checks.doctor", "what is wrong with a recipe on this machine; its prompts, token by token", fields=True
+        "checks.doctor",
+        "Find what is wrong with a recipe on this machine, before it runs.",
+        "RECIPE [--FIELD VALUE ...]",
+        ("grpo-math doctor my_recipe.yaml", "grpo-math doctor my_recipe.yaml --show 2"),
+        fields=True,
     ),
-    "plan": Command("planner.command", "does a recipe fit these GPUs, and what to change", fields=True),
-    "evaluate": Command("report.evaluated", "a model, adapter or run on a problem set, or two results compared"),
-    "grade": Command("grade_command", "grade the rows {gold, prediction} of a .jsonl file"),
-    "report": Command("report.reported", "a run, or several compared -> plots and one HTML page"),
-    "ask": Command("report.conversation", "talk to a run, base and trained side by side, or to a model"),
-    "export": Command("report.merged", "a run's adapter merged into its base: one model, in safetensors"),
-    "push": Command("report.pushed", "a finished run -> a repository on the Hub"),
+    "plan": Command(
+        "planner.command",
+        "Tell if a recipe fits these GPUs, and what to change if it does not.",
+        "RECIPE [--FIELD VALUE ...]",
+        ("grpo-math plan gsm8k_8gb", "grpo-math plan gsm8k_8gb --gpus 2 --gpu_memory 24"),
+        fields=True,
+    ),
+    "evaluate": Command(
+        "report.evaluated",
+        "Evaluate a model, adapter or run, or compare two results.",
+        "(--model MODEL | --run RUN_DIR) --data DATA [options]",
+        ("grpo-math evaluate --run runs/demo --data gsm8k --n 100", "grpo-math evaluate --compare a.json b.json"),
+    ),
+    "grade": Command(
+        "grade_command",
+        "Grade a .jsonl file whose rows have a gold answer and a prediction.",
+        "FILE [options]",
+        ("grpo-math grade answers.jsonl", "grpo-math grade answers.jsonl --format boxed --jsonl"),
+    ),
+    "report": Command(
+        "report.reported",
+        "Draw the plots and the page of a run, or compare several runs.",
+        "RUN_DIR [RUN_DIR ...] [options]",
+        ("grpo-math report runs/demo", "grpo-math report runs/a runs/b --output comparison.html"),
+    ),
+    "ask": Command(
+        "report.conversation",
+        "Ask a model, or a run's base and trained model side by side.",
+        "TARGET [QUESTION] [options]",
+        ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct"),
+    ),
+    "export": Command(
+        "report.merged",
+        "Merge a run's adapter into its base, as one model in safetensors.",
+        "RUN_DIR --merge DIR [options]",
+        ("grpo-math export runs/demo --merge merged", "grpo-math export runs/demo --merge merged --dtype float32"),
+    ),
+    "push": Command(
+        "report.pushed",
+        "Push a finished run to a repository on the Hub.",
+        "RUN_DIR [options]",
+        ("grpo-math push runs/demo --dry_run", "grpo-math push runs/demo --repo_id me/demo --private"),
+    ),
 }
 
 
@@ -55,43 +116,54 @@ def main(argv: list[str] | None = None) -> int:
     argv = spelt(sys.argv[1:] if argv is None else argv)
     streams.ready()
     try:
-        with streams.written():
-            return _run(argv)
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {printed(error)}", file=sys.stderr)
         return 1 if isinstance(error, PushError) else 2
-    except streams.Closed as closed:
-        return closed.code
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        streams.close_stdout()
+        if error.errno == errno.EPIPE:  # the reader, such as head, has ended
+            return streams.CLOSED
+        print(f"error: stdout, or a file, cannot be written ({error.strerror}): make room", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
 
 
 def _run(argv: list[str]) -> int:
-    if not argv:
-        _list().print_help()
+    if not argv or argv[0].startswith("-"):
+        _list().parse_args(argv or ["--help"])
         return 0
-    name = _list().parse_args(argv[:1]).command
+    name, *words = argv
+    one_of("command", name, tuple(COMMANDS))
+    command = COMMANDS[name]
     _quiet()
-    if name in ("train", "serve"):
-        from grpo_math.train import here, launcher
-
-        return launcher.serve(argv[1:]) if name == "serve" else launcher.train(argv[1:], here.train)
+    # What follows -- is another program's.
+    end = words.index("--") if "--" in words else len(words)
+    words, after_dashes = words[:end], words[end + 1 :]
+    if command.fields and words and not words[0].startswith("-"):
+        words = ["--config", *words]
     parser = parser_of(name)
-    args, fields = parser.parse_known_args(argv[1:])
-    if fields and not COMMANDS[name].fields:
-        raise _unknown(parser, fields[0])
-    args.fields = fields
+    args, fields = parser.parse_known_args(words)
+    if command.fields:
+        args.fields, args.after_dashes = fields, after_dashes
+    elif unknown := fields + after_dashes:
+        raise _unknown(parser, unknown[0])
     try:
         answer = _module(name).run(args)
     except OSError as error:  # a file that the command names, or one beside it
-        if error.filename is None or name == "demo":
+        if error.filename is None or name in ("demo", "train"):
             raise
         named = os.fsdecode(error.filename)
         raise UserError(f"{named}: {error.strerror}: see that it can be read and written") from None
     if isinstance(answer, int):
         return answer
-    print(streams.json_text(answer.json) if args.json else answer.text)
+    print(json.dumps(answer.json) if args.json else answer.text)
     return 0 if answer.yes else 1
 
 
@@ -113,27 +185,38 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _list() -> argparse.ArgumentParser:
-    """Parse the command's name; ``--help`` lists the commands."""
+    """Return the parser of ``grpo-math`` without a command: ``--help`` lists the commands."""
     listed = "\n".join(f"  {name:<9} {command.help}" for name, command in COMMANDS.items())
     parser = _Parser(
         prog="grpo-math",
+        usage="grpo-math COMMAND ...",
         description="GRPO for mathematics, on TRL and accelerate.",
         epilog=f"commands:\n{listed}\n\ngrpo-math COMMAND --help shows the options of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_format,
     )
     parser.add_argument("--version", action="version", version=f"grpo_math {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     return parser
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command's arguments."""
     command = COMMANDS[name]
-    parser = _Parser(prog=f"grpo-math {name}", description=command.help, allow_abbrev=False)
+    parser = _Parser(
+        prog=f"grpo-math {name}",
+        usage=f"grpo-math {name} {command.usage}",
+        description=command.help,
+        epilog="\n  ".join(("examples:", *command.examples)),
+        formatter_class=_format,
+        allow_abbrev=False,
+    )
     _module(name).add_arguments(parser)
     if command.answers:
         parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
+
+
+def _format(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=80)
 
 
 def _module(name: str) -> Any:

@@ -1,18 +1,19 @@
 """`grpo-math grade`: the verdicts of a file of answers."""
 
 import argparse
+import json
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.grading.file import grade_file
 from grpo_math.grading.verdict import GradingPolicy
-from grpo_math.run.streams import Answer, json_text
+from grpo_math.run.streams import Answer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("file")
+    add("file", help="rows {gold, prediction}, one JSON object a line")
     add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> Answer | int:
         graded = grade_file(args.file, **options)
     if args.jsonl:
         for result in graded["results"]:
-            print(json_text(result))
+            print(json.dumps(result))
         return 0
     counts = "  ".join(f"{verdict} {count}" for verdict, count in graded["verdicts"].items() if count)
     return Answer(graded, f"{graded['rows']} rows: {counts}")

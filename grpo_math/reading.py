@@ -12,6 +12,7 @@ Does not check what a file should contain, and imports no other package: the gra
 
 import codecs
 import csv
+import difflib
 import gzip
 import json
 import os
@@ -38,8 +39,17 @@ class Unreadable(UserError, ValueError):
         words = " ".join(str(error).split())[:300]
         said: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
         self.reason = error.reason if isinstance(error, Unreadable) else said
-        remedy = "correct the path or the file"
+        similar = near(path) if path is not None and isinstance(error, FileNotFoundError) else ""
+        remedy = similar or "correct the path or the file"
         super().__init__(self.reason if path is None else f"{path} cannot be read ({self.reason}): {remedy}")
+
+
+def near(path: str | Path) -> str:
+    """Return ``did you mean runs/demo?`` for a path that does not exist, if a neighbour has a similar name; or ""."""
+    path = Path(path)
+    names = [neighbour.name for neighbour in path.parent.glob("*")]
+    similar = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean {path.parent / similar[0]}?" if similar else ""
 
 
 @contextmanager

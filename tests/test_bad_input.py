@@ -13,7 +13,6 @@ from grpo_math.cli import main
 from grpo_math.errors import UserError
 from grpo_math.evaluation.figures import summary
 from grpo_math.run import streams
-from grpo_math.run.history import settled
 from grpo_math.yaml_files import read_yaml
 
 BASE = "model_name_or_path: embedded\ndataset: generated\n"
@@ -120,12 +119,6 @@ def test_text_of_megabytes_is_cut_on_the_page(here, capsys):
     page = (here / "report.html").read_text(encoding="utf-8")
     assert len(page) < 500_000
     assert "(2,900,000 characters more are in the file)" in page
-
-
-def test_a_history_is_put_in_order_without_looking_at_each_line_anew(monkeypatch):
-    lines = [{"step": step, "reward": 0.5} for step in range(1, 30_001)]
-    again = [{"step": step, "reward": 0.25} for step in (29_999, 30_000) * 10_000]
-    assert [line["step"] for line in settled([*lines, *again])] == list(range(1, 30_001))
 
 
 def run(*arguments, **settings):

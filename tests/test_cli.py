@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from grpo_math.cli import COMMANDS, main
+from grpo_math.cli import COMMANDS, main, parser_of
+from grpo_math.settings.fields import fields
+from grpo_math.settings.groups import MOST_USED
+from grpo_math.settings.recipe import read
 from grpo_math.settings.shipped import find
 from grpo_math.train import demo
 
@@ -54,7 +61,7 @@ BAD = {
     "no gold": (["grade", "{nogold}"], "nogold.jsonl:1: gold"),
     "an unknown answer format": (["grade", "{good}", "--format", "gsm8"], "did you mean 'gsm8k'"),
     "an unknown option": (["grade", "{good}", "--formt", "gsm8k"], "--formt"),
-    "an unknown command": (["grad"], "invalid choice: 'grad'"),
+    "an unknown command": (["trian"], "did you mean 'train'?"),
     "nothing to evaluate": (["evaluate", "--data", "generated"], "--model is missing"),
     "nothing to evaluate on": (["evaluate", "--model", "embedded"], "--data is missing"),
     "an unknown backend": (
@@ -67,7 +74,7 @@ BAD = {
     ),
     "a model that is not there": (
         ["evaluate", "--model", "./nowhere", "--data", "generated"],
-        "model='./nowhere' has no",
+        "model='./nowhere' is not a folder",
     ),
     "an adapter that is none": (
         ["evaluate", "--model", "embedded", "--adapter", "nowhere", "--data", "generated"],
@@ -106,6 +113,11 @@ BAD = {
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
     "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a folder"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
+    "a recipe whose name is misspelt": (
+        ["train", "demo_cp"],
+        "config='demo_cp' is not known: did you mean 'demo_cpu'?",
+    ),
+    "a file whose name is misspelt": (["grade", "goood.jsonl"], "did you mean good.jsonl?"),
     "a setting that is none": (["train", "--output_dir", "x", "--learning_rat", "1"], "did you mean --learning_rate"),
     **{
         f"another program's name: {said}": (["train", "--output_dir", "x", said, "1"], f"did you mean --{meant}?")
@@ -179,33 +191,80 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, capsys, monkeypat
     assert not (tmp_path / "x").exists(), "a refused run must leave nothing behind"
 
 
-@pytest.mark.slow
-def test_help_of_every_command_is_there():
-    listed = run("--help").stdout
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_is_a_sentence_its_options_and_two_examples_on_one_screen(command):
+    parser = parser_of(command)
+    lines = parser.format_help().splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert COMMANDS[command].help in lines
+    assert all(option.help for option in parser._actions)
+    examples = lines[lines.index("examples:") + 1 :]
+    assert len(examples) == 2
+    for example in examples:
+        _, name, *words = shlex.split(example)
+        assert name == command
+        if COMMANDS[command].fields and words and not words[0].startswith("-"):
+            words = ["--config", *words]
+        fields = parser.parse_known_args(words)[1]
+        assert COMMANDS[command].fields or not fields
+        if "my_recipe.yaml" not in words:
+            assert read(fields).problems == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_without_a_command_the_commands_are_listed(arguments, capsys):
+    with contextlib.suppress(SystemExit):
+        assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert len(COMMANDS) <= 11
+    assert max(map(len, lines)) <= 80
     for command in COMMANDS:
-        assert f"\n  {command} " in listed
-        assert run(command, "--help").returncode == 0
+        assert any(line.startswith(f"  {command} ") for line in lines)
 
 
-def test_without_a_command_the_help_is_shown(capsys):
-    assert main([]) == 0
-    assert "COMMAND" in capsys.readouterr().out
+def test_the_help_of_train_has_the_twenty_most_used_fields_and_help_all_has_every_field(capsys):
+    text = parser_of("train").format_help()
+    names = [name for meanings in MOST_USED.values() for name in meanings]
+    assert len(names) == 20
+    assert set(names) <= fields().keys()
+    assert all(f"  --{name} " in text for name in names)
+    assert "docs/settings.md" in text
+    assert main(["train", "--help-all"]) == 0
+    assert "--vllm_importance_sampling_mode" in capsys.readouterr().out
 
 
-@pytest.mark.full
-def test_the_help_of_train_is_a_screen_of_fields_and_help_all_has_trls(capsys):
-    from grpo_math.settings.groups import GROUPS
+def test_train_without_a_recipe_lists_the_recipes_and_says_how_to_name_one(capsys):
+    assert main(["train"]) == 0
+    out = capsys.readouterr().out
+    assert "demo_cpu " in out
+    assert "grpo-math train NAME, or train --config FILE" in out
 
-    assert main(["train", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) <= 40
-    assert max(map(len, text.splitlines())) <= 120
-    for name in sum(GROUPS.values(), ["learning_rate=1e-06", "--help-all"]):
-        assert name in text
-    everything = run("train", "--help-all").stdout
-    assert "--vllm_importance_sampling_mode" in everything
-    assert "--accelerate_config FILE" in everything
+
+@pytest.mark.parametrize("words", [["demo_cpu"], ["--config", "demo_cpu"], ["launch/configs/demo_cpu.yaml"]])
+def test_a_recipe_is_named_by_its_file_or_by_its_name(words, capsys, monkeypatch):
+    given = []
+    monkeypatch.setattr("grpo_math.train.here.train", lambda fields, recipe: given.append(recipe) or 0)
+    assert main(["train", *words, "--seed", "3"]) == 0
+    (recipe,) = given
+    assert (recipe.values["model_name_or_path"], recipe.values["seed"]) == ("embedded", 3)
+
+
+def test_a_wrong_dataset_is_said_before_an_occupied_folder(tmp_path, capsys):
+    (tmp_path / "history.jsonl").write_text('{"step": 1, "loss": 0.0}\n')
+    (tmp_path / "config.yaml").write_text("stated: {seed: 7}\n")
+    asked = ["train", "demo_cpu", "--output_dir", str(tmp_path), "--dataset", str(tmp_path / "mine.jsonl")]
+    assert main(asked) == 2
+    assert f"{tmp_path}/mine.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["ask", "runs/dmo", "1 + 1"], ["evaluate", "--model", "runs/dmo", "--data", "x"]])
+def test_a_folder_that_is_misspelt_gets_its_neighbour_and_the_hub_is_not_asked(command, tmp_path, capsys, monkeypatch):
+    (tmp_path / "runs/demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.getaddrinfo", None)
+    assert main(command) == 2
+    assert "='runs/dmo' is not a folder: did you mean runs/demo?" in capsys.readouterr().err
 
 
 def test_options_are_spelt_with_dashes_or_underscores_and_plan_takes_settings(capsys):
@@ -272,5 +331,24 @@ def test_the_demo_says_what_it_takes_before_it_starts(tmp_path, monkeypatch, cap
 def test_the_demo_trains_a_step_and_reports(tiny, tmp_path, capsys):
     less = ["--model_name_or_path", tiny(), "--max_steps", "1", "--eval_n", "4", "--heldout_every", "0"]
     assert main(["demo", *less, "--output_dir", str(tmp_path / "run")]) == 0
-    assert "95% paired interval" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "95% paired interval" in out
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {"adapter", "after.json", "report.html"}
+    stages = [line for line in err.splitlines() if re.match(r"\d of 3: ", line)]
+    assert [line.partition(",")[0] for line in stages] == [
+        "1 of 3: evaluating before training",
+        "2 of 3: training",
+        "3 of 3: evaluating after training",
+    ]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_do_not_spin_where_a_cpu_trains_unless_the_user_said_so(given, expected, monkeypatch):
+    policies = []
+    monkeypatch.setattr("grpo_math.train.program.main", lambda *_: policies.append(os.environ["OMP_WAIT_POLICY"]) or 0)
+    monkeypatch.setattr("grpo_math.checks.preflight.refuse_early", lambda recipe: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    assert main(["train", "demo_cpu"]) == 0
+    assert policies == [expected]

@@ -29,7 +29,6 @@ from grpo_math.cli import parser_of
 from grpo_math.errors import UserError
 from grpo_math.generation import server
 from grpo_math.settings import recipe
-from grpo_math.train import launcher
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -243,15 +242,16 @@ def check_own(words: list[str]) -> None:
     command, *rest = words
     if command in ("train", "serve"):
         rest = rest[: rest.index("--")] if "--" in rest else rest
-        _, rest = launcher._options(
-            rest, "--gpus", "--accelerate_config", "--host", "--port", "--check", "--make_env", "--list", "--copy"
-        )
-        check_recipe(rest)
+        check_recipe(parser_of(command).parse_known_args(with_config(rest))[1])
     elif command == "doctor":
-        parsed, rest = parser_of(command).parse_known_args(rest)
+        parsed, rest = parser_of(command).parse_known_args(with_config(rest))
         check_recipe(["--config", parsed.config, *rest])
     else:
-        parser_of(command).parse_args(rest)
+        parser_of(command).parse_args(with_config(rest) if command == "plan" else rest)
+
+
+def with_config(words: list[str]) -> list[str]:
+    return ["--config", *words] if words and not words[0].startswith("-") else words
 
 
 def check_recipe(words: list[str]) -> None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--config", help="a recipe, as for train; its settings may follow, as there")
+    asked.add_argument("--config", metavar="RECIPE", help="a file, or the name of a shipped recipe")
     asked.add_argument("--table", action="store_true", help="the tables of all checks, as Markdown")
     parser.add_argument("--deep", action="store_true", help="ask the model too: KL, completions, log-probs")
     parser.add_argument("--show", type=int, metavar="N", help="only the prompts of the first N problems, as tokens")
-    parser.add_argument("--accelerate_config", help="a file, or the name of one in accelerate_configs/")
+    parser.add_argument("--accelerate_config", metavar="FILE", help="a file, or the name of one in accelerate_configs/")
 
 
 def run(args: argparse.Namespace) -> Answer:

@@ -54,8 +54,8 @@ CHECKS: dict[str, Check] = {
     "number_format": machine.number_formats,
     "deepspeed": machine.launched,
     "in_use": machine.in_use,
-    "output_dir": machine.output_dir,
     "problems": rewards.problems,
+    "output_dir": machine.output_dir,
     "batch": rewards.batch,
     "golds": rewards.golds,
     "rewards": rewards.rewards,
@@ -102,7 +102,7 @@ def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool 
 
 # What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
 EARLY = (
-    *("settings", "versions", "number_format", "deepspeed", "in_use", "output_dir", "problems", "rewards", "trackers"),
+    *("settings", "versions", "number_format", "deepspeed", "in_use", "problems", "output_dir", "rewards", "trackers"),
 )
 
 

@@ -12,7 +12,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.evaluation.backends import Model, check_chat
 from grpo_math.generation.completions import stop_ids, token_ids
-from grpo_math.generation.models import base_of_adapter
+from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
 from grpo_math.generation.streaming import pieces, tokens
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
@@ -44,7 +44,7 @@ class Asked:
         self.template, self.prompt_of = str(named), None if named == PLAIN else as_template(named).prompt
         self.max_new_tokens = longest if max_new_tokens is None else max_new_tokens
         if self.max_new_tokens < 1:
-            raise ConfigError("max_new_tokens", max_new_tokens, "leaves nothing to say", "give 1 or more")
+            raise ConfigError("max_completion_length", max_new_tokens, "leaves nothing to say", "give 1 or more")
         if only is not None and trained is None:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
         self.sides = _sides(base, trained, [only] if only else ["base", "trained"])
@@ -85,6 +85,7 @@ class Asked:
 
 def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Template, int]:
     """Return the base, the trained model with its adapter (None: only one model), the template and the length."""
+    refuse_missing_folder("target", target)
     folder = Path(target)
     base = base_of_adapter(folder)
     run = folder if (folder / "config.yaml").exists() else folder.parent

@@ -11,18 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 from grpo_math.errors import UserError, escaped
 from grpo_math.run.streams import Answer
 
+HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
 Streams = Mapping[str, Iterator[str]]  # the pieces of an answer, by the name of the model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", help="a run directory, an adapter's folder, or a model: a folder, a Hub id, or 'embedded'")
-    add("question", nargs="?", help="answer this and end (default: a conversation)")
-    add("--only", choices=("base", "trained"), help="leave the other one out")
+    add("question", nargs="?", help="answer this and exit (default: a conversation)")
+    add("--only", choices=("base", "trained"), help="ask only this model")
     add("--template", help="the prompt, or 'plain' (default: the run's, or plain)")
-    add("--max_new_tokens", type=int, help="(default: the run's max_completion_length, or 512)")
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--seed", type=int, default=0)
+    longest = "tokens of an answer (default: the run's, or 512)"
+    add("--max_completion_length", type=int, metavar="N", help=longest)
+    add("--temperature", type=float, metavar="T", default=0.0, help="(default: 0, which is greedy)")
+    add("--seed", type=int, default=0, help="of sampling (default: 0)")
 
 
 def run(args: argparse.Namespace) -> Answer | int:
@@ -31,7 +33,7 @@ def run(args: argparse.Namespace) -> Answer | int:
         raise UserError("--json answers one question: give it behind the run or model")
     from grpo_math.evaluation.ask import Asked
 
-    asked = Asked(args.target, args.only, args.template, args.max_new_tokens)
+    asked = Asked(args.target, args.only, args.template, args.max_completion_length)
 
     def answers(question: str) -> Streams:
         return asked.answers(question, args.temperature, args.seed)
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.question is not None:
         answer(answers(args.question))
         return 0
-    print(f"template {asked.template}, at most {asked.max_new_tokens} tokens; /new forgets what was said, Ctrl-D ends")
+    print(f"template {asked.template}, at most {asked.max_new_tokens} tokens; {HELP}")
     converse(answers, asked.forget)
     return 0
 
@@ -63,6 +65,8 @@ def converse(ask: Callable[[str], Streams], forget: Callable[[], None]) -> None:
             return
         if question == "/new":
             forget()
+        elif question.startswith("/"):
+            print(HELP)
         elif question:
             try:
                 answer(ask(question))

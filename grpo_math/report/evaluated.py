@@ -14,7 +14,7 @@ from typing import Any
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import compare, of_run, suite
 from grpo_math.evaluation.figures import Results, text_of
-from grpo_math.generation.models import base_of_adapter
+from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.sources import listed
@@ -28,30 +28,29 @@ Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and train
 def add_arguments(parser: ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     add = parser.add_argument
-    add("--run", metavar="RUN_DIR", help="a finished run: its base and what it trained, compared")
+    add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    data = "sets by name (such as gsm8k), owner/name[:config][@revision], folders or files; several: a,b,c"
-    add("--data", "--dataset", help=data)
-    add("--suite", help="math: the sets that are usual, each as its authors evaluate it")
-    add("--columns", help="which column is which: problem=query,answer=target (default: the common spellings)")
+    data = "names (gsm8k), Hub ids (owner/name[:config][@revision]), files or folders; several: a,b,c"
+    add("--data", "--dataset", metavar="DATA", help=data)
+    add("--suite", help="math: the usual benchmarks, with their protocols")
+    add("--columns", help="as in problem=query,answer=target")
     add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
     add("--split", default="test", help="(default: test; it may be cut: train[:500])")
     add("--n", type=int, help="how many problems, drawn by --seed (default: all)")
-    add("--template", help="the prompt and its answer format (default: the run's, or the data set's own)")
-    add("--tools", help="what it may call: python, or module:function; several: a,b (default: the run's, or nothing)")
-    add("--python", metavar="JSON", help='its limits, as {"wall_seconds": 5} (default: the run\'s)')
-    add("--samples", type=int, help="completions of each problem (default: 1; 32 for AIME and AMC)")
-    add("--temperature", type=float, help="0 is greedy (default: 0; 0.6 for AIME and AMC)")
-    longest: dict[str, Any] = {"dest": "max_new_tokens", "help": "tokens of one (default: the run's, or 512)"}
+    add("--template", help="prompt (default: the run's, or the data set's)")
+    add("--tools", help="python or module:function; several: a,b")
+    add("--python", metavar="JSON", help='limits of that tool, as {"wall_seconds": 5}')
+    add("--samples", type=int, help="completions of each problem (default: 1)")
+    add("--temperature", type=float, metavar="T", help="(default: 0, which is greedy)")
+    longest: dict[str, Any] = {"dest": "max_new_tokens", "metavar": "N", "help": "(default: the run's, or 512)"}
     add("--max_completion_length", "--max_new_tokens", type=int, **longest)
-    add("--batch_size", type=int, default=32, help="completions at a time (default: 32)")
-    add("--seed", type=int, default=0)
+    add("--batch_size", type=int, metavar="N", default=32, help="completions at a time (default: 32)")
+    add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
-    add("--server", metavar="URL", help="of the vLLM server")
-    add("--contamination", metavar="TRAIN_DATA[:SPLIT]", help="how many problems overlap with a training set (:train)")
-    where = "(default: evaluations, or evaluation in the run)"
-    add("--output", help=f"the results file, ending in .json, or a folder for one that the settings name {where}")
+    add("--server", metavar="URL", help="the address of the vLLM server")
+    add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set has too")
+    add("--output", help="a .json file, or a folder for it (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
 
 
@@ -75,7 +74,7 @@ def run(args: Namespace) -> Answer | int:
 
 def _compared(args: Namespace) -> Answer:
     for name, value in vars(args).items():
-        if name not in ("compare", "json", "parser", "fields") and value != args.parser.get_default(name):
+        if name not in ("compare", "json", "parser") and value != args.parser.get_default(name):
             raise UserError(f"--{name} would be ignored by --compare: leave it out")
     before, after = map(compare.read_results, args.compare)
     comparison = compare.comparison(before, after)
@@ -84,6 +83,8 @@ def _compared(args: Namespace) -> Answer:
 
 def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
     """Return model and adapter. An adapter's folder that is given as the model names its base."""
+    if model:
+        refuse_missing_folder("model", model)
     base = base_of_adapter(model) if model else None
     if base and adapter:
         raise ConfigError("model", model, "is an adapter itself", "leave out --adapter, or name its base")

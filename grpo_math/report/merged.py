@@ -17,7 +17,7 @@ DTYPES = ("bfloat16", "float32")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir")
+    parser.add_argument("run_dir", help="a finished run that trained an adapter")
     parser.add_argument("--merge", metavar="DIR", required=True, help="the folder to make")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float32")
 

@@ -7,7 +7,7 @@ from grpo_math.run.streams import Answer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_dir")
+    add("run_dir", help="a finished run")
     add("--repo_id", help="user/name (default: the run directory's name, under your own)")
     add("--private", action="store_true", help="make a private repository")
     add("--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it")

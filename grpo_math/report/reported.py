@@ -12,10 +12,10 @@ from grpo_math.run.streams import Answer
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_dir", nargs="+", help="a run directory; several are compared on one page")
-    watched = "write the page every 30 seconds, or as given, until the run has ended; the page reloads itself"
+    add("run_dir", nargs="+", help="a run; several are compared")
+    watched = "write the page every 30 seconds, or as given, until the run ends"
     add("--watch", nargs="?", type=int, const=30, metavar="SECONDS", help=watched)
-    add("--output", metavar="FILE.html", help="the page on several runs (default: comparison.html next to them)")
+    add("--output", metavar="FILE.html", help="of several runs (default: comparison.html next to them)")
 
 
 def run(args: Namespace) -> Answer:

@@ -1,9 +1,7 @@
-"""Lines of a history: only finite numbers, and the newest line of a step that a resumed run repeats.
+"""Lines of a history: only finite numbers, one line for each step.
 
->>> settled([{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 1, "reward": 0.3}])
-[{'step': 1, 'reward': 0.3}]
-
-Does not read files, and does not judge what a line says.
+A resumed run drops the steps after its checkpoint from history.jsonl before it writes them again (log.py), so that no
+line of another attempt is left. Does not read files, and does not judge the values of a line.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,39 +40,14 @@ def numbers(row: Mapping[str, Any]) -> Line | None:
     return line | {metrics.STEP: int(line[metrics.STEP])} if metrics.STEP in line else None
 
 
-class Lines:
-    """Lines by their steps, as they come."""
-
-    def __init__(self) -> None:
-        self._by_step: dict[int, Line] = {}
-        self._last = -1
-
-    def put(self, line: Line) -> bool:
-        """Add a line to those of its step. Return True if it goes back: its step and all later ones then start anew.
-
-        A line that adds to an earlier step what this lacks, such as its held-out accuracy, does not go back.
-        """
-        step = line[metrics.STEP]
-        known = self._by_step.get(step, {})
-        back = bool(known.keys() & line.keys() - {metrics.STEP}) and step < self._last
-        if back:
-            self._by_step = {earlier: line for earlier, line in self._by_step.items() if earlier < step}
-        self._last = step if back else max(step, self._last)
-        self._by_step.setdefault(step, {}).update(line)
-        return back
-
-    def in_order(self) -> list[Line]:
-        return [line for _, line in sorted(self._by_step.items(), key=lambda item: item[0])]
-
-
 def settled(history: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Return one line for each step, in order.
+    """Return one line for each step, in order. A later line adds to an earlier one of its step, or replaces its values.
 
     >>> settled([{"step": 1, "reward": 0.5}, {"step": 1, "heldout/accuracy": 0.25}, {"step": 2, "reward": None}])
     [{'step': 1, 'reward': 0.5, 'heldout/accuracy': 0.25}, {'step': 2}]
     """
-    lines = Lines()
+    by_step: dict[int, Line] = {}
     for row in history:
         if (line := numbers(row)) is not None:
-            lines.put(line)
-    return lines.in_order()
+            by_step.setdefault(line[metrics.STEP], {}).update(line)
+    return [by_step[step] for step in sorted(by_step)]

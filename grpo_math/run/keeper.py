@@ -6,7 +6,7 @@ number of a signal to pass on, and its end, also when the owner was killed, asks
 subreaper (prctl(2)): what the command leaves behind, in whatever session, becomes a child of the keeper's, so that
 nothing escapes it. Whatever remains of the tree once the command has ended is ended too.
 
-Does not help where the keeper itself is killed by SIGKILL, or where a process cannot be killed (a hung GPU driver).
+Does not help if the keeper itself is killed by SIGKILL, or if a process cannot be killed (a hung GPU driver).
 """
 
 import contextlib
@@ -71,7 +71,10 @@ class Kept:
             os.write(self._pipe, bytes([number]))
 
     def wait(self, timeout: float | None = None) -> int:
-        """The command's exit code, 128 + n if signal n ended it; `subprocess.TimeoutExpired` after ``timeout``."""
+        """Return the command's exit code, or 128 + n if signal n ended it.
+
+        Raises `subprocess.TimeoutExpired` after ``timeout``.
+        """
         code = self.process.wait(timeout)
         return 128 - code if code < 0 else code
 

@@ -24,6 +24,8 @@ from grpo_math.run.machine import hardware, versions
 from grpo_math.run.redact import hidden, is_secret, without_secrets
 from grpo_math.run.signals import Stop
 
+# Without a rate, so that 80 columns have room for a bar.
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 KEPT = 1000  # lines of a trainer's log_history
 
 
@@ -120,12 +122,14 @@ class Progress(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", unit="step")
+            self.bar = Bar(total=state.max_steps, initial=state.global_step, desc="training", bar_format=BAR)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.bar is None or not logs or metrics.LOSS not in logs:
             return
-        shown = {name: number(logs.get(name)) for name in (metrics.REWARD, metrics.ACCURACY)}
+        shown = {name: number(logs.get(name)) for name in (metrics.ACCURACY, metrics.REWARD)}
+        if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
+            del shown[metrics.ACCURACY]
         self.bar.set_postfix(
             {name: f"{value:.2f}" for name, value in shown.items() if value is not None}, refresh=False
         )

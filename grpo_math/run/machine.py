@@ -13,6 +13,9 @@ from typing import Any
 from grpo_math import __version__
 
 GB = 2**30
+# OpenMP's threads spin while they wait, and take the time of other programs on a busy CPU: a step took twice as long.
+# The variable has to be set before torch is imported.
+SLEEPING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def main_memory() -> float:

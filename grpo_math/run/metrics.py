@@ -86,7 +86,7 @@ MEMORY_ALLOCATED = "memory/allocated"
 MEMORY_RESERVED = "memory/reserved"
 MEMORY_RESIDENT = "memory/resident"
 
-# What a step consists of beside the update, which is the rest.
+# The phases of a step, without the update, which is the remainder.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
 OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)  # in the meantime: no part of the step
 
@@ -166,7 +166,7 @@ METRICS: dict[str, Metric] = {
 }
 
 
-# What a completion of an evaluation falls in, and how tables call it.
+# The categories of an evaluation's completions, and their names in tables.
 CATEGORIES = {
     "correct": "correct, in the format",
     "correct_answer_bad_format": "answer right, format wrong",
@@ -180,7 +180,7 @@ IN_FORMAT = ("correct",)  # what counts for `accuracy_in_format`
 
 
 def verdict_key(verdict: str) -> str:
-    """The key under which the share of a verdict is logged.
+    """Return the key of the share of a verdict.
 
     >>> verdict_key("crash")
     'grading/crash'
@@ -189,7 +189,7 @@ def verdict_key(verdict: str) -> str:
 
 
 def reward_key(name: str, figure: str = "mean") -> str:
-    """The key under which TRL logs the mean or the std of one reward function.
+    """Return the key under which TRL logs the mean or the std of one reward function.
 
     >>> reward_key("accuracy")
     'rewards/accuracy/mean'

@@ -1,6 +1,6 @@
-"""Which settings are secrets, by their names, and settings and texts without them: a run directory gets shared.
+"""Settings and texts without secrets, because a run directory gets shared. A setting is secret by its name.
 
-Does not guess from values: a token that stands under another name, and in no variable of the environment, is not seen.
+Does not guess from values: a token under another name, and in no variable of the environment, is not found.
 """
 
 import json
@@ -17,7 +17,7 @@ NO_SECRETS = ("eos_token", "pad_token", "bos_token", "unk_token", "image_token",
 
 
 def is_secret(name: str) -> bool:
-    """Does a setting of this name hold a token, key or password?
+    """Return True if a setting of this name holds a token, a key or a password.
 
     >>> [is_secret(name) for name in ("hub_token", "--api-key", "WANDB_API_KEY", "password")]
     [True, True, True, True]
@@ -30,7 +30,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are no secrets, at every depth of mappings and lists.
+    """Return the settings that are not secret, at every depth of mappings and lists.
 
     >>> without_secrets({"seed": 1, "model_init_kwargs": {"token": "hf_x", "dtype": "auto"}, "hub_token": "hf_x"})
     {'seed': 1, 'model_init_kwargs': {'dtype': 'auto'}}
@@ -39,7 +39,7 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def secret_values(environment: Mapping[str, str]) -> set[str]:
-    """What the variables with a secret's name hold, where it is long enough to be one; without white space around it.
+    """Return the values of the variables with a secret's name, without white space, if they are long enough.
 
     >>> secret_values({"HF_TOKEN": "hf_abcdefghijkl", "HOME": "/tmp", "SORT_KEY": "name"})
     {'hf_abcdefghijkl'}
@@ -48,7 +48,7 @@ def secret_values(environment: Mapping[str, str]) -> set[str]:
 
 
 def is_address(url: str) -> bool:
-    """Is this http or https and a host? One with a user or password in it would be written down with them.
+    """Return True for http or https and a host. A user or password in it would be written down, so it is refused.
 
     >>> [is_address(url) for url in ("http://127.0.0.1:8000/v1", "http://ada:secret@host", "file:///x", "http://[::1")]
     [True, False, False, False]
@@ -66,7 +66,7 @@ def is_address(url: str) -> bool:
 
 
 def hidden(word: str) -> str:
-    """A word of a command line without the secrets of a mapping in JSON; any other word as it is.
+    """Return a word of a command line: a mapping in JSON without its secrets, any other word as it is.
 
     >>> hidden('{"token": "hf_x", "dtype": "auto"}'), hidden("0.1")
     ('{"dtype": "auto"}', '0.1')
@@ -81,8 +81,9 @@ def hidden(word: str) -> str:
 
 
 def one_line(text: object, secrets: Iterable[str] = ()) -> str:
-    """A foreign text as one line of at most 300 characters, without these secrets and without the query of a URL,
-    which may be a signature.
+    """Return a foreign text as one line of at most 300 characters.
+
+    These secrets are left out, and the query of a URL, which may be a signature.
 
     >>> one_line("PUT https://x.y/z?sig=1 failed\\nfor hf_x", {"hf_x"})
     'PUT https://x.y/z failed for ***'

@@ -18,8 +18,8 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -37,6 +37,31 @@ def leave_lost_terminal() -> None:
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+@contextmanager
+def handling(handlers: Mapping[signal.Signals, Callable[[int, Any], None]]) -> Iterator[None]:
+    """Handle these signals in the block. The earlier handlers come back afterwards."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_signals(codes: Mapping[signal.Signals, int]) -> Iterator[None]:
+    """End the block by `SystemExit` with the signal's exit code, so that it stops what it has started."""
+
+    def leave(number: int, frame: Any) -> None:
+        leave_lost_terminal()
+        for each in codes:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(codes[signal.Signals(number)])
+
+    with handling(dict.fromkeys(codes, leave)):
+        yield
 
 
 class Stopped(SystemExit):
@@ -85,16 +110,16 @@ class Stop:
             signal.signal(*self._before.popitem())
 
     def begin(self) -> None:
-        """From here on a step is under way."""
+        """Finish the current step on a signal from here on."""
         if self.code:
-            raise Stopped  # again: whatever was under way when the signal came has caught it
+            raise Stopped  # again, because the code that the signal interrupted has caught the first one
         self._finishes = True
         self._hear(signal.SIGINT, self._on_interrupt)
 
     def end(self) -> None:
-        """No step is under way any more; what came after the last one was done ends the run here."""
+        """End the run on a signal from here on, also for one that came after the last step."""
         if self.heeded:
-            return  # all that is left is to say so
+            return  # only the message is left to print
         self._finishes = False
         if signal.SIGINT in self._before:
             signal.signal(signal.SIGINT, self._before.pop(signal.SIGINT))

@@ -1,11 +1,7 @@
-"""The fields that are ours, by what they are about: docs/settings.md and `grpo-math train --help` show them so.
+"""The groups of docs/settings.md, and the fields that `grpo-math train --help` shows.
 
-Does not hold their defaults or meanings: those stand with the fields.
+Does not hold their defaults: those are with the fields.
 """
-
-import textwrap
-
-from grpo_math.settings.fields import fields
 
 GROUPS = {
     "Data": ["dataset", "columns", "dataset_split", "dataset_limit", "skip_bad_rows"],
@@ -23,31 +19,47 @@ GROUPS = {
     "Evaluation": ["eval_dataset", "eval_columns", "eval_split", "eval_n", "heldout_every", "heldout_n"],
     "The run": ["resume", "watchdog_minutes", "max_nonfinite_steps"],
 }
-THEIRS = {  # of TRL's and transformers' 300, what most runs set
-    "Model": ["model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha", "load_in_4bit"],
-    "Sampling": ["num_generations", "max_completion_length", "temperature", "use_vllm", "vllm_mode"],
-    "Training": ["learning_rate", "max_steps", "num_train_epochs", "beta", "epsilon", "loss_type", "scale_rewards"],
-    "Output": ["output_dir", "save_steps", "report_to", "seed", "push_to_hub"],
+# What most runs set: ours and TRL's, with a meaning that fits into a line of `grpo-math train --help`.
+MOST_USED = {
+    "Model": {
+        "model_name_or_path": "a folder, a Hub id, or 'embedded'",
+        "dtype": "of the weights: bfloat16, float32 or auto",
+        "use_peft": "train a LoRA adapter instead of all weights",
+        "load_in_4bit": "keep the base in 4 bit (QLoRA)",
+    },
+    "Problems and rewards": {
+        "dataset": "a name such as gsm8k, a Hub id, or a file",
+        "columns": "which column is which: problem=query,answer=target",
+        "prompt_template": "the prompt and its answer format",
+        "rewards": "accuracy, format, ... or module:function",
+        "eval_n": "held-out problems before and after training; 0: none",
+    },
+    "Sampling": {
+        "num_generations": "completions of each prompt: the group size",
+        "max_completion_length": "the longest completion, in tokens",
+        "temperature": "of the sampling",
+        "use_vllm": "generate with vLLM; vllm_mode says where",
+    },
+    "Training and output": {
+        "prompts_per_step": "prompts of one optimizer step",
+        "learning_rate": "1e-6 for all weights, about 1e-5 for LoRA",
+        "max_steps": "optimizer steps; or num_train_epochs",
+        "beta": "the weight of the KL term",
+        "output_dir": "the run directory; the same command resumes it",
+        "save_steps": "steps between checkpoints",
+        "report_to": "wandb, trackio, ... or none",
+    },
 }
 
 
-def screen(width: int = 100) -> str:
-    """Our fields and the most used of TRL's, with their defaults, on one screen.
+def most_used() -> str:
+    """Return the most used fields with their meanings, by group.
 
-    >>> [line for line in screen().splitlines() if line.startswith("  Batch")]
-    ['  Batch                prompts_per_step=0, resample_groups=0']
+    >>> [line for line in most_used().splitlines() if "max_steps" in line]
+    ['  --max_steps               optimizer steps; or num_train_epochs']
     """
-    every = fields()
-    lines = []
-    for title, groups in (("Ours:", GROUPS), ("TRL's, most used:", THEIRS)):
-        lines.append(title)
-        for group, names in groups.items():
-            words = ", ".join(_stated(name, every[name].default) for name in names)
-            first, further = f"  {group:<20} ", " " * 23
-            lines += textwrap.wrap(words, width, initial_indent=first, subsequent_indent=further)
+    lines = ["the most used fields (docs/settings.md and --help-all have all of them):"]
+    for group, meanings in MOST_USED.items():
+        lines.append(f" {group}")
+        lines += [f"  --{name:<23} {meaning}" for name, meaning in meanings.items()]
     return "\n".join(lines)
-
-
-def _stated(name: str, default: object) -> str:
-    value = ",".join(map(str, default)) if isinstance(default, list) else default
-    return name if value is None or value == "" else f"{name}={str(value).lower() if value in (True, False) else value}"

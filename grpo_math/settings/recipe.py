@@ -23,7 +23,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.reading import from_json, home, read_text
 from grpo_math.run.redact import ENDINGS, is_secret
 from grpo_math.settings.fields import Field, fields
-from grpo_math.settings.shipped import find
+from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
 
@@ -139,7 +139,7 @@ def _kinds(name: str) -> frozenset[str]:
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """Return the fields of a recipe. Raises a `UserError` of one line for a file that is not a recipe."""
-    recipe = read_yaml(find(path))
+    recipe = read_yaml(recipe_file(path))
     if not isinstance(recipe, dict):
         raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")
     if not isinstance(recipe.get("env", {}), dict):

@@ -43,6 +43,20 @@ def accelerate_file(name: str) -> Path:
     return path
 
 
+def recipe_file(name: str | Path) -> Path:
+    """A recipe by its path, or a shipped one by its name.
+
+    >>> recipe_file("demo_cpu").name, recipe_file("nowhere/mine.yaml")
+    ('demo_cpu.yaml', PosixPath('nowhere/mine.yaml'))
+    """
+    path = find(name)
+    if path.exists() or path.name != str(name) or path.suffix:
+        return path
+    recipes = listed("launch/configs")
+    one_of("config", path.name, tuple(recipes))
+    return recipes[path.name][0]
+
+
 def _places(folder: str) -> tuple[Path, ...]:
     """Where the files of a folder of the checkout are: in an installed copy, in the checkout itself."""
     return (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder)
@@ -65,7 +79,7 @@ def listing() -> str:
     return "\n".join([
         *(f"{name:<24} {about}" for name, (_, about) in recipes.items()),
         "",
-        "grpo-math train --config launch/configs/NAME.yaml, from any folder; or train --copy NAME, and edit it.",
+        "grpo-math train NAME, or train --config FILE for a recipe of your own; train --copy NAME copies one to edit.",
         "",
         *(f"{name:<24} {path}" for name, (path, _) in configs.items()),
         "",

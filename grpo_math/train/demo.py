@@ -14,7 +14,7 @@ TAKES = "This takes about 7 minutes of CPU time, as measured on one core of an A
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output_dir", default="runs/demo", help="the run directory (default: runs/demo)")
-    parser.epilog = "Any other setting of the training program may follow, for example --seed 1 --max_steps 40."
+    parser.epilog = f"Any field of a recipe may follow.\n\n{parser.epilog}"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,9 @@ Does not import torch before the recipe is checked: what can be refused in a sec
 
 from __future__ import annotations
 
+import os
+
+from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.signals import Stop
 from grpo_math.settings.recipe import Recipe
 
@@ -18,6 +21,8 @@ def train(argv: list[str], read: Recipe | None = None) -> int:
 
             read = read or recipe.read(argv)
             refuse_early(read)
+            if read.values["use_cpu"]:
+                os.environ.setdefault(*SLEEPING_THREADS)
         from grpo_math.train.program import main
 
         return main(argv, read)

@@ -1,4 +1,4 @@
-"""Who runs where on this machine: the GPUs of training and of the vLLM server, and the accelerate config that fits.
+"""The layout of a run on this machine: the GPUs of training and of the vLLM server, and the accelerate config.
 
 Does not start anything (launcher.py and server.py do), and does not span several machines.
 """
@@ -14,6 +14,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner import devices
 from grpo_math.planner.devices import Gpu, Layout
 from grpo_math.planner.settings import DEFAULTS, NotPlanned
+from grpo_math.run.machine import SLEEPING_THREADS
 from grpo_math.run.streams import say
 from grpo_math.settings import accelerate, batch
 from grpo_math.settings.shipped import accelerate_file
@@ -25,7 +26,7 @@ def starts_server(recipe: Mapping[str, Any]) -> bool:
 
 
 def gpus_of(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
-    """The first ``wanted`` GPUs of this machine, or all; none for a recipe of the CPU."""
+    """Return the first ``wanted`` GPUs of this machine, or all; none for a recipe of the CPU."""
     if recipe.get("use_cpu"):
         if wanted:
             raise ConfigError("gpus", wanted, "contradicts use_cpu=True", "leave one of them out")
@@ -52,7 +53,7 @@ class Config(NamedTuple):
 
 
 def _config(name: str) -> Config:
-    """By its path, or by its name in accelerate_configs/."""
+    """Read a config by its path, or by its name in accelerate_configs/."""
     path, says = accelerate_file(name), accelerate.accelerate_config(name)
     if says.get("distributed_type") == "DEEPSPEED" and not _installed("deepspeed"):
         remedy = "install it with this package's extra deepspeed, or leave accelerate_config out"
@@ -66,7 +67,7 @@ def _config(name: str) -> Config:
 def arrange(
     recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
-    """The layout, and the accelerate config of its processes (None: a single one without); says both, with why."""
+    """Return the layout and its accelerate config (None: a single process without one). Print both, and why."""
     asked_config = _config(asked) if asked is not None else None
     if not gpus:
         processes = int(asked_config.says.get("num_processes") or 1) if asked_config else 1
@@ -125,6 +126,8 @@ def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:
 
 
 def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """This process's variables, for one that is to see these GPUs alone; as they are where there are none."""
-    numbers = ",".join(str(gpu.number) for gpu in gpus)
-    return {**os.environ, **({"CUDA_VISIBLE_DEVICES": numbers} if numbers else {})}
+    """Return the variables of a process that sees only these GPUs, or of one that computes on the CPU."""
+    if not gpus:
+        name, value = SLEEPING_THREADS
+        return {name: value, **os.environ}
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.number) for gpu in gpus)}

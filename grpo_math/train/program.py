@@ -9,6 +9,7 @@ Does not override anything of TRL: trainer/trainer.py does.
 
 import os
 import sys
+import time
 import traceback
 import warnings
 from dataclasses import asdict
@@ -59,10 +60,10 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
 def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> int:
-    """Parse, train, and say how it ended: one line about what is to be put right, and an exit code.
+    """Parse and train. Print one line about an error of the user, and return the exit code.
 
-    ``read``: the recipe, where it has been read already. 2: bad input; 1: only the push has failed, or a bug;
-    the others are those of run/signals.py.
+    ``read``: the recipe, if it has been read already. Exit code 2: bad input; 1: the push has failed, or a bug; the
+    others are those of run/signals.py.
     """
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
 
 
 def _refuse_unlaunched(read: recipe.Recipe) -> None:
-    """What torch would say of a missing launcher when TRL's settings are made is said in one line before."""
+    """Report a missing launcher in one line, before TRL's settings are made and torch reports it."""
     setup = Setup(read.sound().values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
     for finding in preflight(setup, ["deepspeed"]):
         raise refusal(finding)
@@ -147,7 +148,7 @@ def _say(line: str, everywhere: bool = False) -> None:
 
 
 def train(settings: Settings, stop: Stop) -> None:
-    """One run, from problems to report. Where ``stop`` is heeded it ends before that, with a checkpoint."""
+    """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
     run_dir = Path(str(settings.config.output_dir))
     try:
         with Watchdog(run_dir, settings.arguments.watchdog_minutes) as watchdog:
@@ -171,9 +172,10 @@ def train(settings: Settings, stop: Stop) -> None:
 
 
 class Run:
-    """One run in the order of its methods: they are called once each, on every process."""
+    """One run. Its methods are called once each, in their order, on every process."""
 
     trainer: MathGRPOTrainer
+    evaluation_seconds = 0.0
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
@@ -187,7 +189,7 @@ class Run:
             os.environ["HF_TOKEN"], self.config.hub_token = self.config.hub_token, None
 
     def prepare(self) -> bool:
-        """Lock the folder, check everything, load the weights. False: the folder's run is finished already."""
+        """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""
         config, setup, model = self.config, self.setup, self.settings.model
         on_main(lambda: lock.hold(self.run_dir, make=False))  # before anything of a run under way is looked at
         probe(self.arguments, config)
@@ -218,7 +220,7 @@ class Run:
         return True
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
-        """What the run writes while it goes: config.yaml and the problems now, the rest by callbacks."""
+        """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
         trainer, config, arguments, run_dir = self.trainer, self.config, self.arguments, self.run_dir
         self.resolved = {**asdict(arguments), **asdict(self.settings.model), **config.to_dict()}
         self.resolved["push_to_hub"] = self.pushes
@@ -295,21 +297,32 @@ class Run:
         return over_ranks(self.trainer, problems, sampling, output, tools=self.tools, grade_timeout=timeout)
 
     def evaluate(self, name: str) -> None:
-        """RUN/before.json or RUN/after.json, where ``eval_n`` asks for them."""
+        """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
         file, n = self.run_dir / f"{name}.json", self.setup.problems.eval_n
         if not n:
             return
         if name == "before" and self.config.resume_from_checkpoint and file.exists():
             return
+        self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
+        start = time.monotonic()
         results = self.score(self.setup.problems.held_out[:n], True)
+        self.evaluation_seconds = time.monotonic() - start
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:
             write_json(file, results)
 
+    def announce(self, stage: str) -> None:
+        """Print the stage of a run that is evaluated before and after training."""
+        if self.is_main and self.setup.problems.eval_n:
+            print(stage, file=sys.stderr, flush=True)
+
     def train(self, stop: Stop) -> None:
-        """To the last step, or to the one after which ``stop`` was heeded, which is then said."""
+        """Train to the last step, or to the step in which a signal came, and print that step."""
         trainer = self.trainer
+        # The bar shows how long training takes, and the first evaluation has shown how long the last one takes.
+        last = f", then {self.evaluation_seconds:.0f} seconds of evaluation" if self.evaluation_seconds else ""
+        self.announce(f"2 of 3: training{last}")
         try:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
         except OutOfMemory as error:
@@ -324,7 +337,7 @@ class Run:
             trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
 
     def finish(self) -> None:
-        """The weights, the evaluation after training, the report, the push."""
+        """Save the weights, evaluate after training, write the report, push."""
         with checkpoints.sealed(self.target, self.trainer.accelerator):
             self.trainer.save_model(str(self.target))
         self.evaluate("after")
@@ -335,15 +348,17 @@ class Run:
 
 
 def _lay_out_memory(stated: dict[str, Any]) -> None:
-    """Let torch's allocator grow its segments, which leaves fewer holes, unless the user said otherwise. vLLM's sleep
-    mode does not work with that."""
+    """Let torch's allocator grow its segments, which leaves fewer holes, unless the user has set the variable.
+
+    vLLM's sleep mode does not work with that.
+    """
     beside = stated.get("use_vllm") and stated.get("vllm_mode", DEFAULTS["vllm_mode"]) == "colocate"
     if not beside and "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:
-    """What the memory plan would change, for the end of an error's line."""
+    """Return what the memory plan would change, for the end of an error's line."""
     try:
         changes = planner.plan(settings, gpus=processes)["suggestions"]
     except UserError:  # a model or a layout that the plan does not know

@@ -1,10 +1,10 @@
-"""`accelerate launch` that ends as the process that failed did: `python -m grpo_math.train.ranks ARGUMENTS`.
+"""`accelerate launch` with the failed process's exit code: `python -m grpo_math.train.ranks ARGUMENTS`.
 
-accelerate and torch's agent answer a failed process with a page about themselves and exit code 1. The process has said
-what there is to say, and its exit code means something: 2 is bad input, 75 and 130 are signals (run/signals.py).
+If a process fails, accelerate and torch's agent print a page about themselves and exit with code 1. The process has
+printed the reason, and its exit code has a meaning: 2 is bad input, 75 and 130 are signals (run/signals.py).
 
-Signals go to the processes themselves, which finish their step for them, however long it takes: torch's agent would
-kill them after 30 seconds, and SIGUSR1 would end the agent alone.
+Signals are passed on to the processes, which finish their step, however long it takes. torch's agent would kill them
+after 30 seconds, and SIGUSR1 would end only the agent.
 
 Does not choose anything: launcher.py does.
 """

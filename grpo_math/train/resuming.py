@@ -1,4 +1,4 @@
-"""What a run goes on from: its newest whole checkpoint, one that is named, or the start.
+"""Where a run resumes: at its newest whole checkpoint, at a named one, or at the start.
 
 Does not load it: transformers does, and trainer/state.py.
 """
@@ -18,17 +18,17 @@ from grpo_math.trainer.config import MathGRPOConfig
 
 
 def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
-    """Decide what the run goes on from: ``config.resume_from_checkpoint`` becomes a folder, or None for the start.
+    """Set ``config.resume_from_checkpoint`` to the folder of a checkpoint, or to None for the start.
 
-    True if there is nothing left to do: the folder holds the finished run of these settings. Raises `UserError`, on
-    every process alike, for the run of other settings, problems or processes, and for a damaged checkpoint.
+    Return True if the folder contains the finished run of these settings. Raises `UserError` on every process for a run
+    with other settings, problems or processes, and for a damaged checkpoint.
     """
     config.resume_from_checkpoint, finished = on_main(lambda: _decide(setup, config, run_dir))
     return finished
 
 
 def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | None, bool]:
-    """(the checkpoint to go on from, whether the run is finished), with a line on stderr about each that is damaged."""
+    """Return the checkpoint and if the run is finished. Print a line about each damaged checkpoint."""
     asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
     named, held_in = resume.source(run_dir, asked)
     held = resume.config_of(held_in)
@@ -62,11 +62,11 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
 
 
 def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int) -> None:
-    """Raise `ConfigError` unless as many processes as now can go on from a checkpoint that ``held``'s processes wrote.
+    """Raise `ConfigError` unless this number of processes can resume a checkpoint of ``held``'s processes.
 
-    With DDP every process has all weights and the whole optimizer, so that another number of processes can load them.
-    A step has to have the same completions. Within a rollout no other number will do, because each process has a part
-    of the rollout in memory.
+    With DDP every process has all weights and the whole optimizer, so another number of processes can load them. A step
+    needs the same completions. Within a rollout the number has to be the same, because each process has a part of the
+    rollout in memory.
     """
     before, now = held.get("num_processes", config.world_size), config.world_size
     if before == now:

@@ -28,7 +28,7 @@ def start_of(
     host: str = "127.0.0.1",
     more: Sequence[str] = (),
 ) -> Start:
-    """How a recipe's server is started on these GPUs, none on a CPU. ``more``: further options of ``vllm serve``."""
+    """Return how to start a recipe's server on these GPUs, or on the CPU. ``more``: options of ``vllm serve``."""
     settings = {**DEFAULTS, **recipe}
     adapter = devices.sends_adapter(settings)
     dtype = recipe.get("dtype") or "auto"
@@ -58,10 +58,10 @@ def start_of(
 
 
 def port_of(recipe: Mapping[str, Any], preferred: int) -> int:
-    """The recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
+    """Return the recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
 
-    A server binds its port half a minute after this look at it: a number that two runs would both prefer is no good
-    where the address is handed over anyway.
+    A server binds its port half a minute later, so two runs that prefer the same number would collide. Training is told
+    the address and prefers none.
     """
     if stated := recipe.get("vllm_server_port"):
         return free_or_refused("vllm_server_port", stated)
@@ -75,7 +75,7 @@ def free_or_refused(name: str, port: int) -> int:
 
 
 def group_port(recipe: Mapping[str, Any]) -> list[str]:
-    """TRL's weight transfer meets at a second port, 51216 unless it is taken."""
+    """Return the option for the second port, of TRL's weight transfer, if its default 51216 is taken."""
     if recipe.get("vllm_group_port") or devices.sends_adapter({**DEFAULTS, **recipe}) or port_is_free(51216):
         return []
     return ["--vllm_group_port", str(free_port())]

@@ -1,4 +1,4 @@
-"""The environment that a vLLM server runs in: one of its own, since vLLM pins other versions than training needs.
+"""The environment of a vLLM server: a separate one, because vLLM pins other versions than training needs.
 
 pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
 `launch/vllm_environment.sh` calls this file from a checkout in which nothing is installed yet.
@@ -24,7 +24,7 @@ LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
 
 
 def make(folder: str | Path) -> Path:
-    """The path of the environment's ``vllm``; one that was made before by this version is used as it is."""
+    """Return the path of the environment's ``vllm``. An environment that this version has made before is used again."""
     folder = Path(folder).absolute()
     ready, version = folder / "ready", sha256(Path(__file__).read_bytes()).hexdigest()
     if not ready.exists() or ready.read_text().strip() != version:
@@ -53,7 +53,7 @@ def _install_for_cpu(folder: Path) -> None:
 
 
 def needs(wheel: Path) -> list[str]:
-    """What a wheel needs, without extras and without `LEFT_OUT`; a plain version of torch also takes its CPU build."""
+    """Return the requirements of a wheel, without extras and `LEFT_OUT`, and with a plain torch for its CPU build."""
     with zipfile.ZipFile(wheel) as files:
         (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
         requirements = message_from_bytes(files.read(metadata)).get_all("Requires-Dist") or []
@@ -61,7 +61,7 @@ def needs(wheel: Path) -> list[str]:
 
 
 def _stand_in(folder: Path) -> None:
-    """vLLM and TRL look up the version of a distribution called vllm: a record of that name stands in for it."""
+    """Write a record of a distribution called vllm, because vLLM and TRL look up its version."""
     (site,) = folder.glob("lib/python*/site-packages")
     record = site / f"vllm-{CPU}+cpu.dist-info"
     record.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def _pip(folder: Path, *words: str) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """With what it says on stderr: stdout is for the path alone."""
+    """Run a command with its output on stderr: stdout is only for the path."""
     if subprocess.run(command, stdout=sys.stderr).returncode:
         raise UserError(f"the environment for vLLM was not made: {' '.join(command[1:5])} failed, see above")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo_math.run.history import Lines, number, numbers, settled
+from grpo_math.run.history import number, numbers, settled
 
 
 @pytest.mark.parametrize(
@@ -30,30 +30,6 @@ def test_a_row_without_a_step_is_no_line():
     for row in ({}, {"step": None}, {"step": float("inf")}, {"reward": 1.0}):
         assert numbers(row) is None
     assert settled([{"reward": 1.0}, {"step": 2}]) == [{"step": 2}]
-
-
-def of_steps(*steps):
-    lines = Lines()
-    for step in steps:
-        lines.put({"step": step, "reward": 0.0})
-    return lines
-
-
-def test_a_line_that_goes_back_takes_the_place_of_all_later_ones():
-    lines = of_steps(1, 2, 3)
-    assert lines.put({"step": 2, "reward": 1.0})
-    assert lines.in_order() == [{"step": 1, "reward": 0.0}, {"step": 2, "reward": 1.0}]
-    assert not lines.put({"step": 3, "reward": 2.0})
-    assert [line["reward"] for line in lines.in_order()] == [0.0, 1.0, 2.0]
-
-
-def test_a_line_that_adds_to_an_earlier_step_or_comes_late_does_not():
-    lines = of_steps(1, 3)
-    assert not lines.put({"step": 1, "heldout/accuracy": 0.5})
-    assert not lines.put({"step": 2, "reward": 0.0})
-    assert lines.in_order()[0] == {"step": 1, "reward": 0.0, "heldout/accuracy": 0.5}
-    assert [line["step"] for line in lines.in_order()] == [1, 2, 3]
-    assert not Lines().put({"step": 5, "reward": 0.0})
 
 
 def test_the_last_step_again_is_the_same_line():
