@@ -247,7 +247,7 @@ def check_own(words: list[str]) -> None:
             rest, "--gpus", "--accelerate_config", "--host", "--port", "--check", "--make_env", "--list", "--copy"
         )
         check_recipe(rest)
-    elif command == "doctor":
+    elif command in ("doctor", "plan"):
         parsed, rest = parser_of(command).parse_known_args(rest)
         check_recipe(["--config", parsed.config, *rest])
     else:
