@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib.util
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from grpo_math.checks import table
 from grpo_math.cli import COMMANDS
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.rewards import REWARDS
+from grpo_math.run.metrics import METRICS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,15 +32,50 @@ def program(path: str):
     return module
 
 
-settings = program("docs/make_settings.py")
+tables = program("docs/make_tables.py")
 
 
 def test_the_readme_is_read_to_the_end():
-    assert len(README.splitlines()) <= 250
+    assert len(README.splitlines()) <= 200
+
+
+def test_the_pages_are_read_to_the_end():
+    assert len(ALL.split()) <= 16_000
+
+
+@pytest.mark.slow
+def test_every_computed_table_is_what_its_program_writes():
+    """The settings, the findings (as `grpo-math doctor --table` prints them), the layouts, and what fits 8 GB."""
+    texts = tables.pages()
+    assert {path.name for path in texts} == {"settings.md", "troubleshooting.md", "planning.md"}
+    for path, text in texts.items():
+        assert path.read_text(encoding="utf-8") == text, "run python docs/make_tables.py --write"
 
 
 def test_the_page_of_settings_is_what_its_program_writes():
-    assert PAGES["docs/settings.md"] == settings.page(), "run python docs/make_settings.py"
+    assert PAGES["docs/settings.md"] == tables.settings(), "run python docs/make_tables.py --write"
+
+
+def test_the_page_of_metrics_names_each_metric():
+    """By its whole name, or by what follows the slash: `memory/allocated`, `reserved`."""
+    page = PAGES["docs/metrics.md"]
+    prefixed = set(re.findall(r"`([\w/]+)`", page))
+    for name in METRICS:
+        assert name in prefixed or (name.partition("/")[2] in prefixed and f"`{name.partition('/')[0]}/" in page), name
+
+
+def test_the_page_to_start_with_says_what_the_recipes_say():
+    """Rate, group and length of each shipped recipe that the table names."""
+    rows = [row for row in PAGES["docs/start.md"].splitlines() if row.startswith("| ")]
+    for path in sorted((ROOT / "launch/configs").glob("*.yaml")):
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for row in (row for row in rows if f"`{path.stem}`" in row):
+            _, _, _, _, rate, group, prompts, length, _ = (cell.strip() for cell in row.split("|")[:9])
+            assert float(rate) == float(recipe["learning_rate"]), row
+            assert int(group) == recipe["num_generations"], row
+            assert int(length.replace(",", "")) == recipe["max_completion_length"], row
+            rows_of_step = recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
+            assert int(prompts) == recipe.get("prompts_per_step", rows_of_step // recipe["num_generations"]), row
 
 
 def anchors(text: str) -> set[str]:
@@ -82,8 +116,8 @@ def test_every_path_that_is_named_is_there():
 
 
 def test_the_tree_names_every_module_and_no_other():
-    tree = re.search(r"```text\n(grpo_math/.*?)```", README, re.DOTALL)
-    assert tree, "the README has no tree"
+    tree = re.search(r"```text\n(grpo_math/.*?)```", PAGES["docs/design.md"], re.DOTALL)
+    assert tree, "docs/design.md has no tree"
     named = set(re.findall(r"^ {2}(\w+(?:\.py|/))", tree[1], re.MULTILINE))
     package = ROOT / "grpo_math"
     there = {path.name for path in package.glob("*.py")}
@@ -96,7 +130,7 @@ def test_every_command_is_shown(command):
     assert f"grpo-math {command}" in ALL
 
 
-@pytest.mark.parametrize("name", settings.own_fields())
+@pytest.mark.parametrize("name", tables.own_fields())
 def test_every_field_is_described(name):
     assert f"`{name}`" in PAGES["docs/settings.md"]
 
@@ -104,11 +138,6 @@ def test_every_field_is_described(name):
 @pytest.mark.parametrize("name", [*REWARDS, *TEMPLATES])
 def test_every_reward_and_template_is_named(name):
     assert f"`{name}`" in ALL
-
-
-def test_the_troubleshooting_tables_are_what_the_command_prints():
-    for part in (table.before(), table.during()):
-        assert f"\n\n{table.markdown(part)}\n\n" in PAGES["docs/troubleshooting.md"], "run grpo-math doctor --table"
 
 
 def test_what_doctor_is_said_to_say_it_says():
@@ -119,19 +148,6 @@ def test_what_doctor_is_said_to_say_it_says():
     assert rows, "the page has no such table"
     for row in rows[1].splitlines():
         assert any(row == f"| `{line[1]}` | {line[2]} | `{line[3]}` |" for line in lines if line), row
-
-
-@pytest.mark.slow
-def test_the_table_of_what_fits_8_gb_is_what_the_plan_says():
-    program = ROOT / "tests" / "benchmarks" / "plan_8gb.py"
-    printed = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert printed.stdout.strip() in PAGES["docs/planning.md"]
-
-
-def test_the_table_of_layouts_is_what_the_plan_says():
-    from benchmarks.layouts import table as layouts
-
-    assert f"\n\n{layouts()}\n\n" in PAGES["docs/planning.md"], "run python tests/benchmarks/layouts.py"
 
 
 def test_every_script_that_is_named_can_be_run():

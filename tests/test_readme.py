@@ -243,11 +243,11 @@ def check_own(words: list[str]) -> None:
     if command in ("train", "serve"):
         rest = rest[: rest.index("--")] if "--" in rest else rest
         check_recipe(parser_of(command).parse_known_args(with_config(rest))[1])
-    elif command == "doctor":
+    elif command in ("doctor", "plan"):
         parsed, rest = parser_of(command).parse_known_args(with_config(rest))
         check_recipe(["--config", parsed.config, *rest])
     else:
-        parser_of(command).parse_args(with_config(rest) if command == "plan" else rest)
+        parser_of(command).parse_args(rest)
 
 
 def with_config(words: list[str]) -> list[str]:

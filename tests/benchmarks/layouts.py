@@ -11,9 +11,9 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner import devices
 from grpo_math.planner.plan import Counted, choose
 
-MODELS = tuple(f"Qwen/Qwen2.5-{size}B" for size in ("0.5", "1.5", "3", "7", "14", "32"))
+MODELS = tuple(f"Qwen/Qwen2.5-{size}B" for size in ("1.5", "7", "14", "32"))
 GPUS = (1, 2, 4, 8)
-MEMORY = (8, 24, 40, 80, 141)  # GB of a GPU
+MEMORY = (8, 24, 80)  # GB of a GPU
 MAIN_MEMORY = 256
 PROMPT = 512
 RECIPE: dict[str, Any] = {

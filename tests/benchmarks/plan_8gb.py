@@ -1,4 +1,4 @@
-"""What fits a GPU of 8 GB, by plan: the table of the README. `python tests/benchmarks/plan_8gb.py`.
+"""What fits a GPU of 8 GB, by plan: the table of docs/planning.md. `python tests/benchmarks/plan_8gb.py`.
 
 Nothing is measured here: these are the figures of `grpo-math plan`.
 """
@@ -9,7 +9,7 @@ from grpo_math.planner import plan
 from grpo_math.run.machine import GB
 
 MODELS = ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-3B-Instruct")
-PROMPT = 256
+PROMPT, COMPLETION = 256, 1024  # tokens
 SHARES = (0.6, 0.5, 0.4, 0.3)  # of the GPU for vLLM; the first that fits, as `grpo-math plan` suggests it
 
 
@@ -50,16 +50,15 @@ def cell(model: str, quantised: bool, group: int, completion: int, beside: bool)
 
 def table() -> str:
     lines = [
-        "| model | base | G | tokens | transformers generates | vLLM beside it, asleep in an update |",
-        "|---|---|---|---|---|---|",
+        "| model | base | G | transformers generates | colocated vLLM, asleep in an update |",
+        "|---|---|---|---|---|",
     ]
     for model in MODELS:
         for quantised in (False, True):
             for group in (4, 8):
-                for completion in (256, 1024):
-                    cells = [cell(model, quantised, group, completion, beside) for beside in (False, True)]
-                    base = "4 bit" if quantised else "bfloat16"
-                    lines.append(f"| {model.split('/')[1]} | {base} | {group} | {completion} | {' | '.join(cells)} |")
+                cells = [cell(model, quantised, group, COMPLETION, beside) for beside in (False, True)]
+                base = "4 bit" if quantised else "bfloat16"
+                lines.append(f"| {model.split('/')[1]} | {base} | {group} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
