@@ -76,6 +76,6 @@ def conversing(generate: Generate, talk: Talk, longest: int, context: int | None
             lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
             Limits(longest, context or UNLIMITED, talk.most),
         )
-        return [replace(row, text=text_of(row.messages)) for row in rows]
+        return [replace(row, text=text_of(list(row.messages))) for row in rows]
 
     return conversed
