@@ -172,10 +172,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            added = self._reward_context.columns
-            added.pop("grade", None)
+            self._reward_context.columns.pop("grade", None)
             if self._grades is not None:
-                added["grade"] = self._grades
+                self._reward_context.columns["grade"] = self._grades
             self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._end_alike()
             table.tell(self, inputs, completion_ids_list)
