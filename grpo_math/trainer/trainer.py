@@ -50,7 +50,7 @@ from grpo_math.rewards.guard import Mishaps
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.main_process import on_main
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, gradients, longest, losses, scoring, state, table, tiles
+from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiles
 from grpo_math.trainer.advantages import advantages, trls, weighted
 from grpo_math.trainer.ahead import Ahead
 from grpo_math.trainer.budget import Redo, TokenBudget
@@ -215,6 +215,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 self.meter.rollout_tokens.append(self.state.num_input_tokens_seen - seen)
                 if self._resampler is not None:
                     output = self._resampler(self, output, inputs, self._rollout)
+                self._log(correction.figures(output, self.accelerator))
                 output = self.endings.mask(output, self.accelerator)
                 if self.settings.max_seq_length_train:
                     output = self._limit(output)
