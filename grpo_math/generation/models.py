@@ -87,7 +87,8 @@ def check_weights(path: str) -> None:
     logging.disable_progress_bar()
     try:
         how = {"device_map": "meta", "ignore_mismatched_sizes": True, "output_loading_info": True}
-        _, found = kind.from_pretrained(folder, trust_remote_code=False, **how)
+        with _without_zero3():
+            _, found = kind.from_pretrained(folder, trust_remote_code=False, **how)
     except Exception as error:  # each class refuses an impossible number in its own way
         raise refuse(
             f"has files that {named} refuses ({first_line(error)})", "check config.json and the weights"
@@ -99,6 +100,19 @@ def check_weights(path: str) -> None:
         raise refuse(f"has {weight} of {list(shape)}, where its config.json says {list(expected)}")
     for weight in sorted(found["missing_keys"]):
         raise refuse(f"lacks weights that its config.json asks for, such as {weight}")
+
+
+@contextmanager
+def _without_zero3() -> Iterator[None]:
+    """Load as without ZeRO-3, under which `from_pretrained` splits weights among processes and takes no device map."""
+    from transformers.integrations import deepspeed
+
+    reference = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = reference
 
 
 @contextmanager

@@ -22,6 +22,15 @@ def changed(folder: str, to: Path, drop: str = "", **added: torch.Tensor) -> str
     return str(to)
 
 
+def test_weights_are_checked_under_zero3_too(tiny):
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, is_deepspeed_zero3_enabled
+
+    zero3 = HfDeepSpeedConfig({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1})
+    check_weights(tiny("llama"))
+    assert is_deepspeed_zero3_enabled()
+    assert zero3.is_zero3()
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma"])
 def test_what_transformers_saved_is_whole(family, tiny):
     check_weights(tiny(family))
