@@ -56,7 +56,7 @@ class Job:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
-    def wait(self, *states: str, seconds: float = 240) -> dict[str, str]:
+    def wait(self, *states: str, seconds: float = 600) -> dict[str, str]:
         return self.cluster.wait(self.number, *states, seconds=seconds)
 
     def ended(self, state: str, restarts: int = 0) -> dict[str, str]:

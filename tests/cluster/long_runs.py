@@ -26,8 +26,9 @@ def test_zero3_on_two_nodes_ends_with_the_weights_of_two_processes(submit, folde
 
 
 def test_a_job_whose_time_is_up_saves_and_comes_back(submit, cluster):
-    """SLURM's shortest limit is one minute: the signal comes 30 seconds before it."""
-    job = submit("multi_node", "multi_node", "--max_steps", "100", nodes=2, options=["--time=1", "--signal=B:USR1@30"])
+    """SLURM counts the time of a job in minutes."""
+    job = submit("multi_node", "multi_node", "--max_steps", "100", nodes=2, options=["--time=2", "--signal=B:USR1@60"])
+    job.wait_for_step(1)
     cluster.start_again(job.number)
     assert "stopping after this step, with a checkpoint" in job.log
     before = job.steps()
@@ -97,7 +98,8 @@ def test_the_commands_by_hand_on_both_nodes_need_no_slurm(cluster, folder, envir
     training = ["-m", "grpo_math.train", "--config", "recipe.yaml", "--output_dir", "by_hand"]
     started = []
     for rank, node in enumerate(NODES):
-        inside = ["ip", "netns", "exec", cluster.name + node, *command, str(rank), *training]
+        named = ["unshare", "--uts", "sh", "-c", f'hostname {node}; exec "$@"', "sh"]
+        inside = ["ip", "netns", "exec", cluster.name + node, *named, *command, str(rank), *training]
         started.append(subprocess.Popen(inside, cwd=folder, env=environment))
     assert [process.wait(timeout=600) for process in started] == [0, 0]
     assert (folder / "by_hand/adapter/adapter_model.safetensors").read_bytes() == undisturbed("multi_node")
