@@ -50,6 +50,11 @@ RATIO = "ratio"
 APPROX_KL = "approx_kl"
 ENTROPY = "entropy"
 SAMPLER_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+DROPPED_TOKENS = "sampling/dropped_tokens"
+DROPPED_COMPLETIONS = "sampling/dropped_completions"
+EFFECTIVE_SHARE = "sampling/effective_share"
+LOGP_SUM_SPREAD = "sampling/logp_sum_spread"
+WEIGHT_BY_LENGTH = tuple(f"sampling/weight/{part}" for part in ("shortest", "shorter", "longer", "longest"))
 CLIP_LOW = "clip_ratio/low_mean"
 CLIP_HIGH = "clip_ratio/high_mean"
 CLIP_REGION = "clip_ratio/region_mean"
@@ -122,6 +127,16 @@ METRICS: dict[str, Metric] = {
     APPROX_KL: Metric("nats", "KL of the sampling policy to the current one for each token (k3); 0 on policy"),
     ENTROPY: Metric("nats", "entropy of the policy for each completion token"),
     SAMPLER_DIFFERENCE: Metric("nats", "mean distance of vLLM's log-probs from the trainer's", "sampler"),
+    DROPPED_TOKENS: Metric("share", "tokens to which the correction of vLLM's log-probs gives weight 0", "correction"),
+    DROPPED_COMPLETIONS: Metric("share", "completions without any token of another weight", "correction"),
+    EFFECTIVE_SHARE: Metric("share", "effective sample size of the completions' mean weights; 1: equal", "correction"),
+    LOGP_SUM_SPREAD: Metric(
+        "nats", "spread of a completion's summed log-ratios, divided by the root of its tokens", "correction"
+    ),
+    **{
+        name: Metric("1", f"mean weight of the {name.rpartition('/')[2]} quarter of the completions", "correction")
+        for name in WEIGHT_BY_LENGTH
+    },
     CLIP_LOW: Metric("share", "tokens clipped below 1 - epsilon", "clip"),
     CLIP_HIGH: Metric("share", "tokens clipped above 1 + epsilon_high", "clip"),
     CLIP_REGION: Metric("share", "tokens clipped on either side", "clip"),

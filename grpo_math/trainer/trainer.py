@@ -38,7 +38,7 @@ from grpo_math.rewards.guard import RewardContext
 from grpo_math.run import checkpoints, metrics
 from grpo_math.run.main_process import on_main
 from grpo_math.run.user_functions import is_user_function
-from grpo_math.trainer import console, gradients, longest, losses, scoring, state, table, tiled_mlp
+from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
 from grpo_math.trainer.advantages import advantages, trls, weighted
 from grpo_math.trainer.budget import OutOfMemoryRetry, TokenBudget
 from grpo_math.trainer.config import MathGRPOConfig, settings_of
@@ -162,10 +162,9 @@ class MathGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         with self.meter.phase(metrics.SECONDS_GRADE):
             self._grades = self._grade(inputs, completions)
-            added = self._reward_context.columns
-            added.pop("grade", None)
+            self._reward_context.columns.pop("grade", None)
             if self._grades is not None:
-                added["grade"] = self._grades
+                self._reward_context.columns["grade"] = self._grades
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
             self._raise_reward_errors()
             table.add_columns(self, inputs, self._grades, rewards, completion_ids_list, self._first_group)
@@ -209,6 +208,7 @@ class MathGRPOTrainer(GRPOTrainer):
                         self.prefetch.send(resampled=True)
             output = rollout.rows
             if self.mode == "train":
+                self.add_metrics(correction.figures(output, self.accelerator))
                 output = self.endings.mask(output, self.accelerator)
                 if limit := self.settings.max_seq_length_train:
                     output, longer = limited(output, limit, self.settings.long_sequences)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,14 @@ class Job:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
-    def wait(self, *states: str, seconds: float = 240) -> dict[str, str]:
+    def wait(self, *states: str, seconds: float = 600) -> dict[str, str]:
         return self.cluster.wait(self.number, *states, seconds=seconds)
+
+    def ended(self, state: str, restarts: int = 0) -> dict[str, str]:
+        """Wait for the end, and require a state and a number of restarts."""
+        about = self.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        assert (about["JobState"], about["Restarts"]) == (state, str(restarts)), f"{about}\n{self.log[-3000:]}"
+        return about
 
     def wait_for_step(self, step: int) -> None:
         wait_for(lambda: self.steps() >= step, f"step {step} of job {self.number}", 240)
@@ -96,9 +103,11 @@ def environment():
 def submit(cluster, folder, environment):
     """Submit a job: ``submit("multi_node", "zero2", nodes=2)`` returns a `Job`."""
 
-    def submitted(script: str, config: str, *settings: str, nodes: int, **more: str) -> Job:
-        options = [f"--nodes={nodes}", "--gpus-per-node=1", "--cpus-per-task=1"]
-        words = [*options, f"launch/slurm/{script}.sbatch", "recipe.yaml", f"accelerate_configs/{config}.yaml"]
+    def submitted(
+        script: str, config: str, *settings: str, nodes: int, options: Sequence[str] = (), **more: str
+    ) -> Job:
+        words = [f"--nodes={nodes}", "--gpus-per-node=1", "--cpus-per-task=1", *options]
+        words += [f"launch/slurm/{script}.sbatch", "recipe.yaml", f"accelerate_configs/{config}.yaml"]
         number = cluster.submit(*words, *settings, cwd=folder, environment={**environment, **more})
         return Job(cluster, folder, number)
 

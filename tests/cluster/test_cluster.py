@@ -16,23 +16,16 @@ from slurm_cluster import wait_for
 pytestmark = pytest.mark.full
 
 
-def ended(job, state, restarts=0):
-    """Wait for the end of a job and hold it to a state and a number of restarts."""
-    about = job.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-    assert (about["JobState"], about["Restarts"]) == (state, str(restarts)), f"{about}\n{job.log[-3000:]}"
-    return about
-
-
 def test_one_node_trains(submit):
     job = submit("one_node", "multi_gpu", nodes=1)
-    ended(job, "COMPLETED")
+    job.ended("COMPLETED")
     assert job.steps() == 12
 
 
 @pytest.mark.parametrize("config", ["multi_node", "zero2"])
 def test_two_nodes_train_to_the_weights_of_two_processes_on_one(config, submit, undisturbed):
     job = submit("multi_node", config, nodes=2)
-    ended(job, "COMPLETED")
+    job.ended("COMPLETED")
     assert "2 CPU processes" in job.log
     launched = yaml.safe_load((job.run / "config.yaml").read_text())
     assert launched["distributed_type"] == ("DEEPSPEED" if config == "zero2" else "MULTI_CPU")
@@ -49,7 +42,7 @@ def test_a_job_that_is_preempted_saves_and_comes_back_once(script, submit, clust
     )
     cluster.wait(urgent, "COMPLETED")
     cluster.start_again(job.number)
-    ended(job, "COMPLETED", restarts=1)
+    job.ended("COMPLETED", restarts=1)
     assert "SIGTERM: stopping after this step, with a checkpoint" in job.log
     assert job.steps() == 12
     if nodes == 2:
@@ -62,11 +55,11 @@ def test_scancel_saves_and_ends_the_job_for_good(script, submit, cluster):
     job = submit(script, "multi_node" if nodes == 2 else "cpu", nodes=nodes)
     job.wait_for_step(2)
     cluster.run("scancel", job.number)
-    ended(job, "CANCELLED")
+    job.ended("CANCELLED")
     wait_for(lambda: cluster.run("squeue", "-h") == "", "an empty queue", 60)
     assert "stopping after this step, with a checkpoint" in job.log
     assert list(job.run.glob("checkpoint-*"))
-    ended(job, "CANCELLED")
+    job.ended("CANCELLED")
 
 
 def test_a_rank_that_is_killed_on_the_other_node_is_named_and_the_job_resumes(submit, cluster, undisturbed):
@@ -74,7 +67,7 @@ def test_a_rank_that_is_killed_on_the_other_node_is_named_and_the_job_resumes(su
     job.wait_for_step(5)
     os.kill(cluster.processes("n2", "-m grpo_math.train --config")[-1], signal.SIGKILL)
     cluster.start_again(job.number)
-    ended(job, "COMPLETED", restarts=1)
+    job.ended("COMPLETED", restarts=1)
     assert 'error: node n2 ended with exit code 137: see the lines that begin with "1:"' in job.log
     assert job.weights() == undisturbed("multi_node")
 
@@ -84,12 +77,12 @@ def test_a_node_that_fails_at_the_start_ends_the_job_with_its_code(submit, tmp_p
     fails.mkdir()
     (fails / "sitecustomize.py").write_text("import os, socket\nif socket.gethostname() == 'n2':\n    os._exit(7)\n")
     job = submit("multi_node", "multi_node", nodes=2, PYTHONPATH=str(fails))
-    assert ended(job, "FAILED")["ExitCode"] == "7:0"
+    assert job.ended("FAILED")["ExitCode"] == "7:0"
     assert job.log.count("error: node n2 ended with exit code 7") == 1
 
 
 def test_a_job_that_always_loses_a_rank_is_not_queued_a_third_time(submit, cluster):
     job = submit("multi_node", "multi_node", "--rewards", "faulty:killed_on_one_rank", nodes=2)
     cluster.start_again(job.number)
-    ended(job, "FAILED", restarts=1)
+    job.ended("FAILED", restarts=1)
     assert "error: two attempts ended at the same step" in job.log

@@ -100,6 +100,8 @@ def test_five_steps_are_sampled_while_the_one_before_is_trained_on(process, smol
     assert [line["staleness"] for line in history] == [0, 1, 1, 1, 1]
     for line in history:
         assert line["sampling/sampling_logp_difference/mean"] < 0.3  # an older adapter's
+        assert line["sampling/logp_sum_spread"] > 0
+        assert 0 < line["sampling/effective_share"] <= 1.0001
         assert 0 <= line["seconds/overlap"] <= line["seconds/sampling"]
     print([(round(line["seconds/sampling"], 2), round(line["seconds/overlap"], 2)) for line in history])
 

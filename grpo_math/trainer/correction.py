@@ -1,0 +1,55 @@
+"""Metrics of the correction between sampler and trainer: weights that are dropped, or that fade with length.
+
+vLLM and the trainer give a token slightly different log-probs. TRL corrects for it: it multiplies a token's loss by
+exp(trainer's log-prob - vLLM's), or a whole completion's by exp of the sum, and truncates or drops a weight above 3.
+Under noise of `sigma` nats per token a sum over T tokens has a spread of sigma * sqrt(T), so a long completion can lose
+most of its gradient in the sequence modes while a short one keeps all of it.
+
+Does not change a weight: TRL computes them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from grpo_math.run import metrics
+from grpo_math.trainer.rows import Rows, scored
+
+
+def figures(rows: Rows, accelerator: Any) -> dict[str, float]:
+    """Return the metrics of a rollout's correction, over the completions of all ranks.
+
+    ``rows`` hold `old_per_token_logps` and `sampling_per_token_logps` (B, T), and TRL's `importance_sampling_ratio`,
+    (B, T) or, in a sequence mode, (B, 1). vLLM gives no log-prob for some tokens (NaN); TRL's weight is then 1.
+
+    >>> from types import SimpleNamespace
+    >>> zeros, one = torch.zeros(2, 4), SimpleNamespace(gather=lambda rows: rows)
+    >>> rows = {"completion_mask": torch.ones(2, 4), "old_per_token_logps": zeros, "sampling_per_token_logps": zeros}
+    >>> figures({**rows, "importance_sampling_ratio": torch.tensor([[1.0], [0.0]])}, one)["sampling/dropped_tokens"]
+    0.5
+    """
+    if "importance_sampling_ratio" not in rows:
+        return {}
+    mask = scored(rows).float()
+    differences = torch.nan_to_num(rows["old_per_token_logps"] - rows["sampling_per_token_logps"], nan=0.0) * mask
+    weights = rows["importance_sampling_ratio"].float() * mask
+    dropped = (weights == 0) * mask
+    columns = (mask, weights, dropped, differences)
+    sums = accelerator.gather(torch.stack([column.sum(dim=1) for column in columns], dim=1))  # (B of all ranks, 4)
+    tokens, weights, dropped, differences = sums[sums[:, 0] > 0].unbind(dim=1)
+    if not len(tokens):
+        return {}
+    means = weights / tokens
+    by_length = tokens.argsort(stable=True).tensor_split(len(metrics.WEIGHT_BY_LENGTH))
+    quarters = zip(metrics.WEIGHT_BY_LENGTH, by_length, strict=True)
+    return {
+        metrics.DROPPED_TOKENS: (dropped.sum() / tokens.sum()).item(),
+        metrics.DROPPED_COMPLETIONS: (dropped == tokens).float().mean().item(),
+        # Kish's effective sample size, as a share of the completions: 1 if all weights are equal.
+        metrics.EFFECTIVE_SHARE: (means.sum() ** 2 / (len(means) * (means**2).sum()).clamp(min=1e-12)).item(),
+        # The standard deviation of one token's log-ratio, if the log-ratios of a completion are independent.
+        metrics.LOGP_SUM_SPREAD: ((differences**2).sum() / tokens.sum()).sqrt().item(),
+        **{name: means[quarter].mean().item() for name, quarter in quarters if len(quarter)},
+    }
