@@ -7,7 +7,8 @@ import copy
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Trainer, get_scheduler
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, SchedulerType, Trainer, get_scheduler
+from transformers.training_args import OptimizerNames
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.weights import kinds_of_checkpoint
@@ -25,7 +26,7 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
     try:
         Trainer.get_optimizer_cls_and_kwargs(config)
     except (ImportError, ValueError) as error:
-        name, value = ("optim_args", config.optim_args) if config.optim_args else ("optim", config.optim.value)
+        name, value = ("optim_args", config.optim_args) if config.optim_args else ("optim", optimizer_name(config))
         raise ConfigError(name, value, f"cannot be used ({error})", "leave it out, or use adamw_torch") from None
     _check_optim_args(config)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -33,8 +34,12 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
     try:
         get_scheduler(config.lr_scheduler_type, optimizer, config.get_warmup_steps(100), 100, extra)
     except (TypeError, ValueError) as error:
-        reason = f"does not suit lr_scheduler_type={config.lr_scheduler_type.value} ({error})"
+        reason = f"does not suit lr_scheduler_type={SchedulerType(config.lr_scheduler_type).value} ({error})"
         raise ConfigError("lr_scheduler_kwargs", extra, reason, "see that scheduler's own settings") from None
+
+
+def optimizer_name(config: MathGRPOConfig) -> str:
+    return str(OptimizerNames(config.optim).value)
 
 
 def whole_on_each(config: MathGRPOConfig) -> bool:
@@ -57,7 +62,7 @@ def _check_optim_args(config: MathGRPOConfig) -> None:
     for pair in config.optim_args.replace(" ", "").split(",") if config.optim_args else ():
         name = pair.partition("=")[0]
         if len({read_with(None), read_with(pair), read_with(f"{name}=3")}) == 1:
-            reason = f"holds {name}, which optim={config.optim.value} does not read"
+            reason = f"holds {name}, which optim={optimizer_name(config)} does not read"
             raise ConfigError("optim_args", config.optim_args, reason, "leave it out")
 
 
