@@ -111,7 +111,7 @@ BAD = {
         "--run would be ignored by --compare",
     ),
     "a run directory that is none": (["report", "nowhere"], "nowhere"),
-    "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a folder"),
+    "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' contains no config.yaml"),
     "a recipe that is none": (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
     "a recipe whose name is misspelt": (
         ["train", "demo_cp"],

@@ -110,6 +110,11 @@ CHECKS: dict[str, Check] = {
         "vLLM runs older weights (staleness), another precision or another sampling setting (top_p) than the trainer",
         "sample from the whole distribution, score in higher precision, and see that the weight sync works",
     ),
+    "long_completions_fade": Check(
+        "long completions lose their gradient",
+        "vLLM's log-probs differ from the trainer's, and TRL weights a completion by the product over its tokens",
+        "weight each token by its own ratio",
+    ),
     "heldout_worse": Check(
         "held-out accuracy is below the base model's",
         "the model learned what pays on the training problems and not how to solve others",

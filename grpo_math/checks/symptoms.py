@@ -7,7 +7,7 @@ Does not name cause and remedy: the texts of diagnosis.py do.
 
 import math
 from functools import partial
-from statistics import fmean, median
+from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, Run, Series
@@ -31,6 +31,8 @@ LONG_LIMIT = 256  # tokens in which an answer to these problems fits: if nothing
 UNIFORM = 0.8  # share of groups without signal; four fifths of the generation is then for nothing
 CLIPPED_SHARE = 0.2  # of the tokens; PPO runs are healthy at a few per cent
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
+CLIP_MAX = "vllm_importance_sampling_clip_max"
+FADED = 0.8  # mean weight of the longest completions; short ones keep all of theirs
 SAMPLER_APART = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
 WORSE = 0.02  # of the held-out problems
 WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed nothing
@@ -269,6 +271,25 @@ def sampler_apart(run: Run) -> Seen | None:
         if (value := run.get(name, off)) != off:
             words, setting = f"{words}, with {name}={value:g}", f"{name}: {off}"
     return Seen(words, setting)
+
+
+def long_completions_fade(run: Run) -> Seen | None:
+    """The mean weight of the longest completions under TRL's sequence modes, from the spread of summed log-ratios.
+
+    With independent normal log-ratios of standard deviation sigma and mean -sigma^2 / 2, a completion of T tokens has
+    the weight w with ln w ~ N(-s^2 / 2, s^2), s = sigma sqrt(T). Up to a limit c its mean is
+
+        E[w; w <= c] = Phi((ln c - s^2 / 2) / s), and with truncation c P(w > c) = c Phi((-ln c - s^2 / 2) / s) more.
+    """
+    mode, limit = run.get("vllm_importance_sampling_mode", "sequence_mask"), run.get(CLIP_MAX, 3.0)
+    spread, length = run.series(metrics.LOGP_SUM_SPREAD).last(), run.series(metrics.LENGTH_MAX).level
+    s = spread.mean * math.sqrt(length)
+    if len(spread) < WINDOW or not mode.startswith("sequence") or s == 0:
+        return None
+    below, above = (NormalDist().cdf((sign * math.log(limit) - s**2 / 2) / s) for sign in (1, -1))
+    weight = below + (limit * above if mode == "sequence_truncate" else 0)
+    words = f"a completion of {length:,.0f} tokens keeps {percent(weight)} of its gradient in {spread.span}"
+    return Seen(words, "vllm_importance_sampling_mode: token_truncate") if weight < FADED else None
 
 
 def heldout_worse(run: Run) -> Seen | None:

@@ -8,12 +8,14 @@ from typing import Any
 
 
 def setting(default: Any, help: str, **limits: Any) -> Any:
-    """A dataclass field. settings/fields.py reads its default, range and choices out of the source of the call.
+    """Return a dataclass field. settings/fields.py reads its default, range and choices from the source of the call.
+
+    ``limits`` are not in the metadata, because parsers of dataclasses (TRL's) hand it to argparse.
 
     >>> setting(["accuracy"], "Reward functions.").metadata["help"], setting(8, "Completions.").default
     ('Reward functions.', 8)
     """
-    metadata = {"help": help, **limits}
+    metadata = {"help": help}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

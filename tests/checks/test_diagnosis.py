@@ -194,6 +194,10 @@ SHOWN = {
         (changed(sampler_difference=noisy(0.2, 0.03)), {}),
         (changed(sampler_difference=lambda s: 0.5 if s % 3 == 0 else 0.09), {}),
     ),
+    "long_completions_fade": (
+        (changed(logp_sum_spread=0.025, length_max=4096), {}),
+        (changed(logp_sum_spread=0.025, length_max=4096), {"vllm_importance_sampling_mode": "token_truncate"}),
+    ),
     "heldout_worse": ((evaluated(0.5, 0.35), {}), (evaluated(0.5, 0.43), {})),
     "heldout_format_lost": (
         (evaluated((0.5, 0.4), (0.6, 0.2)), {"rewards": ["own:short"]}),
@@ -270,6 +274,18 @@ EDGES = [
     ("learning_rate_too_low", {}, steady(learning_rate=4e-6), steady(learning_rate=6e-6)),
     ("learning_rate_too_low", {"use_peft": False}, steady(learning_rate=8e-8), steady(learning_rate=1.3e-7)),
     ("sampler_apart", {}, changed(sampler_difference=0.12), changed(sampler_difference=0.08)),
+    (
+        "long_completions_fade",
+        {},
+        changed(logp_sum_spread=0.0137, length_max=4096),
+        changed(logp_sum_spread=0.0131, length_max=4096),
+    ),
+    (  # truncation keeps the limit of what is above it
+        "long_completions_fade",
+        {"vllm_importance_sampling_mode": "sequence_truncate"},
+        changed(logp_sum_spread=0.025, length_max=4096),
+        changed(logp_sum_spread=0.0137, length_max=4096),
+    ),
     ("heldout_worse", {}, evaluated(0.5, 0.375), evaluated(0.5, 0.4)),
     ("heldout_worse", {}, in_the_middle(0.5, 0.3), in_the_middle(0.3, 0.5)),
     ("loss_near_zero", {}, changed(loss=0.008), changed(loss=0.013)),

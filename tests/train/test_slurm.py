@@ -156,7 +156,7 @@ def test_a_recipe_that_is_none_ends_the_job_before_anything_starts(cluster, tmp_
     (tmp_path / "recipe.yaml").write_text(SERVED.format("maybe"))
     job, log = submit("multi_node", cluster, "recipe.yaml", "x")
     assert job.wait(60) == 2
-    assert log.read_text() == "error: use_peft='maybe' is not true or false: the default is False\n"
+    assert log.read_text() == "error: use_peft='maybe' is not true or false: give true or false\n"
     assert calls(cluster) == []
 
 
