@@ -59,7 +59,15 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.packing",
         "trainer.reference",
     ),
-    *("trainer.recurrent", "trainer.resample", "trainer.rows", "trainer.run_files", "trainer.scoring", "trainer.state"),
+    *(
+        "trainer.correction",
+        "trainer.recurrent",
+        "trainer.resample",
+        "trainer.rows",
+        "trainer.run_files",
+        "trainer.scoring",
+        "trainer.state",
+    ),
     *("trainer.table", "trainer.tiled_mlp", "trainer.trainer", "trainer.varlen"),
 }
 TRL = {  # of these, what needs TRL itself

@@ -202,7 +202,6 @@ def test_an_accelerate_config_that_cannot_be_is_one_line(says, line, here, capsy
     [
         (["--temperature", "nan"], "temperature=nan"),
         (["--output", "file/x.json"], "output='file/x.json'"),
-        (["--split", "train"], "split='train'"),
         (["--model", "./tall_model"], "model='./tall_model'"),
         (["--model", "./chat_model"], "model='./chat_model'"),
     ],

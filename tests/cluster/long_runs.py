@@ -16,6 +16,7 @@ from launching import ROOT, for_cpu
 from slurm_cluster import NODES, wait_for
 
 VLLM = os.environ.get("GRPO_MATH_VLLM", "")
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def test_zero3_on_two_nodes_ends_with_the_weights_of_two_processes(submit, folder, undisturbed):
@@ -109,7 +110,7 @@ def test_the_commands_by_hand_on_both_nodes_need_no_slurm(cluster, folder, envir
 def test_the_last_node_runs_a_real_vllm_server(submit, smollm):
     settings = ["--model_name_or_path", smollm, "--use_vllm", "true", "--vllm_mode", "server", "--max_steps", "3"]
     settings += ["--vllm_max_model_length", "256", "--save_steps", "3"]
-    job = submit("multi_node", "cpu", *settings, nodes=2, GRPO_MATH_VLLM=VLLM)
+    job = submit("multi_node", "cpu", *settings, nodes=2, GRPO_MATH_VLLM=VLLM, **CPU)
     job.wait("COMPLETED", "FAILED", seconds=900)
     job.ended("COMPLETED")
     assert job.steps() == 3

@@ -205,13 +205,6 @@ def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_compa
     assert "95% paired interval" not in page
 
 
-def test_a_resumed_run_counts_its_newest_attempt(run):
-    rows = [{"step": step, "reward": 0.0} for step in (1, 2, 3, 4, 5)] + [{"step": 3, "reward": 1.0}]
-    (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read = read_run(run)
-    assert [(row["step"], row["reward"]) for row in read.history] == [(1, 0), (2, 0), (3, 1)]
-
-
 @pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
 def test_a_history_without_a_step_leaves_no_plots(run, content):
     (run / "history.jsonl").write_text(content)

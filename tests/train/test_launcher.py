@@ -479,7 +479,7 @@ def test_a_server_that_dies_under_full_fine_tuning_ends_the_run(machine):
 
 def test_serve_takes_every_gpu_until_it_is_ended(machine):
     process = machine.start(command="serve")
-    until(machine.starts.exists)
+    until(lambda: machine.starts.exists() and machine.starts.read_text())
     assert option(machine.server()["argv"], "--data-parallel-size") == "2"
     assert machine.server()["gpus"] == "0,1"
     until(lambda: process.stderr is not None and "is ready" in process.stderr.readline())
