@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from gpu_like import plugin as pretended_gpu
+from progress import Progress
 
 pretended_gpu.begin()  # before any test imports torch, too
 
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(pretended_gpu)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
