@@ -9,7 +9,7 @@ The data flow, each stage with the method of the trainer that starts it and the 
     -> advantages    (P, G)                              _set_advantages                   advantages.py
     -> micro-batches rows by prompt, and loss weights    _prepare_inputs                   micro_batches.py, arrange.py
     -> log-probs     (B, T), from packed rows            _get_per_token_logps_...          scoring.py, packing.py
-    -> loss          TRL's, with terms of ours           _loss_of                          losses.py, reference.py
+    -> loss          TRL's loss, and added terms         _loss_of                          losses.py, reference.py
     -> gradient      summed over micro-batches           training_step, _get_grad_norm     budget.py, nonfinite.py
 """
 

@@ -2,12 +2,12 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is a choice of `BASELINES`, or a function of your own, which gives the advantages themselves,
-:math:`A = f(r)` (docs/algorithms.md); the scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``.
-Which pair is which paper's: docs/algorithms.md.
+The baseline :math:`b` is one of `BASELINES`, or a user function, which returns the advantages themselves,
+:math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``. docs/algorithms.md
+lists the papers of these choices.
 
-A reward that is NaN (a completion that could not be graded) is left out of every mean and deviation, and its own
-advantage is 0: it moves no weight.
+A reward is NaN if its completion could not be graded. Such a reward is excluded from every mean and deviation, and its
+advantage is 0: it has no gradient.
 
 Does not gather over ranks: the caller passes whole groups.
 """
@@ -22,7 +22,7 @@ from grpo_math.run.user_functions import is_user_function, tensor_from, tried
 
 
 def group_mean(rewards: Tensor) -> Tensor:
-    """The mean over the group's graded completions (arXiv 2402.03300, eq. 2). NaN where none was graded.
+    """Return the mean over the group's graded completions (arXiv 2402.03300, eq. 2), or NaN if none was graded.
 
     >>> group_mean(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
@@ -31,9 +31,9 @@ def group_mean(rewards: Tensor) -> Tensor:
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
-    """The mean over the *other* graded completions of the group (RLOO, arXiv 2402.14740, eq. 6).
+    """Return the mean over the *other* graded completions of the group (RLOO, arXiv 2402.14740, eq. 6).
 
-    NaN where there is no other: nothing can be compared with such a completion.
+    NaN if no other completion was graded: there is nothing to compare with.
 
     >>> leave_one_out(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
     tensor([[0.0000, 0.3333, 0.3333, 0.3333]])
@@ -43,7 +43,7 @@ def leave_one_out(rewards: Tensor) -> Tensor:
 
 
 def group_std(rewards: Tensor) -> Tensor:
-    """The sample deviation (divisor n - 1) over the group's graded completions, as in TRL. NaN for fewer than two.
+    """Return the sample deviation (divisor n - 1) of the group's graded completions, as TRL does; NaN for fewer than 2.
 
     >>> group_std(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
     tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
@@ -52,7 +52,7 @@ def group_std(rewards: Tensor) -> Tensor:
 
 
 def batch_std(rewards: Tensor) -> Tensor:
-    """The sample deviation over all graded completions of the batch (arXiv 2508.08221).
+    """Return the sample deviation of all graded completions of the batch (arXiv 2508.08221).
 
     >>> batch_std(torch.tensor([[2.0, 0.0], [1.0, 1.0]]))
     tensor([[0.8165, 0.8165],
@@ -74,13 +74,13 @@ SCALES: dict[str, Choice] = {"group": group_std, "batch": batch_std, "none": tor
 
 
 def trls(scale: str) -> str:
-    """Return a scale that TRL knows: its advantages are replaced, but it would refuse a scale of ours in a rollout."""
+    """Return a scale that TRL supports. TRL's advantages are replaced, but TRL would reject our other scales."""
     one_of("scale_rewards", scale, tuple(SCALES))
     return scale if scale in ("group", "batch") else "none"
 
 
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
-    """Rewards (B, F) of F functions and their weights (F,) -> their sum (B,): NaN where no function gave a number.
+    """Return the weighted sum (B,) of rewards (B, F), with weights (F,); NaN if no function returned a number.
 
     >>> weighted(torch.tensor([[1.0, 3.0], [1.0, torch.nan], [torch.nan, torch.nan]]), torch.tensor([1.0, 0.5]))
     tensor([2.5000, 1.0000,    nan])
@@ -89,19 +89,19 @@ def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
 
 
 def try_function(name: str, group: int) -> None:
-    """A `ConfigError` unless the function makes advantages of two groups, in one of which a reward is missing."""
+    """Raise `ConfigError` unless the function returns advantages for two groups, one of them with a missing reward."""
     rewards = torch.zeros(2, group, dtype=torch.float64)
     rewards[:, 0], rewards[1, -1] = 1.0, torch.nan
     tried("baseline", name, rewards, rewards)
 
 
 def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-6) -> Tensor:
-    """The advantages (P, G) of rewards (P, G), computed in float64.
+    """Return the advantages (P, G) of rewards (P, G), computed in float64.
 
-    Odd cases: a group whose rewards are all equal has advantage 0 under either mean baseline, exactly (in float32 the
-    mean of equal numbers can be off by a bit, which a small ``eps`` makes large); so has a group of one; an ungraded
-    completion (NaN) always has advantage 0. A deviation that is zero, or that one reward alone does not have, divides
-    nothing: under ``baseline="none"`` equal rewards are their own advantages. An unknown name is a `ConfigError`.
+    Special cases: under either mean baseline, a group of equal rewards has advantage 0, exactly. (In float32 the mean
+    of equal numbers can be off by one bit, which a small ``eps`` makes large.) A group of one has advantage 0, too. An
+    ungraded completion (NaN) always has advantage 0. A deviation that is zero or undefined is not divided by: under
+    ``baseline="none"`` the advantages of equal rewards are these rewards. An unknown name raises `ConfigError`.
 
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
     tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
@@ -122,8 +122,8 @@ def advantages(rewards: Tensor, baseline: str = "group_mean", scale: str = "grou
     one_of("baseline", baseline, tuple(BASELINES))
     one_of("scale_rewards", scale, tuple(SCALES))
     values = exact - BASELINES[baseline](exact)
-    # TRL divides by deviation + eps in any case. A deviation of zero divides nothing here: with an eps of 1e-6 it would
-    # multiply rounding errors by a million.
+    # TRL always divides by deviation + eps. A deviation of zero is skipped here, because an eps of 1e-6 would multiply
+    # rounding errors by a million.
     if scale != "none":
         deviation = SCALES[scale](exact)
         values = torch.where(deviation > 0, values / (deviation + eps), values)

@@ -23,9 +23,9 @@ def arrange(
     """Return the micro-batches of each rank: lists of row numbers, each of at most ``budget`` tokens.
 
     The three sequences have an entry for each row. Rows without a completion token are skipped. The tokens of a
-    micro-batch are those of its packed row (`packing.pack`): (prompt - 1) once a prompt, and every completion token. A
-    group over the budget is split between completions, long ones with long ones; a single completion over the budget
-    stays whole. Ranks get near-equal tokens; one may get none.
+    micro-batch are those of its packed row (`packing.pack`): (prompt - 1) once per prompt, and every completion token.
+    A group over the budget is split between completions, by length; a single completion over the budget stays whole.
+    Ranks get near-equal numbers of tokens; a rank may get none.
 
     >>> arrange("aabb", [5, 5, 3, 3], [2, 4, 6, 0], budget=20)
     [[[0, 1, 2]]]

@@ -1,6 +1,6 @@
 """Attention over packed rows: a prompt attends to itself, a completion attends to its prompt and itself.
 
-On a GPU no mask is built. One call of a varlen kernel computes a layer, whatever the number of groups (`varlen.py`).
+On a GPU no mask is built. One call of a varlen kernel computes a layer, for any number of groups (`varlen.py`).
 
 The function is registered with transformers as ``packed_sdpa``, as ``packed_eager`` for models without sdpa, or under
 the name of the configured flash attention. Rows that are not packed use the model's original attention, so that one

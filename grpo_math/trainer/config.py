@@ -1,4 +1,4 @@
-"""`MathGRPOConfig`: TRL's `GRPOConfig` and the fields that it lacks, every choice checked before weights load.
+"""`MathGRPOConfig`: TRL's `GRPOConfig` with additional fields. Every choice is checked before weights load.
 
 >>> MathGRPOConfig("runs/x", baseline="leave_one_out").surrogate
 'clip'
@@ -7,7 +7,7 @@ Traceback (most recent call last):
 ...
 grpo_math.errors.ConfigError: surrogate='ppo' is not known: use one of clip, reinforce, module:function
 
-Settings that contradict each other are refused, and a setting without effect next to another one is a warning
+Contradictory settings are rejected, and a setting that another one makes ineffective gives a warning
 (settings/rules.py).
 
 Does not repeat a field of TRL.
@@ -124,10 +124,9 @@ class MathGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.bf16 is None:  # TRL's default asks for it on a CPU too, where transformers then refuses to start
+        if self.bf16 is None:  # TRL's default also turns it on for a CPU, where transformers then refuses to start
             self.bf16 = not self.fp16 and gpu_has_bfloat16()
-        # Before TRL: transformers' checks start the device, and TRL leaves some of these until a rollout has been
-        # sampled.
+        # Before TRL's checks: transformers' checks start the device, and TRL makes some of these only after a rollout.
         for name, field in recipe_fields().items():
             field.refuse(getattr(self, name, None), getattr(self, name, None))
         rules.refuse(vars(self))
@@ -139,7 +138,7 @@ class MathGRPOConfig(GRPOConfig):
         if self.activation_offloading and self.device.type == "cpu":
             reason = "has no GPU here to save memory on"
             raise ConfigError("activation_offloading", True, reason, "leave it out")
-        # Reference log-probs are computed once a rollout, so a refresh must fall between two rollouts.
+        # Reference log-probs are computed once per rollout, so a refresh must fall between two rollouts.
         rollout = (self.steps_per_generation or 1) * self.num_iterations
         updates = rollout // math.gcd(rollout, self.gradient_accumulation_steps)
         if self.reference_refresh_steps % updates:
@@ -158,13 +157,13 @@ TRL_EQUAL: dict[str, Any] = {
 
 
 def settings_of(args: GRPOConfig) -> MathGRPOConfig:
-    """The arguments as `MathGRPOConfig`: a plain `GRPOConfig` is copied, with our fields at their TRL-equal values.
+    """Return the arguments as `MathGRPOConfig`. A plain `GRPOConfig` is copied, with our fields at TRL-equal values.
 
     >>> settings_of(GRPOConfig("runs/x", use_cpu=True, bf16=False)).advantage_eps
     0.0001
     """
     if isinstance(args, MathGRPOConfig):
         return args
-    settings = object.__new__(MathGRPOConfig)  # nothing is checked or worked out a second time
+    settings = object.__new__(MathGRPOConfig)  # nothing is checked or computed a second time
     vars(settings).update({**TRL_EQUAL, **vars(args)})
     return settings

@@ -76,13 +76,13 @@ def _print_figures(callback: Any, args: Any, state: Any, control: Any, logs: Any
 
 
 class Figures(PrinterCallback):
-    """Replaces transformers' own, which prints all keys in one line."""
+    """Replaces transformers' `PrinterCallback`, which prints all keys in one line."""
 
     on_log = _print_figures
 
 
 class FiguresAndBar(ProgressCallback):
-    """Replaces transformers' own, which prints all keys in one line."""
+    """Replaces transformers' `ProgressCallback`, which prints all keys in one line."""
 
     on_log = _print_figures
 
@@ -95,7 +95,7 @@ class FiguresAndBar(ProgressCallback):
 
 
 def replace_printers(trainer: Any) -> None:
-    """Replace the callbacks of transformers that print by ours. A subclass is the user's, and stays."""
+    """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
     for theirs, ours in ((PrinterCallback, Figures), (ProgressCallback, FiguresAndBar)):
         for callback in list(trainer.callback_handler.callbacks):
             if type(callback) is theirs:
@@ -130,7 +130,7 @@ def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> N
         table.add_column(name, ratio=ratio, overflow="fold")
     for name in ("reward", "verdict", "advantage"):
         table.add_column(name, justify="right", no_wrap=True)
-    # A reward function may have one of these names. Its column then takes the place of ours.
+    # A reward function may have one of these names. Its column then replaces ours.
     columns = {**logs["extra"], **logs["rewards"]}
     rewards, verdicts = columns.get("reward", ()), columns.get("verdict", ())
     n, previous = len(logs["prompt"]), None

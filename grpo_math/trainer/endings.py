@@ -19,7 +19,7 @@ class Endings:
     """Decides whether a completion of this trainer is truncated.
 
     vLLM removes a stop string unless ``include_stop_str_in_output`` is set. So with stop strings a completion below the
-    limit is complete, whichever its last tokens are.
+    limit is complete, with any last token.
     """
 
     def __init__(self, trainer: Any) -> None:

@@ -1,4 +1,4 @@
-"""A recipe that was read -> `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
+"""Convert a recipe that was read to `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
 
 Does not read the recipe (settings/recipe.py does), nor check what several settings mean together (settings/rules.py).
 """
@@ -25,7 +25,7 @@ CLASSES: tuple[Any, ...] = (TrainArguments, MathGRPOConfig, ModelConfig)
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a run takes from its recipe and its command line, which are read once."""
+    """All settings of a run's recipe and command line, which are read once."""
 
     arguments: TrainArguments
     config: MathGRPOConfig
@@ -40,7 +40,7 @@ def build(read: Recipe) -> Settings:
 
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
-    deepspeed_config(read.sound().values, None)  # refuses a file that is not there
+    deepspeed_config(read.sound().values, None)  # rejects a missing file
     stated = {**OURS, **read.stated()}
     rules.logger.disabled = True  # the checks of the recipe print these warnings once, not on each process
     try:
@@ -56,11 +56,11 @@ def build(read: Recipe) -> Settings:
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             raise Unreadable(error, error.filename) from None
-        said = " ".join(str(error).split())
-        named = [name for name in read.given if re.search(rf"(?<!\w){name}(?!\w)", said)]
+        message = " ".join(str(error).split())
+        named = [name for name in read.given if re.search(rf"(?<!\w){name}(?!\w)", message)]
         if name := max(named, key=len, default=None):
-            raise ConfigError(name, read.values[name], f"is refused ({said})", "give another value") from None
-        raise UserError(f"{said}: change that setting") from None
+            raise ConfigError(name, read.values[name], f"is refused ({message})", "give another value") from None
+        raise UserError(f"{message}: change that setting") from None
     finally:
         rules.logger.disabled = False
     config.shuffle_dataset = config.shuffle_dataset and arguments.curriculum == "none"
@@ -69,7 +69,7 @@ def build(read: Recipe) -> Settings:
 
 def print_help() -> None:
     """Print every field with its meaning, TRL's and transformers' too."""
-    usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's own is 300 lines long
+    usage = "grpo-math train --config RECIPE.yaml [--FIELD VALUE ...]"  # argparse's usage is 300 lines long
     parser = TrlParser(list(CLASSES), prog="grpo_math.train", usage=usage, allow_abbrev=False)
     parser.set_defaults(**OURS)
     parser.print_help()

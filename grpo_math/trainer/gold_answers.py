@@ -2,7 +2,7 @@
 
 A gold answer is a row's ``answer``, or TRL's ``solution`` (`gold_of`).
 
-Does not grade. Of a stream it checks the columns only.
+Does not grade. Checks only the columns of a stream, not its rows.
 """
 
 import inspect
@@ -21,8 +21,8 @@ WITHOUT_GOLD = ("format_strict", "format_soft", "xml_count", "overlong", "repeti
 def check_gold_answers(rewards: Any, data: Any) -> str | None:
     """Return a warning about rows without a gold answer, or None.
 
-    Raises `ConfigError` for a reward that needs gold answers if there are none, and for a column with the name of an
-    argument that training passes to rewards: it would be replaced.
+    Raises `ConfigError` if a reward needs gold answers and the data has none, and for a column with the name of an
+    argument that training passes to rewards: training would replace that column.
 
     ``rewards`` is the argument ``reward_funcs`` of `GRPOTrainer`, ``data`` its ``train_dataset``.
 
@@ -49,7 +49,7 @@ def check_gold_answers(rewards: Any, data: Any) -> str | None:
 
 
 def needs_golds(reward: Any) -> bool:
-    """Return True if a reward needs gold answers: its ``grade`` has no default, or it is one of ours that needs them.
+    """Return True if a reward needs gold answers: its ``grade`` has no default, or it is a built-in that needs them.
 
     >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
     (True, False)

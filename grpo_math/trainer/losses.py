@@ -1,15 +1,15 @@
-r"""What TRL's loss has no name for: the reinforce surrogate, and the KL estimators k1 and k2. Pure torch.
+r"""Losses that TRL lacks: the reinforce surrogate, and the KL estimators k1 and k2. Pure torch.
 
 TRL's loss is built on the ratio :math:`\rho_t = \pi_\theta(y_t) / \pi_{old}(y_t)` (arXiv 1707.06347, eq. 7):
 
 .. math:: \ell_t = -\min(\rho_t A, \mathrm{clip}(\rho_t, 1 - \epsilon, 1 + \epsilon_{high}) A)
 
-``surrogate="clip"`` is that. ``surrogate="reinforce"`` holds the ratio at 1 in value but not in gradient
+``surrogate="clip"`` is this loss. ``surrogate="reinforce"`` keeps the ratio at 1 in value but not in gradient
 (:math:`\pi_{old}` is the policy itself, detached), so that
 :math:`\nabla \ell_t = -A \nabla \log \pi_\theta(y_t)`: the plain score function, at every update of a rollout and
-however far the policy has moved from the one that sampled.
+at any distance between the policy and the one that sampled.
 
-A ``surrogate`` of your own, ``module:function``, takes the place of :math:`\ell_t` (`own_surrogate`).
+A user function as ``surrogate``, ``module:function``, replaces :math:`\ell_t` (`own_surrogate`).
 
 KL to the reference: ``beta`` times an estimate :math:`k_t` is added to the loss of each token. With
 :math:`d_t = \log \pi_\theta(y_t) - \log \pi_{ref}(y_t)` (Schulman, "Approximating KL divergence", 2020):
@@ -17,8 +17,8 @@ KL to the reference: ``beta`` times an estimate :math:`k_t` is added to the loss
 .. math:: k_1 = d, \qquad k_2 = d^2 / 2, \qquad k_3 = e^{-d} - 1 + d
 
 For tokens that the policy itself sampled, :math:`k_1` and :math:`k_3` have the mean
-:math:`KL(\pi_\theta \| \pi_{ref})` and :math:`k_2` is near it where the two policies are. Their gradients as loss
-terms are another matter (arXiv 2506.09477): the sampling is not differentiated. What each one follows on average, given
+:math:`KL(\pi_\theta \| \pi_{ref})`, and :math:`k_2` is close to it if the two policies are close. Their gradients as
+loss terms differ (arXiv 2506.09477), because the sampling is not differentiated. The mean gradient of each one, given
 the tokens before it, is
 
 =========  =====================================  =====================================
@@ -29,14 +29,14 @@ k2         :math:`\nabla KL(\pi_\theta \| \pi_{ref})`  :math:`\nabla E_\theta[d^
 k3         :math:`\nabla KL(\pi_{ref} \| \pi_\theta)`  :math:`\nabla KL(\pi_\theta \| \pi_{ref})`
 =========  =====================================  =====================================
 
-The left column holds on policy only. The right one multiplies :math:`k_t` by :math:`\rho_t`, whose gradient counts even
-where its value is 1, and holds for tokens of any older policy too; with ``importance_sampling_level="sequence"`` the
-factor is the sequence's ratio and no row of it holds. None of them sees that a token changes what comes after it: the
-KL is that of each token's distribution, its prefix held fixed. `tests/trainer/test_losses.py` has every entry of the
-table by enumeration.
+The left column is true on policy only. The right one multiplies :math:`k_t` by :math:`\rho_t`, whose gradient counts
+even if its value is 1. The right column is also true for tokens of any older policy, but not with
+``importance_sampling_level="sequence"``, where the factor is the sequence's ratio. All of them ignore that a token
+changes the tokens after it: the KL is that of each token's distribution, with a fixed prefix.
+`tests/trainer/test_losses.py` checks every entry of the table by enumeration.
 
-Does not compute the loss: TRL does, with every one of its options; only the KL term for k1 and k2, and a surrogate of
-your own, are added to it.
+Does not compute the loss: TRL does, with all of its options. Only the KL term for k1 and k2, and a user function's
+surrogate, are added to it.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ from grpo_math.run.user_functions import tensor_from, tried
 
 
 def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
-    """TRL's loss inputs without ``old_per_token_logps``: TRL then takes the policy's own, detached.
+    """Return TRL's loss inputs without ``old_per_token_logps``. TRL then uses the current policy's, detached.
 
     >>> hold_ratio_at_one({"advantages": 1, "old_per_token_logps": 2})
     {'advantages': 1}
@@ -58,9 +58,9 @@ def hold_ratio_at_one(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    r"""The loss of tokens (B, T) by a function of your own, :math:`\ell = f(\log \pi_\theta, \log \pi_{old}, A, m)`.
+    r"""Return the loss of tokens (B, T) by a user function, :math:`\ell = f(\log \pi_\theta, \log \pi_{old}, A, m)`.
 
-    ``name`` is ``module:function``; docs/algorithms.md says what it may do. PPO's clipped ratio, the built-in one, is::
+    ``name`` is ``module:function``; docs/algorithms.md has its rules. PPO's clipped ratio, the built-in surrogate, is::
 
         def clip(logps, old_logps, advantages, mask):
             ratio = (logps - old_logps).exp()
@@ -71,7 +71,7 @@ def own_surrogate(name: str, logps: Tensor, old_logps: Tensor, advantages: Tenso
 
 
 def try_surrogate(name: str) -> None:
-    """A `ConfigError` unless the function makes a loss with a gradient of two completions, each by itself."""
+    """Raise `ConfigError` unless the function's loss has a gradient and treats each completion by itself."""
     logps = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -1.5, -0.25]], requires_grad=True)
     old, each = logps.detach() - 0.1, torch.tensor([[1.0], [-1.0]]).expand(2, 3)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
@@ -86,9 +86,9 @@ def try_surrogate(name: str) -> None:
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
-    r"""The ratio of a token, :math:`\rho_t` (B, T), or of a sequence, :math:`\exp(\mathrm{mean}_t \log \rho_t)` (B, 1).
+    r"""Return the ratio of tokens, :math:`\rho_t` (B, T), or sequences, :math:`\exp(\mathrm{mean}_t \log \rho_t)` (B, 1).
 
-    The latter is that of GSPO (arXiv 2507.18071, eq. 7). ``level`` is TRL's ``importance_sampling_level``.
+    The ratio of a sequence is that of GSPO (arXiv 2507.18071, eq. 7). ``level`` is TRL's ``importance_sampling_level``.
 
     >>> logps, mask = torch.tensor([[0.0, 2.0, 8.5]]).log1p(), torch.tensor([[1, 1, 0]])
     >>> importance_ratio(logps, torch.zeros(1, 3), mask, "token")
@@ -104,7 +104,7 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str)
 
 
 def kl_per_token(logps: Tensor, ref_logps: Tensor, estimator: str) -> Tensor:
-    """k1, k2 or k3 of each token (B, T), in nats; the table above says what each one's gradient is.
+    """Return k1, k2 or k3 of each token (B, T), in nats. The table above has their gradients.
 
     >>> logps, ref_logps = torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log()
     >>> [kl_per_token(logps, ref_logps, name) for name in ("k1", "k2", "k3")]
@@ -126,7 +126,7 @@ def aggregate(
     tokens_per_step: float | Tensor,
     accumulation: int = 1,
 ) -> Tensor:
-    """Values of tokens (B, T) and their mask -> the scalar that TRL's ``loss_type`` makes of a loss of tokens.
+    """Reduce values of tokens (B, T) with their mask to a scalar, as TRL's ``loss_type`` does.
 
     =====================  =============================================================
     loss_type              the sum over the micro-batch's tokens is divided by
@@ -138,8 +138,8 @@ def aggregate(
     dapo, cispo, vespo     ``tokens_per_step``: one rank's share of an optimizer step's tokens (arXiv 2503.14476)
     =====================  =============================================================
 
-    and by ``accumulation``, the micro-batches of an optimizer step, except in the last line, which counts them already.
-    Linear in ``values``. A micro-batch without a token gives 0.
+    The sum is also divided by ``accumulation``, the micro-batches of an optimizer step, except in the last line, which
+    counts them already. Linear in ``values``. A micro-batch without a token gives 0.
 
     >>> values, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     >>> {name: aggregate(values, mask, name, 5, 8).item() for name in ("grpo", "bnpo", "dr_grpo", "luspo", "dapo")}
@@ -163,11 +163,11 @@ def aggregate(
 def weight_of_micro_batch(
     loss_type: str, scored: torch.Tensor, rows: int, tokens: torch.Tensor
 ) -> float | torch.Tensor:
-    """The factor of a micro-batch's loss with which the losses add up to the loss of TRL's micro-batches.
+    """Return the factor of a micro-batch's loss with which the losses add up to the loss of TRL's micro-batches.
 
     ``scored`` (n, T) marks the tokens of the micro-batch that count; ``rows`` is the number of rows of TRL's
     micro-batch, ``tokens`` the number of its tokens that count. ``loss_type`` divides by rows (grpo, sapo, dr_grpo,
-    luspo), by the micro-batch's tokens (bnpo), or by a count over the whole batch, which stays (dapo, cispo, vespo).
+    luspo), by the micro-batch's tokens (bnpo), or by a constant count over the whole batch (dapo, cispo, vespo).
 
     >>> scored = torch.ones(2, 3)
     >>> weight_of_micro_batch("grpo", scored, 8, torch.tensor(40))

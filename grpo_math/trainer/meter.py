@@ -96,7 +96,7 @@ class StepMeter:
 
 
 def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dict[str, float]:
-    """Return the shares of completions by verdict, and of groups of ``size`` that are all right or all wrong.
+    """Return the shares of completions by verdict, and of groups of ``size`` that are all correct or all wrong.
 
     >>> log = shares(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
     >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]
@@ -117,7 +117,7 @@ def shares(verdicts: Sequence[str], in_format: Sequence[bool], size: int) -> dic
 
 
 def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: float) -> list[str]:
-    """Return lines about the first ``count`` completions, from the log; a step has so many ``rollouts``.
+    """Return lines about the first ``count`` completions, from the log. ``rollouts``: the rollouts per step.
 
     >>> log = {metrics.TRUNCATED: [0.75], metrics.LENGTH_MEAN: [8.0], metrics.SECONDS_GENERATE: [2.0]}
     >>> for line in first_rollout({**log, metrics.FORMAT_KEPT: [0.5], metrics.ACCURACY: [0.0]}, 2, 0.5): print(line)
@@ -126,7 +126,7 @@ def first_rollout(log: Mapping[str, Sequence[float]], count: int, rollouts: floa
     warning: none of the first 2 completions is right: see grpo-math doctor --deep, or take easier problems
     """
     shares = {metrics.TRUNCATED: "cut at the limit", metrics.FORMAT_KEPT: "in the format", metrics.ACCURACY: "right"}
-    last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}  # no golds: two are not
+    last = {name: log[name][-1] for name in (*shares, metrics.LENGTH_MEAN) if log.get(name)}  # without gold answers, 2
     figures = [f"{last[name]:.0%} {label}" for name, label in shares.items() if name in last]
     speed = count * last[metrics.LENGTH_MEAN] / max(sum(log[metrics.SECONDS_GENERATE]), 1e-9)
     figures += [f"mean length {last[metrics.LENGTH_MEAN]:.0f}", f"{speed:,.0f} tokens/s"]

@@ -1,9 +1,9 @@
 """Prefetch the next rollout (``staleness: 1``): while a batch is trained on, the servers sample the next one.
 
-Rollout k sends the adapter of step k to the servers and requests batch k+1 from it. Then batch k is scored and trained
-on, which the adapter of rollout k-1 has sampled. The first batch is sampled on policy. The loss needs no term of ours:
-TRL's old log-probs are the current policy's, so its vLLM importance correction (their ratio to the sampler's log-probs)
-corrects for the older adapter, too.
+Rollout k sends the adapter of step k to the servers and requests batch k+1 from it. Then batch k, which the adapter of
+rollout k-1 has sampled, is scored and trained on. The first batch is sampled on policy. The loss needs no additional
+term: TRL's old log-probs are the current policy's, so its vLLM importance correction (their ratio to the sampler's
+log-probs) corrects for the older adapter, too.
 
 The next prompts follow from the sampler, whose order follows from the seed. `PrefetchedRollout`
 (generation/prefetch.py) runs the requests in a thread without collectives. A checkpoint contains the prefetched batch,
@@ -61,7 +61,7 @@ class Prefetch:
 
     def send(self, resampled: bool = False) -> None:
         """Request the next batch, if there is one. With resampling, only after the groups are ``resampled``."""
-        # Resampling uses the same servers. Its requests go first, because training waits for them.
+        # Resampling uses the same servers. Send its requests first, because training waits for them.
         waits = self.trainer.resampler is not None and not resampled
         if self.trainer.accelerator.is_main_process and not waits and (prompts := self._next_prompts()):
             self.generation.ask(prompts, self.trainer.num_generations)

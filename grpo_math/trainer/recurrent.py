@@ -25,7 +25,7 @@ verified: set[type] = set()  # layers that are known to continue a given state
 
 
 class States:
-    """The cache of one layer: states by number, each (batch, ...). Before the first update there are none."""
+    """The cache of one layer: states by number, each (batch, ...). It is empty before the first update."""
 
     def __init__(self) -> None:
         self.conv: dict[int, Tensor] = {}  # the last inputs of a convolution

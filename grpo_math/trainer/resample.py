@@ -1,6 +1,6 @@
 """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): fresh prompts replace uniform-verdict groups.
 
-The completions of a uniform-verdict group are all right or all wrong. Rewards do not decide: a sum of shaped rewards
+The completions of a uniform-verdict group are all correct or all wrong. Rewards do not decide: a sum of shaped rewards
 can differ within such a group, although no completion is more correct than another.
 
 Does not generate: the trainer passes a function that does.
@@ -38,9 +38,9 @@ class Drawn(NamedTuple):
 
 
 def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
-    """Return the numbers of the groups of ``size`` completions without a right or without a wrong one.
+    """Return the numbers of the groups of ``size`` completions without a correct or without a wrong one.
 
-    None could not be graded, and is neither.
+    None is a completion that could not be graded, and counts as neither.
 
     >>> uniform_groups([True, False, True, True, False, None], size=2)
     [1, 2]
@@ -65,7 +65,7 @@ def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: 
 
 
 class PromptPool:
-    """An endless shuffled stream of the problems, reshuffled after each pass. Its state is one number, the position.
+    """An endless shuffled stream of the problems, reshuffled after each pass. The position is the whole state.
 
     >>> pool = PromptPool([{"prompt": name} for name in "abc"], seed=0)
     >>> first = pool.take(2, avoid=[])

@@ -185,7 +185,7 @@ class PackedScorer:
                     outputs = model(
                         input_ids=row.input_ids,
                         position_ids=row.position_ids,
-                        # transformers uses a mask of four dimensions as it is, and packed attention ignores it.
+                        # transformers does not change a mask of four dimensions, and packed attention ignores it.
                         attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=input_ids.device),
                         shift_labels=row.shift_labels,
                         fused_lm_head=True,

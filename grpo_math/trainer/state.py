@@ -1,6 +1,6 @@
 """The state of a rank between two optimizer steps, beyond what transformers saves: ``state_RANK.pt``.
 
-It holds the rollout that is being trained on, the position in it, the metrics of the next log line, and the state of
+It contains the rollout that is being trained on, the position in it, the metrics of the next log line, and the state of
 each collaborator of the trainer. A killed run that is started again then ends with the weights, history and completions
 of a run that was not killed: bitwise on a CPU in float32.
 
@@ -27,7 +27,7 @@ ATTRIBUTES = ("_step", "_tr_loss", "_total_loss_scalar", "_globalstep_last_logge
 COLLABORATORS = ("meter", "nonfinite", "budget", "resampler")
 LISTS = ("prompt", "completion", "advantages")  # of the table of completions
 DICTS = ("rewards", "extra")
-# A half-trained rollout fits these settings alone: with others (resume=force) it is sampled again.
+# A half-trained rollout fits only these settings. With others (resume=force) it is sampled again.
 BATCH_SETTINGS = (
     *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
     *("num_generations", "beta"),
@@ -37,7 +37,7 @@ BATCH_SETTINGS = (
 def state_of(trainer: Any) -> dict[str, Any]:
     """Return what `restore` needs; after `to_keep`, in plain types and tensors."""
     args, logs = trainer.args, trainer._logs
-    # Between two rollouts there is nothing to keep: the next step samples.
+    # Between two rollouts there is nothing to save: the next step samples.
     in_rollout = trainer._step % (args.steps_per_generation * trainer.num_iterations) != 0
     table: dict[str, Any] = {name: list(logs[name]) for name in LISTS}
     table |= {name: {key: list(values) for key, values in logs[name].items()} for name in DICTS}
@@ -60,7 +60,7 @@ def _collaborators(trainer: Any) -> dict[str, Any]:
 
 def to_keep(trainer: Any) -> dict[str, Any]:
     """Return `state_of` for a checkpoint. Every process waits for the completions that servers are still sampling."""
-    # Checkpoints are read with ``weights_only=True``, which takes plain types and tensors alone.
+    # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
     held = state_of(trainer)
     if trainer.settings.staleness:
         on_main(lambda: held["asked"] and held["asked"].wait())
@@ -78,11 +78,11 @@ def read(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
 
     All ranks call this together, and agree: a rank without a rollout would sample while the others train.
     """
-    at = torch.device("cpu") if device.type == "cpu" else device  # torch.load knows no cpu:0, which DeepSpeed says
-    own, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
+    at = torch.device("cpu") if device.type == "cpu" else device  # torch.load does not know DeepSpeed's cpu:0
+    of_rank, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
     state = None
-    if own.exists():
-        state = torch.load(own, map_location=at, weights_only=True)
+    if of_rank.exists():
+        state = torch.load(of_rank, map_location=at, weights_only=True)
     elif first.exists():
         # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
         state = torch.load(first, map_location=at, weights_only=True)
@@ -145,7 +145,7 @@ def save_last_step(trainer: Any) -> None:
         if then["cuda"] is not None:
             torch.cuda.set_rng_state(then["cuda"])
         trainer._save_checkpoint(trainer.model, trial=None)
-    trainer.accelerator.wait_for_everyone()  # torch's agent ends the others with the first
+    trainer.accelerator.wait_for_everyone()  # torch's agent ends all processes when the first one exits
 
 
 def saved_before(trainer: Any, error: Exception) -> str:

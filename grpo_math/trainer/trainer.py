@@ -380,7 +380,7 @@ class MathGRPOTrainer(GRPOTrainer):
         super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(str(output_dir or self.args.output_dir))
-            # A pickle that nothing reads, and the arguments may contain a token.
+            # Nothing reads this pickle, and the arguments may contain a token.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             if self._reference is not None:
                 self._reference.remove_adapter(folder)
