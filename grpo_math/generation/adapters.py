@@ -1,7 +1,7 @@
-"""A LoRA adapter as vLLM takes it: what it cannot serve is refused by name; the trained tensors become a folder.
+"""Save a trained LoRA adapter for vLLM, and reject adapters that vLLM cannot serve.
 
-vLLM adds ``lora_alpha / r * B A`` to linear layers, with one rank and one alpha for all of them; anything else that an
-adapter may hold it refuses late, ignores, or scales wrongly.
+vLLM adds ``lora_alpha / r * B A`` to linear layers, with the same rank and alpha in every layer. It rejects other
+contents of an adapter late, ignores them, or scales them wrongly.
 
 Does not talk to vLLM: sync.py does.
 """
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from grpo_math.errors import ConfigError
 
-ADAPTER = "default"  # the one that TRL trains; "ref" beside it is the reference
+ADAPTER = "default"  # the adapter that TRL trains; the adapter "ref" is the reference
 MERGED = "leave it out, or set vllm_sync to merged"
-# Settings of `peft.LoraConfig` that may differ from peft's defaults. Under any other one the policy is more than the
-# base and one low-rank term for each layer, all with the same lora_alpha / r.
+# Settings of `peft.LoraConfig` that may differ from peft's defaults. With any other setting, the policy is more than
+# the base and one low-rank term for each layer, all with the same lora_alpha / r.
 SERVED = {
     *("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
     *("inference_mode", "runtime_config", "megatron_config", "megatron_core"),
@@ -35,7 +35,7 @@ MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # ways of initi
 
 
 def refuse_unserved(model: Any) -> None:
-    """Raise `ConfigError` for the first thing in the trained adapter that vLLM does not serve as it is trained."""
+    """Raise `ConfigError` for the first setting of the trained adapter that vLLM would serve differently."""
     config, head = model.peft_config[ADAPTER], model.get_output_embeddings()
     if config.peft_type != PeftType.LORA:
         raise _refusal("peft_type", getattr(config.peft_type, "value", config.peft_type), "vLLM takes LoRA alone")
@@ -58,10 +58,10 @@ def _refusal(name: str, value: object, why: str) -> ConfigError:
 
 
 def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
-    """The trained tensors on the CPU, under the names that a saved adapter has.
+    """Return the trained tensors on the CPU, under the names of a saved adapter.
 
-    ``gathered(parameters)`` is a context in which sharded parameters are whole (TRL's `gather_params`); a collective,
-    as is this.
+    ``gathered(parameters)`` is a context in which sharded parameters are whole (TRL's `gather_params`). Both are
+    collectives: every rank calls this function.
     """
     named = {name: p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name}
     with gathered(list(named.values())):
@@ -71,13 +71,13 @@ def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
 
 
 def adapter_bytes(model: Any) -> int:
-    """Return the size of a saved adapter; a tensor that DeepSpeed has sharded counts whole."""
+    """Return the size of a saved adapter. A tensor that DeepSpeed has sharded counts in full."""
     trained = [p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name]
     return sum(getattr(p, "ds_numel", p.numel()) * p.element_size() for p in trained)
 
 
 def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: float = 1.0) -> None:
-    """Write a new folder that vLLM loads; ``scale`` multiplies the adapter's effect."""
+    """Write a new folder that vLLM can load. ``scale`` multiplies the adapter's effect."""
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = copy(model.peft_config[ADAPTER])
@@ -87,7 +87,7 @@ def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: fl
 
 @contextmanager
 def scaled(model: Any, factor: float) -> Iterator[None]:
-    """The model with its adapter's effect multiplied; with 0 it is the base."""
+    """Multiply the adapter's effect by ``factor`` inside this context. With 0 the model is the base."""
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer) and ADAPTER in layer.scaling]
     before = [layer.scaling[ADAPTER] for layer in layers]
     try:
@@ -101,7 +101,7 @@ def scaled(model: Any, factor: float) -> Iterator[None]:
 
 @torch.no_grad()
 def logps(model: Any, prompt: list[int], completion: list[int]) -> Tensor:
-    """Log-probs (T,) in float32 of a completion's tokens at temperature 1, dropout off."""
+    """Return log-probs (T,) of a completion's tokens in float32, at temperature 1 and without dropout."""
     device = next(model.parameters()).device
     ids = torch.tensor([prompt + completion], device=device)
     was_training = model.training

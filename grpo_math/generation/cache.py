@@ -1,9 +1,9 @@
-"""What a batch of prompts need not compute: the beginning that all share, the turns before this one; and where it lies.
+"""KV caches that save work in generation: the shared prefix of a batch of prompts, and the earlier turns of a chat.
 
-Prompts (P, S) are padded on the left. A cache is filled column by column for all rows at once, so that what is known of
-a row fills its columns up to the first that some row has to compute.
+Prompts (P, S) are padded on the left. A cache is filled column by column for all rows at once. So the known keys and
+values of a row fill its columns up to the first column that some row has to compute.
 
-Knows layers that keep keys and values. A state (linear attention) has no columns: it is computed from the first token.
+Supports layers with keys and values. A state (linear attention) has no columns: it is computed from the first token.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-SAVED = 256  # tokens of a batch: for fewer its common beginning is not computed apart
-ROOM = 64  # tokens for which a layer's buffer has room beyond those that it holds
+SAVED = 256  # tokens of a batch: to save fewer, the shared prefix is not computed separately
+ROOM = 64  # additional tokens for which a layer's buffer is allocated
 Held = tuple[Tensor, Tensor]  # keys and values (H, T, D) of a row in one layer
 
 
 def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
-    """Compute what left-padded prompts (P, S) begin with once, into the cache of all of them: so many columns of S.
+    """Compute the shared prefix of left-padded prompts (P, S) once, for all their caches. Return the filled columns.
 
-    A row with k tokens of padding has its first token in column k. So the beginning, L tokens, fills the columns from
-    k to L - 1, as far as it goes; what remains of it is computed with the rest of the row.
+    A row with k tokens of padding has its first token in column k. The prefix of L tokens fills columns k to L - 1 of
+    the row. The last k tokens of the prefix are computed with the remaining tokens of the row.
     """
     cache, mask = model_kwargs["past_key_values"], _mask_of(prompts, model_kwargs)
     if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
@@ -42,7 +42,7 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
         for name, value in model_kwargs.items()
     }
     model(**model.prepare_inputs_for_generation(prompts[:1, first], is_first_iteration=True, **one), return_dict=True)
-    source = (columns[:length] - padding).clamp(min=0)  # (P, L): which token of the beginning stands in a column
+    source = (columns[:length] - padding).clamp(min=0)  # (P, L): the prefix token of each column
     cache.layers = [
         GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
         for layer in cache.layers
@@ -51,10 +51,10 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
 
 
 class TurnCache:
-    """The keys and values of turns whose conversations go on, from one call of `decode` to the next.
+    """The keys and values of unfinished conversations, from one call of `decode` to the next.
 
-    ``goes_on(prompt, completion)`` says of token ids whether a turn calls a tool. What is kept serves the next call and
-    no other, and is right as long as the weights stay: make a new one after an update.
+    ``goes_on(prompt, completion)`` returns True if a turn, given as token ids, calls a tool. Keys and values are used
+    in the next call only, and are valid while the weights do not change: make a new cache after an update.
     """
 
     def __init__(self, goes_on: Callable[[list[int], list[int]], bool]) -> None:
@@ -62,43 +62,43 @@ class TurnCache:
         self.rows: dict[tuple[int, ...], list[Held]] = {}
 
     def keep(self, ids: Tensor, prompt: int, stays: Tensor, model_kwargs: dict[str, Any], *, last: bool) -> None:
-        """Save the keys and values, without the last token, of finished rows of ``ids`` (R, S + t) that called a tool.
+        """Save the keys and values, without the last token, of finished rows of ``ids`` (R, S + t) that call a tool.
 
-        ``last``: no row is left to compute, so that views of the cache are enough.
+        ``last``: no row is left to compute, so views of the cache are saved, not copies.
         """
         layers, mask = model_kwargs["past_key_values"].layers, _mask_in_order(ids, model_kwargs)
         if mask is None or not all(isinstance(layer, GrowingLayer) for layer in layers):
             return
         for row in (~stays).nonzero()[:, 0].tolist():
             start = int(mask[row].argmax())
-            before, said = ids[row, start:prompt].tolist(), ids[row, prompt:].tolist()
-            if self.goes_on(before, said):
+            before, completion = ids[row, start:prompt].tolist(), ids[row, prompt:].tolist()
+            if self.goes_on(before, completion):
                 held = [(layer.keys[row, :, start:], layer.values[row, :, start:]) for layer in layers]
-                self.rows[*before, *said[:-1]] = held if last else [(k.clone(), v.clone()) for k, v in held]
+                self.rows[*before, *completion[:-1]] = held if last else [(k.clone(), v.clone()) for k, v in held]
 
     def fill(self, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
-        """Fill the cache of prompts (P, S) with what earlier turns have computed. Return the filled columns of S."""
+        """Fill the cache of prompts (P, S) with keys and values of earlier turns. Return the filled columns of S."""
         rows, self.rows = self.rows, {}
         if not rows or (mask := _mask_in_order(prompts, model_kwargs)) is None:
             return 0
         lengths = sorted({len(ids) for ids in rows}, reverse=True)
         padding, known = mask.argmax(dim=1).tolist(), []
         for row, start in zip(prompts.tolist(), padding, strict=True):
-            found = (tuple(row[start : start + length]) for length in lengths if start + length < len(row))
-            known.append(next((ids for ids in found if ids in rows), ()))
+            prefixes = (tuple(row[start : start + length]) for length in lengths if start + length < len(row))
+            known.append(next((ids for ids in prefixes if ids in rows), ()))
         filled = min(start + len(ids) for start, ids in zip(padding, known, strict=True))
         if filled <= min(padding):
             return 0
         layers = model_kwargs["past_key_values"].layers
-        for number in reversed(range(len(layers))):  # what is placed is held no longer
+        for number in reversed(range(len(layers))):  # frees each layer's tensors once they are copied
             of_layer = {ids: held.pop() for ids, held in rows.items()}
             layers[number] = _placed([of_layer.get(ids) for ids in known], padding, filled)
         return filled
 
 
 def _placed(known: list[Held | None], padding: list[int], filled: int) -> "GrowingLayer":
-    """A layer of ``filled`` columns: of each row what is known, after its padding."""
-    some = next(filter(None, known))  # an H and a D of its own each
+    """Return a layer of ``filled`` columns, with the known keys and values of each row after its padding."""
+    some = next(filter(None, known))  # keys and values may differ in H and D
     both = [one.new_zeros(len(known), one.size(0), filled, one.size(2)) for one in some]
     for row, (one, start) in enumerate(zip(known, padding, strict=True)):
         if one is not None and filled > start:
@@ -113,14 +113,16 @@ def _mask_of(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
 
 
 def _mask_in_order(ids: Tensor, model_kwargs: dict[str, Any]) -> Tensor | None:
-    """The mask of rows that are padded on the left alone; None for others. Positions are those that `generate` makes
-    of it: a call that brings its own is left to transformers."""
+    """Return the mask of rows that are padded only on the left, or None for other rows.
+
+    Positions follow from this mask, as in `generate`. transformers runs calls that pass their own positions.
+    """
     mask = _mask_of(ids, model_kwargs)
     return None if bool((mask.diff(dim=1) < 0).any()) else mask
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values (rows, H, T, D) of one layer: views of buffers in which further tokens are written in place.
+    """Keys and values (rows, H, T, D) of one layer, as views of buffers into which new tokens are written in place.
 
     transformers' layer copies the whole cache for every token.
     """

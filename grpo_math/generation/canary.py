@@ -1,10 +1,10 @@
-"""The canary: a prompt on which vLLM's log-probs of a greedy continuation have to agree with the trainer's.
+"""The canary: a prompt on which vLLM's log-probs of a greedy continuation must agree with the trainer's.
 
-It follows the first sync, and the first one after the adapter has moved. A few updates move log-probs by less than
-rounding does; so the second time the adapter is also sent with its effect multiplied until it is plain to see, by the
-same way.
+The check follows the first sync, and the first sync after the adapter has changed. A few updates change log-probs by
+less than rounding does. So the second check also sends the adapter, in the same way, with its effect multiplied until
+the change is clearly visible.
 
-Does not talk to vLLM: sync.py hands in how it is asked, and how an adapter is sent to it.
+Does not talk to vLLM: sync.py passes functions that request a completion and that send an adapter.
 """
 
 import logging
@@ -29,8 +29,11 @@ LARGEST_SCALE = 2.0**24
 
 
 class Canary:
-    """``ask``: a greedy continuation of `TOKENS` from every engine; ``send``: the adapter as it is now, its effect
-    times a factor; ``room``: the size of a block of vLLM's prefix cache, and the longest context."""
+    """Compares vLLM's log-probs with the trainer's.
+
+    ``ask`` returns a greedy continuation of `TOKENS` from every engine. ``send`` sends the current adapter with its
+    effect times a factor. ``room`` returns the block size of vLLM's prefix cache, and the longest context.
+    """
 
     def __init__(
         self,
@@ -44,15 +47,15 @@ class Canary:
         self.model, self.accelerator = model, accelerator
         self.ask, self.send, self.room = ask, send, room
         self.prompt: list[int] = []
-        self.agreed = 0  # 2: with an adapter that had moved, and nothing is left to show
+        self.agreed = 0  # 1: at the first sync; 2: with a changed adapter, so no check is left
         self.due = False
-        # Nats between the two forwards, on average over the tokens, that rounding may make: several times what was seen
-        # (0.03 in bfloat16).
+        # The mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03 in
+        # bfloat16).
         quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
         self.tolerance = 0.4 if quantised else 0.02 if float32 else 0.2
 
     def check(self, prompts: list[list[int]], sync: int) -> None:
-        """Raise `UserError` where vLLM's log-probs are not the trainer's."""
+        """Raise `UserError` if vLLM's log-probs are not the trainer's."""
         self.due = False
         self.prompt = self.prompt or on_main(partial(self._prompt, prompts))
         if not self.agreed:
@@ -60,7 +63,7 @@ class Canary:
             self.agreed = 1
             return
         scale = self._visible_scale()
-        if scale is None:  # no update has moved the adapter yet
+        if scale is None:  # no update has changed the adapter yet
             return
         self.send(scale)
         moved = self._compare(scale, sync)
@@ -70,8 +73,11 @@ class Canary:
             self.agreed = 2
 
     def _prompt(self, prompts: list[list[int]]) -> list[int]:
-        """Two blocks of the prefix cache (as far as the context has room): prompts, and before them their tokens in
-        disorder. Prompts over and over would be copied from, which a wrong model does as well as the right one."""
+        """Return tokens for two blocks of the prefix cache, or as many as fit into the context.
+
+        They are the prompts, preceded by the same tokens in random order. A model would copy from repeated prompts, and
+        a wrong model copies as well as the right one.
+        """
         block, longest = self.room()
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
         length = min(2 * block + 1, longest - TOKENS - 1)
@@ -79,19 +85,18 @@ class Canary:
         return (filler + row)[:length]
 
     def _visible_scale(self) -> float | None:
-        """A power of 2 that, times the adapter's effect, moves the trainer's log-probs by 5 tolerances; None where
-        nothing does."""
-        prompt, rest = self.prompt[:1], self.prompt[1:]
-        base, scale = self._trainers(0.0, prompt, rest), 1.0
+        """Return a power of 2 that makes the adapter's effect on the log-probs at least 5 tolerances, or None."""
+        prompt, continuation = self.prompt[:1], self.prompt[1:]
+        base, scale = self._trainers(0.0, prompt, continuation), 1.0
         while scale <= LARGEST_SCALE:
-            moved = (self._trainers(scale, prompt, rest) - base).abs().mean().item()
+            moved = (self._trainers(scale, prompt, continuation) - base).abs().mean().item()
             if moved >= 5 * self.tolerance:
                 return scale
             scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self.tolerance / max(moved, 1e-9)))))
         return None
 
     def _compare(self, scale: float, sync: int) -> float:
-        """How far the adapter, with its effect times ``scale``, moves the trainer's log-probs of what vLLM samples."""
+        """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them."""
         farthest, moved = 0.0, math.inf
         for completion in self.ask(self.prompt):
             ours = self._trainers(scale, self.prompt, completion.tokens)
@@ -115,8 +120,10 @@ class Canary:
         return moved
 
     def _trainers(self, scale: float, prompt: list[int], completion: list[int]) -> torch.Tensor:
-        """The main process's, so that all decide alike; every process computes them, since its parameters may be
-        needed for the others'."""
+        """Return the main process's log-probs on every process, so that all decide the same.
+
+        Every process computes log-probs, because the others may need its share of the parameters.
+        """
         with scaled(self.model, scale), self.accelerator.autocast():
             values = [logps(self.model, prompt, completion)]
         broadcast_object_list(values, from_process=0)

@@ -1,8 +1,8 @@
-"""How a model's chat says a call: the template that renders calls and results, and the reading of what it wrote.
+"""Chat templates that render tool calls and results, and the parsers of these calls.
 
-TRL knows the forms of the families that call tools. SmolLM2-Instruct, the embedded model, has a template without calls;
-it gets one that renders all else alike. With the Python tool alone its call is a fenced block, which so small a model
-finds by itself; with other tools it is the JSON of larger models.
+TRL knows the templates of the model families that call tools. SmolLM2-Instruct, the embedded model, has a template
+without calls. It gets one that renders everything else the same. If the Python tool is the only tool, a call is a
+fenced block, which such a small model writes without training; with other tools it is the JSON of larger models.
 
 Does not run a call (turns.py does).
 """
@@ -43,10 +43,10 @@ JSON = {
 
 
 def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
-    """Make the tokenizer one whose ``parse_response`` finds calls of these tools; the chat template to render with,
-    None for the tokenizer's own.
+    """Make the tokenizer's ``parse_response`` parse calls of these tools. Return the chat template, or None for the
+    tokenizer's own.
 
-    Raises `ConfigError` for a model whose template renders no calls, or whose calls nobody can read.
+    Raises `ConfigError` for a model whose template renders no calls, or whose calls cannot be parsed.
     """
     from trl.chat_template_utils import (
         add_response_schema,
@@ -73,7 +73,7 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
 
 
 def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
-    """The tokenizer's own reading. A thousand brackets end its parser in an error that TRL does not expect."""
+    """Call the tokenizer's parser. For a thousand brackets it raises an error that TRL does not expect."""
     try:
         return type(tokenizer).parse_response(tokenizer, ids, **settings)
     except (RecursionError, LookupError, AttributeError) as error:
@@ -81,11 +81,11 @@ def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
 
 
 def smollm2(fenced: bool) -> str:
-    """SmolLM2-Instruct's chat template with calls; without any it renders what the model's own does."""
+    """Return SmolLM2-Instruct's chat template with calls. Without a call it renders the same as the original one."""
     call = f"{{% if {IS_CODE} %}}{IN_FENCE}{{% else %}}{AS_JSON}{{% endif %}}" if fenced else AS_JSON
     calls = f"}}}}{{% for call in message.tool_calls or [] %}}{call}{{% endfor %}}{{{{"
-    own = OF_SMOLLM2.replace("message['content'] + ", f"(message['content'] or '') {calls}")
-    return own if fenced else LISTED + own
+    template = OF_SMOLLM2.replace("message['content'] + ", f"(message['content'] or '') {calls}")
+    return template if fenced else LISTED + template
 
 
 def _response(call: dict[str, Any]) -> dict[str, Any]:

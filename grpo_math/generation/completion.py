@@ -1,6 +1,6 @@
-"""`Completion`: what a model wrote after a prompt, in training and in evaluation, from transformers or from vLLM.
+"""`Completion`: the text of a model after a prompt, in training and evaluation, from transformers or vLLM.
 
-Letters of shapes: T tokens of a completion.
+Shapes: T is the number of tokens of a completion.
 
 >>> Completion([5, 6, 2], logps=[-0.5, -0.1, -0.9]).truncated
 False
@@ -10,7 +10,7 @@ A completion with a tool call: two tokens of the model, three of the result, and
 >>> Completion([5, 6, 7, 8, 9, 2], mask=[1, 1, 0, 0, 0, 1], calls=1).written
 3
 
-Does not import torch: planner and doctor use the client of a server.
+Does not import torch, because planner and doctor use the client of a server.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Completion:
 
     ``tokens`` (T,): token ids, with the end token. With tools, the results of calls and later turns follow.
     ``logps`` (T,): log-probs under the model that sampled, 0 for a token of a result. None for a log-prob that vLLM
-    could not compute, or for all if nobody asked.
+    could not compute, or instead of the list if log-probs were not requested.
     ``mask`` (T,): 1 for a token that the model wrote, 0 for a token of a result. Empty without tools.
     ``truncated``: the limit ended the last turn, and not an end token.
     ``text``: the decoded tokens; with tools, the text of the last turn. ``messages``: the turns and results of a chat.
@@ -44,5 +44,5 @@ class Completion:
 
     @property
     def written(self) -> int:
-        """The number of tokens that the model wrote."""
+        """Return the number of tokens that the model wrote."""
         return sum(self.mask) if self.mask else len(self.tokens)

@@ -1,9 +1,9 @@
 """Completions of a model for an evaluation: prompts -> texts, in order, greedy or sampled.
 
-The prompts are cut into batches once, by length, and each batch has a seed of its own. What a batch says therefore
-does not depend on which batches ran before it, and an evaluation that was cut goes on with the same answers.
+The prompts are split into batches once, by length, and each batch has a separate seed. So the completions of a batch
+do not depend on earlier batches, and an interrupted evaluation resumes with the same answers.
 
-Does not grade them, knows no vLLM (evaluation/backends.py does), and does not generate for training: TRL does, in
+Does not grade, does not use vLLM (evaluation/backends.py does), and does not generate for training: TRL does, in
 `decoding.lean_generation`.
 """
 
@@ -22,11 +22,11 @@ from grpo_math.generation.turns import Talk
 Prompt = str | list[dict[str, Any]]
 
 
-Generate = Callable[[list[list[int]], int], list[Completion]]  # the token ids of a batch's prompts, and its seed
+Generate = Callable[[list[list[int]], int], list[Completion]]  # from a batch's prompts, as token ids, and its seed
 
 
 def token_ids(tokenizer: Any, prompts: Sequence[Prompt], talk: Talk | None = None) -> list[list[int]]:
-    """Exactly the ids that TRL trains on: the chat template for messages, the plain text otherwise."""
+    """Return exactly the ids that TRL trains on: messages with the chat template, and plain text without one."""
     if talk is not None:
         return [talk.prompt(cast(Any, prompt)) for prompt in prompts]
     settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
@@ -38,7 +38,7 @@ def token_ids(tokenizer: Any, prompts: Sequence[Prompt], talk: Talk | None = Non
 
 
 def batches(ids: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
-    """Which prompts are generated together: short with short, so that little is padded, and equal ones side by side.
+    """Return the prompts of each batch: similar lengths together, against padding, and equal prompts side by side.
 
     >>> batches([[5, 5, 5], [5], [5, 5, 5], [5, 5]], batch_size=2)
     [[1, 3], [0, 2]]
@@ -48,7 +48,7 @@ def batches(ids: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
 
 
 def batch_seed(seed: int, number: int) -> int:
-    """The seed of one batch: a hash, since neighbouring seeds of an evaluation must not share batches' seeds.
+    """Return the seed of a batch: a hash, because neighbouring seeds of evaluations must not share batch seeds.
 
     >>> [batch_seed(0, 1) == batch_seed(*other) for other in ((0, 1), (1, 0), (0, 2), (1, 1))]
     [True, False, False, False]
@@ -59,8 +59,10 @@ def batch_seed(seed: int, number: int) -> int:
 def with_model(
     model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int, talk: Talk | None = None
 ) -> Generate:
-    """Batches by transformers' ``generate``, in this process and on the model's device; turns of ``talk`` go on from
-    what the ones before them computed."""
+    """Return a function that generates a batch with transformers' ``generate``, in this process, on the model's device.
+
+    Turns of ``talk`` reuse the KV cache of earlier turns.
+    """
     earlier = TurnCache(talk.calls) if talk else None
     stops = stop_ids(tokenizer, model.generation_config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
@@ -85,13 +87,13 @@ def with_model(
 
 
 def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Every token that ends a completion, by the tokenizer or by the model's generation_config."""
+    """Return every token that ends a completion, by the tokenizer or by the model's generation_config."""
     ends = generation_config.eos_token_id if generation_config is not None else None
     return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
 
 
 def read_off(tokenizer: Any, ids: list[int], stops: list[int]) -> Completion:
-    """What stands in generated ids up to the first token that ends a completion."""
+    """Return the completion in generated ids, up to the first token that ends one."""
     end = next((t for t, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)

@@ -1,12 +1,13 @@
-"""Generation without an engine of its own: what `generate` samples, without computing what nobody reads.
+"""Faster generation with transformers: the tokens of `generate`, without repeated or unused computation.
 
-TRL gives ``generate`` every prompt of the batch G times, and ``generate`` computes every row until the last one ends.
-Here each prompt is prefilled once and its cache repeated for the group, what all prompts begin with (a template's
-instructions and examples) once for all of them, rows that have ended leave the batch, and the cache grows in place.
+TRL passes every prompt of the batch to ``generate`` G times, and ``generate`` computes every row until the last one
+ends. Here each prompt is prefilled once, and its cache is repeated for the group. The shared prefix of all prompts (a
+template's instructions and examples) is computed once for the batch. Finished rows are dropped from the batch, and the
+cache grows in place.
 
-Does not sample differently: the logits processors, the softmax and the random numbers are those of transformers, row
-by row, so that a seed gives the same tokens (to the rounding of the logits: a smaller matrix product may round the
-other way, which in bfloat16 turns a token here and there). Whatever these loops do not know is left to transformers.
+Does not sample differently: the logits processors, the softmax and the random numbers of each row are those of
+transformers. So a seed gives the same tokens, up to the rounding of the logits: a smaller matrix product may round
+differently, which changes a few tokens in bfloat16. transformers runs the calls that `decode` does not support.
 """
 
 from collections.abc import Iterator
@@ -21,11 +22,11 @@ from transformers.generation import GenerationMode, logits_process
 
 from grpo_math.generation.cache import GrowingLayer, TurnCache, fill_shared_prefix
 
-KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # kinds of caches that a row can be taken out of
-# What `generate` hands to its loop besides the settings.
+KEPT = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}  # caches from which a row can be dropped
+# Arguments that `generate` passes to its loop, besides the settings.
 HANDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-# Processors that treat each row by itself: for fewer rows they give the same scores. A repetition penalty also knows
-# the padding of each row, and is left to transformers.
+# Processors that treat each row by itself: with fewer rows they return the same scores. A repetition penalty also
+# depends on the padding of each row: transformers runs such calls.
 ROW_BY_ROW = {
     *(logits_process.EpsilonLogitsWarper, logits_process.EtaLogitsWarper),
     *(logits_process.ExponentialDecayLengthPenalty, logits_process.ForcedBOSTokenLogitsProcessor),
@@ -42,12 +43,12 @@ ROW_BY_ROW = {
 
 @contextmanager
 def lean_generation(model: Any, earlier: TurnCache | None = None) -> Iterator[None]:
-    """While open, ``model.generate(input_ids=..., attention_mask=...)`` computes equal prompts once and no ended rows.
+    """Make ``model.generate(input_ids=..., attention_mask=...)`` compute equal prompts once, and no finished rows.
 
-    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. For left-padded
-    prompts and layers that keep keys and values, or a state. A call with settings that `decode` does not know goes to
-    the plain method as it is: beams, other caches, processors that mix rows, dropout, several processes that step
-    together (FSDP, ZeRO-3). ``earlier`` holds what turns have computed from call to call.
+    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. Supports
+    left-padded prompts, and layers with keys and values or with a state. The plain method runs other calls, with beams,
+    other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
+    ``earlier`` is the KV cache of earlier turns.
     """
     plain = model.generate
     had_own = "generate" in model.__dict__
@@ -73,15 +74,18 @@ def lean_generation(model: Any, earlier: TurnCache | None = None) -> Iterator[No
 
 @contextmanager
 def cache_given_back() -> Iterator[None]:
-    """What torch's caching allocator holds goes back to the GPU before and after. An update leaves blocks that are too
-    small for a prefill, and a prefill blocks that an update cuts up: the GPU would have to hold both."""
+    """Return the unused memory of torch's caching allocator to the GPU, before and after.
+
+    An update leaves blocks that are too small for a prefill, and a prefill leaves blocks that an update would split.
+    The GPU would need memory for both.
+    """
     torch.cuda.empty_cache()
     yield
     torch.cuda.empty_cache()
 
 
 class UnknownSetting(Exception):
-    """Raised by `decode`, before it computes anything, for what transformers' own loop has to do."""
+    """Raised by `decode`, before it computes anything, for a call that transformers' own loop must run."""
 
 
 def decode(
@@ -96,22 +100,22 @@ def decode(
     """Generate as the loop of `generate` does (it is its ``custom_generate``): prompts (B, S) become prompts and
     completions (B, S + T), padded.
 
-    Each distinct prompt is prefilled once, and a row that has ended is not computed any more. Raises `UnknownSetting`.
+    Each distinct prompt is prefilled once, and a finished row is not computed any more. Raises `UnknownSetting`.
     """
     if not _knows_settings(model, input_ids, logits_processor, generation_config, model_kwargs):
         raise UnknownSetting
     batch, prompt = input_ids.shape
-    rows = torch.arange(batch, device=input_ids.device)  # those of the batch that are still computed
+    rows = torch.arange(batch, device=input_ids.device)  # rows of the batch that are still computed
     unfinished = torch.ones_like(rows, dtype=torch.bool)
-    # Without an end token transformers samples on for rows that a criterion has stopped. Then no row may leave.
+    # Without an end token, transformers keeps sampling rows that a criterion has stopped. Then no row may be dropped.
     may_leave = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    padding = torch.zeros_like(input_ids[:, 0])  # the next token of rows that have left
+    padding = torch.zeros_like(input_ids[:, 0])  # the next token of dropped rows
     if may_leave:
         padding += generation_config._pad_token_tensor.to(padding.device)
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs, earlier)
     with model._optimize_model_for_decode():
         while True:
-            # The whole batch is drawn from and appended to, so that a seed gives the tokens of plain `generate`.
+            # Sample and append for the whole batch, so that a seed gives the tokens of plain `generate`.
             scores = logits_processor(input_ids[rows], logits)
             tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
             input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)
@@ -133,7 +137,7 @@ def decode(
 
 
 def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, bool]:
-    """Return whether some rows go on, and whether all computed rows do. Raise for tokens that could not be sampled."""
+    """Return whether some rows are unfinished, and whether all computed rows are. Raise if sampling failed."""
     # One tensor and one `tolist`, because each read waits for the GPU.
     known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
     drawn, some_stay, all_stay = known.tolist()
@@ -145,7 +149,7 @@ def _who_stays(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, 
 def _prefill(
     model: Any, input_ids: Tensor, model_kwargs: dict[str, Any], earlier: TurnCache | None
 ) -> tuple[Tensor, dict[str, Any]]:
-    """The logits (B, V) of the first token, each distinct prompt computed once; the cache then has all B rows."""
+    """Compute each distinct prompt once. Return the logits (B, V) of the first token, and a cache with all B rows."""
     batch = input_ids.size(0)
     shaped = [value for value in model_kwargs.values() if isinstance(value, Tensor) and value.shape == input_ids.shape]
     _, prompt = torch.unique(torch.cat([input_ids, *shaped], dim=1), dim=0, return_inverse=True)
@@ -153,7 +157,7 @@ def _prefill(
     one_row = one_row[: int(prompt.max()) + 1]  # of each prompt
     prompts, selected = input_ids[one_row], _select(model_kwargs, one_row, batch)
     cache = model_kwargs["past_key_values"]
-    # A sliding layer would drop keys by where they stand; with all of them kept, the mask leaves out the same ones.
+    # A sliding layer would drop keys by their position. If all keys are kept, the mask excludes the same ones.
     cache.layers = [DynamicLayer() if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in cache.layers]
     if shared := (earlier and earlier.fill(prompts, selected)) or fill_shared_prefix(model, prompts, selected):
         selected["next_sequence_length"] = prompts.size(1) - shared
@@ -169,7 +173,7 @@ def _prefill(
 
 
 def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Take the rows that have ended out of the cache and of the arguments; the last rows fill their places."""
+    """Drop finished rows from the cache and from the arguments. The last rows fill the gaps."""
     stays = unfinished[rows]
     n = int(stays.sum())
     places = torch.arange(n, device=rows.device)
@@ -184,7 +188,7 @@ def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any
 
 
 def _select(model_kwargs: dict[str, Any], rows: Tensor, batch: int) -> dict[str, Any]:
-    """The arguments with these rows alone."""
+    """Return the arguments of these rows only."""
     return {
         name: value[rows] if isinstance(value, Tensor) and value.dim() == 2 and value.size(0) == batch else value
         for name, value in model_kwargs.items()
@@ -192,11 +196,11 @@ def _select(model_kwargs: dict[str, Any], rows: Tensor, batch: int) -> dict[str,
 
 
 def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """One token of each row from scores (R, V): what ``multinomial`` draws for ``rows`` of the full batch.
+    """Sample a token of each row from scores (R, V), as ``multinomial`` does for ``rows`` of the full batch.
 
-    ``torch.multinomial(p, 1)`` is argmax(p / q) with q exponential noise of p's shape. So q is drawn for all of the
-    batch, which leaves the generator where it would be, and the rest is computed for R rows. -1 for a row with inf or
-    nan, from which nothing can be drawn.
+    ``torch.multinomial(p, 1)`` is argmax(p / q), where q is exponential noise of p's shape. So q is drawn for the whole
+    batch, which leaves the generator in the same state. Everything else is computed for R rows only. The token is -1
+    for a row with inf or nan, which cannot be sampled.
 
     >>> scores = torch.randn(4, 1000)
     >>> _ = torch.manual_seed(0)
@@ -210,28 +214,28 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     return tokens.where(largest > 0, -1)
 
 
-def _exponential(rows: Tensor, batch: int, like: Tensor) -> Tensor:
-    """``rows`` of exponential noise (batch, V); the generator moves on as if all of it had been drawn.
+def _exponential(rows: Tensor, batch: int, scores: Tensor) -> Tensor:
+    """Return ``rows`` of exponential noise (batch, V). The generator advances as if all of the noise had been drawn.
 
-    On a CPU torch draws a double u for each number and takes -log(1 - u) one by one, which is most of the time of
-    ``multinomial``. Here the logarithm is taken for whole rows at once, and for no others.
+    On a CPU torch draws a double u for each number and computes -log(1 - u) one by one, which takes most of the time of
+    ``multinomial``. Here the logarithm is computed for a whole row at once, and only for ``rows``.
     """
-    vocabulary = like.size(1)
-    if like.device.type != "cpu" or not _noise_is_log_of_uniform():
-        return torch.empty(batch, vocabulary, device=like.device).exponential_()[rows]
-    noise = like.new_empty(rows.numel(), vocabulary)
+    vocabulary = scores.size(1)
+    if scores.device.type != "cpu" or not _noise_is_log_of_uniform():
+        return torch.empty(batch, vocabulary, device=scores.device).exponential_()[rows]
+    noise = scores.new_empty(rows.numel(), vocabulary)
     uniform = torch.empty(vocabulary, dtype=torch.float64)
-    place = {row: i for i, row in enumerate(rows.tolist())}
+    slots = {row: i for i, row in enumerate(rows.tolist())}
     for row in range(batch):
         uniform.uniform_()
-        if row in place:
-            noise[place[row]] = uniform.neg_().log1p_().neg_()
+        if row in slots:
+            noise[slots[row]] = uniform.neg_().log1p_().neg_()
     return noise
 
 
 @cache
 def _noise_is_log_of_uniform() -> bool:
-    """Whether this build of torch draws exponential numbers as `_exponential` supposes."""
+    """Return True if this build of torch draws exponential numbers as `_exponential` assumes."""
     direct, rebuilt = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
     noise = torch.empty(4096).exponential_(generator=direct)
     uniform = torch.empty(4096, dtype=torch.float64).uniform_(generator=rebuilt)
@@ -239,7 +243,7 @@ def _noise_is_log_of_uniform() -> bool:
 
 
 def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether `decode` may be tried at all: what `generate` would not hand to it, or hides from it."""
+    """Return True if `decode` may be tried. Checks what `generate` would not pass to `decode`."""
     from transformers import GenerationConfig
     from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
@@ -257,7 +261,7 @@ def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:
 def _knows_settings(
     model: Any, input_ids: Tensor, logits_processor: Any, generation_config: Any, model_kwargs: dict[str, Any]
 ) -> bool:
-    """Whether `decode` gives what transformers' loop would give with these prepared settings."""
+    """Return True if `decode` gives the same result as transformers' loop with these prepared settings."""
     held = model_kwargs.get("past_key_values")
     return (
         generation_config.get_generation_mode() in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
@@ -271,5 +275,5 @@ def _knows_settings(
         and all(type(processor) in ROW_BY_ROW for processor in logits_processor)
         and len(set(getattr(model, "hf_device_map", {}).values())) <= 1
         and input_ids.device == model.device
-        and input_ids.device.type in ("cpu", "cuda")  # on others `generate` may draw once more than it returns
+        and input_ids.device.type in ("cpu", "cuda")  # on other devices `generate` may draw once more than it returns
     )

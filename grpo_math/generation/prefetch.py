@@ -1,4 +1,4 @@
-"""Completions that are sampled while the trainer trains: requested in a thread, taken when their batch comes.
+"""Completions that are sampled during training: a thread requests them, and the trainer takes them with their batch.
 
 >>> prefetch = PrefetchedRollout([[1, 2]], step=3).start(lambda: [Completion([7], [-0.5])])
 >>> prefetch.result(), PrefetchedRollout.from_state_dict(prefetch.state_dict()).result() == prefetch.result()
@@ -43,7 +43,7 @@ class PrefetchedRollout:
             self.seconds = time.perf_counter() - started
             self._completions.set_result(completions)
 
-        # Not an executor, which would keep the interpreter from exiting while a server is away.
+        # Not an executor, which would keep the interpreter from exiting while a server is unreachable.
         threading.Thread(target=run, daemon=True).start()
         return self
 

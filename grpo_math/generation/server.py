@@ -1,12 +1,12 @@
-"""A vLLM server: the command that starts it, and a client of what training needs of it.
+"""A vLLM server: the command that starts it, and a client for training.
 
 >>> command("Qwen/Qwen2.5-1.5B", lora_rank=20)[:5]
 ['vllm', 'serve', 'Qwen/Qwen2.5-1.5B', '--host', '127.0.0.1']
 
-The server keeps to this machine unless it is told otherwise, and then has to have a key. The key travels in the
-environment variable VLLM_API_KEY, on either side, and never on a command line, which every user of a machine can read.
-vLLM guards the paths under /v1 with it; beside_vllm/grpo_math_key.py guards the others, above all the development
-paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
+The server is reachable from this machine only. To listen on other addresses, it needs a key. Server and client read the
+key from the environment variable VLLM_API_KEY. It is never on a command line, which every user of a machine can read.
+vLLM protects the paths under /v1 with the key. beside_vllm/grpo_math_key.py protects the other paths, above all the
+development paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 
 Does not start or stop a process, and does not import vLLM, torch or TRL.
 """
@@ -29,11 +29,11 @@ from grpo_math.run.redact import is_address
 
 SUPPORTED = ((0, 22), (0, 31))  # the first and the last minor version that TRL 1.16 works with
 SPAN = " to ".join("{}.{}".format(*minor) for minor in SUPPORTED)
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
 GUARD = "grpo_math_key.Guard"  # in the folder BESIDE, which is on the server's path
 BESIDE = Path(__file__).with_name("beside_vllm")
 HEALTH_SECONDS = 10.0  # for an answer from /health
-# Said in every request: what is left out vLLM takes from the model's generation_config.
+# Sent in every request: vLLM takes omitted settings from the model's generation_config.
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -53,19 +53,19 @@ def command(
     extra: Sequence[str] = (),
     executable: str = "vllm",
 ) -> list[str]:
-    """Return the `vllm serve` command that training works with. `environment` returns its environment.
+    """Return the `vllm serve` command for training. `environment` returns its environment.
 
-    With ``lora_rank`` the server takes adapters of that rank or less, ``adapters`` of them in one batch. With 0 it
-    takes whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
-    of the sampled distribution (temperature and all), which TRL's importance correction needs.
+    With ``lora_rank`` the server accepts adapters of at most that rank, ``adapters`` of them in one batch. With 0 it
+    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are those
+    of the sampled distribution, after temperature and filters, as TRL's importance correction needs.
 
     >>> " ".join(command("base", lora_rank=20, tensor_parallel=2))
     ... # doctest: +NORMALIZE_WHITESPACE
     'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
      --max-logprobs -1 --tensor-parallel-size 2 --enable-lora --max-loras 1 --max-lora-rank 32'
 
-    Raises `ConfigError` for a host that others can reach while VLLM_API_KEY is not set, and for a rank that vLLM does
-    not take.
+    Raises `ConfigError` for a host that other machines can reach if VLLM_API_KEY is not set, and for a rank that vLLM
+    does not support.
     """
     if host not in LOCAL and not key():
         reason = "lets other machines use the server, which then needs a key"
@@ -74,7 +74,7 @@ def command(
     options |= {"--logprobs-mode": "processed_logprobs", "--max-logprobs": -1, "--max-model-len": max_model_length}
     if tensor_parallel > 1:
         options["--tensor-parallel-size"] = tensor_parallel
-    if data_parallel > 1:  # one front end, because each keeps a list of adapters of its own
+    if data_parallel > 1:  # one front end, because each has a separate list of adapters
         options |= {"--data-parallel-size": data_parallel, "--api-server-count": 1}
     if lora_rank:
         options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
@@ -87,7 +87,7 @@ def command(
 
 
 def served_rank(rank: int) -> int:
-    """The smallest ``--max-lora-rank`` that an adapter of this rank fits.
+    """Return the smallest ``--max-lora-rank`` for an adapter of this rank.
 
     >>> served_rank(16), served_rank(17)
     (16, 32)
@@ -98,36 +98,35 @@ def served_rank(rank: int) -> int:
 
 
 def minor_of(version: str) -> tuple[int, int] | None:
-    """The minor version, to be held against `SUPPORTED`; None for what names none.
+    """Return the minor version, for a comparison with `SUPPORTED`, or None if the text has no version.
 
     >>> minor_of("0.31.0+cpu"), minor_of("dev")
     ((0, 31), None)
     """
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def environment() -> dict[str, str]:
-    """What the server's environment holds beside the caller's own: runtime adapters, the development paths, the key and
-    the folder of its guard.
+    """Return variables for the server's environment: runtime adapters, development paths, the key, the guard's folder.
 
     >>> environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]
     'True'
     """
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
-    if said := key():
+    if api_key := key():
         path = os.pathsep.join(filter(None, (str(BESIDE), os.environ.get("PYTHONPATH"))))
-        variables |= {"VLLM_API_KEY": said, "PYTHONPATH": path}
+        variables |= {"VLLM_API_KEY": api_key, "PYTHONPATH": path}
     return variables
 
 
 def make_key() -> None:
-    """A key of this run's own, for the server and the training that this process starts, unless one is set."""
+    """Set a new key for the server and the training that this process starts, unless a key is set."""
     os.environ["VLLM_API_KEY"] = key() or secrets.token_hex(16)
 
 
 def key() -> str:
-    """Return the key of VLLM_API_KEY; empty if there is none."""
+    """Return the key of VLLM_API_KEY, or an empty text."""
     return read_key("VLLM_API_KEY")
 
 
@@ -146,7 +145,7 @@ class Server:
         )
         self.url = self.http.url
 
-    # What it is
+    # State
 
     def check_version(self) -> str:
         """Return the version. Raises `ServerError` for one that TRL does not support."""
@@ -227,7 +226,7 @@ class Server:
             raise ServerError(f"{self.url} {reason}", 404) from None
 
     def replicas(self) -> list[int | None]:
-        """The copies of the model behind this address that a request can name; None alone where it has one."""
+        """Return the numbers of the model's replicas that a request can name; [None] for a single one."""
         parallel = self.settings().get("parallel_config", {})
         elsewhere = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
         copies = 1 if elsewhere else parallel.get("data_parallel_size", 1)
@@ -236,7 +235,7 @@ class Server:
     # Adapters
 
     def load_adapter(self, name: str, path: str) -> None:
-        """Make the adapter in the folder ``path``, as the server sees it, known under a new name."""
+        """Load the adapter in ``path``, a folder as the server sees it, under a new name."""
         try:
             self.http.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         except ServerError as error:
@@ -249,7 +248,7 @@ class Server:
             raise ServerError(reason, 404) from None
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. One that the server does not know, after a restart for example, is not an error."""
+        """Unload an adapter. An unknown adapter, after a restart for example, is not an error."""
         try:
             self.http.ask("/v1/unload_lora_adapter", {"lora_name": name})
         except ServerError as error:
@@ -270,8 +269,8 @@ class Server:
     ) -> list[Completion]:
         """Return the ``n`` completions of a prompt of token ids, by the base model or an adapter of that name.
 
-        ``sampling`` are vLLM's own names, over `SAMPLING`; ``extra`` goes into the request as it is, over the others;
-        ``replica``: which of the `replicas` samples, else the server chooses.
+        ``sampling`` has vLLM's names, and overrides `SAMPLING`. ``extra`` is added to the request unchanged, and
+        overrides everything else. ``replica``: the replica that samples; by default the server chooses.
         """
         body = {
             **SAMPLING,

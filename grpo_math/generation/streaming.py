@@ -1,4 +1,4 @@
-"""One prompt -> text while it is generated, from a model or from the base under its adapter.
+"""Stream the text after one prompt, from a model or from the base model under its adapter.
 
 Does not batch: completions.py does, for evaluations.
 """
@@ -24,7 +24,7 @@ def tokens(
     """Yield the token ids after a prompt as soon as they are sampled, up to one of ``stops``.
 
     Temperature 0 is greedy. ``adapter`` False: a PEFT model answers as its base does. Two streams of one model may be
-    read in turns.
+    read alternately.
     """
     generator = torch.Generator(model.device).manual_seed(seed)
     inputs, cache = torch.tensor([ids], device=model.device), None
@@ -44,8 +44,7 @@ def tokens(
 
 
 def pieces(tokenizer: Any, stream: Iterator[int]) -> Iterator[str]:
-    """Decode a stream of tokens piece by piece. A character of several tokens comes whole; an unfinished one does not
-    come."""
+    """Decode a stream of tokens piece by piece. Characters of several tokens are yielded whole, and never in part."""
     decoded = DecodeStream(skip_special_tokens=True)
     for token in stream:
         if piece := decoded.step(tokenizer.backend_tokenizer, token):

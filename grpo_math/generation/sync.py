@@ -1,24 +1,25 @@
-"""Generation by vLLM in which the adapter alone goes to it, and the base never changes (``vllm_sync: adapter``).
+"""Generate with vLLM by sending only the adapter: the base model never changes (``vllm_sync: adapter``).
 
-TRL merges the adapter into the base, sends every weight, and takes it out again; on bfloat16 that changes the base a
-little each time, on 4 bit it loses more, and it needs NCCL. Here a sync saves the trained tensors (a few MB) to a new
-folder, and vLLM loads it as a LoRA adapter.
+TRL merges the adapter into the base, sends every weight, and unmerges the adapter. Each time this changes a bfloat16
+base a little and a 4-bit base more, and it needs NCCL. Here a sync saves the trained tensors (a few MB) to a new
+folder, and vLLM loads the folder as a LoRA adapter.
 
-Each sync has a new name and a new folder. vLLM could also load in place under one name; but then it reads the folder
-again for every batch of requests (its engine dies if the folder is gone), and its prefix cache, which knows an adapter
-by name and path, answers from the old adapter's keys and values. Both were seen with vLLM 0.31.
+Each sync has a new name and a new folder. vLLM could also load in place under one name. But then vLLM reads the folder
+again for every batch of requests, and its engine dies if the folder is missing. The prefix cache identifies an adapter
+by name and path, and so reuses the old adapter's keys and values. Both happened with vLLM 0.31.
 
-A canary (canary.py) proves that vLLM samples what is trained.
+A canary (canary.py) checks that vLLM samples from the trained model.
 
-With ``staleness: 1`` the next batch is sampled while one is trained on (prefetch.py): two adapters are then alive.
+With ``staleness: 1`` the next batch is sampled while one is trained on (prefetch.py): two adapters are then in use.
 
-A server that restarts gets the adapter again, and the completions that were lost are sampled again. The folder is in
-/dev/shm if the server is on this machine and there is room, else in the run directory, which the server has to see
-under the same path; GRPO_MATH_ADAPTER_DIR names another. It goes with the run; a run that is killed leaves its last
-one, which the next run that puts its own there removes.
+A restarted server gets the adapter again, and lost completions are sampled again. The folder is in /dev/shm if the
+server is on this machine and memory is left, else in the run directory, which the server must see under the same path.
+GRPO_MATH_ADAPTER_DIR sets another folder. The end of the run removes the folder. A killed run leaves its last folder,
+which the next run in the same place removes.
 
-`adapter_sync` puts the class in the place of TRL's name for the time of its constructor, and TRL's own client, which
-knows no key, under one that sends VLLM_API_KEY. Does not send full weights (TRL's own path does), and takes no images.
+`adapter_sync` replaces TRL's generation class during the constructor of TRL's trainer. It also replaces TRL's client,
+which does not support a key, by a client that sends VLLM_API_KEY. Does not send full weights (TRL does), and does not
+support images.
 """
 
 import logging
@@ -59,7 +60,7 @@ from grpo_math.run.main_process import on_main
 logger = logging.getLogger(__name__)
 
 PREFIX = "grpo_math-adapters-"
-RESTARTS = 3  # so often one request outlives its server
+RESTARTS = 3  # of a server during one request
 AT_ONCE = 256  # requests to one server
 
 
@@ -103,8 +104,10 @@ def _forget(folder: Path) -> None:
 
 
 class KeyedClient(VLLMClient):
-    """TRL's client with the key of VLLM_API_KEY in every request of its session. Its constructor makes the session, and
-    calls `check_server` before it sends anything that needs the key."""
+    """TRL's client with VLLM_API_KEY in every request of its session.
+
+    TRL's constructor makes the session, and calls `check_server` before any request that needs the key.
+    """
 
     def check_server(self, *arguments: Any, **kwargs: Any) -> None:
         if key():
@@ -113,19 +116,19 @@ class KeyedClient(VLLMClient):
 
 
 class AdapterGeneration(VLLMGeneration):
-    """TRL's `VLLMGeneration`, with adapters in place of weights."""
+    """TRL's `VLLMGeneration`, which syncs adapters instead of weights."""
 
-    look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which says what comes next
-    asked: PrefetchedRollout | None = None  # the batch after the one that is trained on
-    context = 2**31  # tokens of prompt and completion, as the servers have it
+    look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch
+    asked: PrefetchedRollout | None = None  # the next batch
+    context = 2**31  # the servers' limit of prompt and completion tokens
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
         self.run = uuid.uuid4().hex[:8]
-        self.syncs, self.sent = 0, 0  # sent: folders
-        self.folder = Path()  # of the adapter that vLLM has; its name is the adapter's
+        self.syncs, self.sent = 0, 0  # ``sent`` counts folders
+        self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
         self.servers: list[Server] = []
-        self.seed, self.rollouts = args.seed, 0  # how many were asked of servers: the seeds follow from both
+        self.seed, self.rollouts = args.seed, 0  # rollouts requested so far: seeds follow from both
         self.staleness = getattr(args, "staleness", 0)
         super().__init__(**kwargs)
 
@@ -135,17 +138,17 @@ class AdapterGeneration(VLLMGeneration):
         refuse_unserved(self.model)
         peft_config: Any = self.model.peft_config[ADAPTER]
         self.rank = peft_config.r
-        # FSDP 1 flattens parameters: an adapter has no tensors of its own there.
+        # FSDP 1 flattens parameters, so an adapter has no separate tensors.
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
-        float32 = False  # on either side
+        float32 = False  # in vLLM and in the trainer
         if self.mode == "server":
             float32, self.context = on_main(self._connect)
         elif self.mode == "colocate":
             self._load_colocated()
         else:
             raise ConfigError("vllm_mode", self.mode, "is not known", "use colocate or server")
-        # The main process hands adapters to servers, and each process to its own colocated engine.
+        # The main process sends adapters to servers. Each process sends them to its colocated engine.
         if self.mode == "colocate" or self.accelerator.is_main_process:
             self.root = self._folder_for_adapters()
             weakref.finalize(self, _forget, self.root)
@@ -161,7 +164,7 @@ class AdapterGeneration(VLLMGeneration):
     def generate(self, prompts: Any, images: Any, num_generations: int, profiler: Any = None) -> tuple:
         if any(image is not None for image in images or ()):
             raise UserError("vllm_sync=adapter takes text alone: set vllm_sync to merged for prompts with images")
-        # After a sleep that keeps base and adapter, nothing is sent again.
+        # Sleep keeps the base and the adapter, so nothing is sent again.
         self._wake()
         all_prompts = gather_object(prompts) if self.mode == "server" else prompts
         if self.canary.due:
@@ -186,7 +189,7 @@ class AdapterGeneration(VLLMGeneration):
     # Servers
 
     def _connect(self) -> tuple[bool, int]:
-        """Check every server; whether it and the trainer compute in float32, and the most tokens of a request."""
+        """Check every server. Return True if they and the trainer compute in float32, and the token limit."""
         base = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
         self.servers = [Server(url.strip(), timeout=3600.0) for url in base.split(",")]
         rank, context = self.rank, self.context
@@ -223,7 +226,7 @@ class AdapterGeneration(VLLMGeneration):
             logger.warning("staleness: the batch differs from the prefetched prompts; sampling it now.")
             self.asked = None
         asked, started = self.asked or self.ask(prompts, n), time.perf_counter()
-        if asked.folder == self.folder:  # two requests of one adapter would both bring it to a server that restarts
+        if asked.folder == self.folder:  # two requests would both send the adapter to a restarted server
             asked.wait()
         self.asked = None
         self.look.send()
@@ -240,9 +243,9 @@ class AdapterGeneration(VLLMGeneration):
     def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:
         """Return the call that samples ``n`` completions of each prompt, with the adapter and seeds as they are now.
 
-        Each server takes every k-th prompt. A prompt is a request of its own, because vLLM gives all prompts of a
-        request its one seed. The seeds follow from the run's seed, so that neither another server nor a restart in
-        between changes what is sampled.
+        Each server takes every k-th prompt. Each prompt is a separate request, because vLLM uses one seed for all
+        prompts of a request. The seeds follow from the run's seed, so that another server or a restart does not change
+        the samples.
         """
         extra = dict(self.generation_kwargs)
         if self.structured_outputs_regex is not None:
@@ -262,7 +265,7 @@ class AdapterGeneration(VLLMGeneration):
 
         def request(number: int) -> None:
             prompt, seed = prompts[number], batch_seed(of_rollout, number)
-            # A later turn's prompt is longer than TRL's limit of prompts.
+            # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(self.max_completion_length, self.context - len(prompt)))
             server = self.servers[number % k]
             sampling = {"seed": seed, "max_tokens": room, **settings}
@@ -338,7 +341,7 @@ class AdapterGeneration(VLLMGeneration):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Remove the adapters, from vLLM and the disk, that are neither the last one nor under way."""
+        """Remove adapters from vLLM and the disk, except the last one and the one that is being sampled from."""
         for folder in set(self.root.glob("[!.]*")) - {self.folder, self.asked and self.asked.folder}:
             for server in self.servers:
                 self._outliving_restarts(server, partial(server.unload_adapter, folder.name), self.folder)
@@ -349,7 +352,7 @@ class AdapterGeneration(VLLMGeneration):
         writers = self.accelerator.num_processes if self.mode == "colocate" else 1
         base = adapter_folder(self.output_dir, near, writers * adapter_bytes(self.model))
         base.mkdir(parents=True, exist_ok=True)
-        for left in base.glob(f"{PREFIX}*"):  # by runs that were killed
+        for left in base.glob(f"{PREFIX}*"):  # of killed runs
             if left.lstat().st_uid == os.geteuid() and lock.abandoned(left):
                 shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base.resolve()))
@@ -359,7 +362,7 @@ class AdapterGeneration(VLLMGeneration):
     # Colocated
 
     def _load_colocated(self) -> None:
-        """TRL's own engine, made to take adapters."""
+        """Load TRL's colocated engine with support for adapters."""
         made: Any = getattr(vllm_generation, "LLM", None)
         if made is None:
             raise UserError("vllm_mode=colocate needs vLLM where the training runs: pip install grpo_math[vllm]")
@@ -370,7 +373,7 @@ class AdapterGeneration(VLLMGeneration):
         finally:
             vllm_generation.LLM = made
 
-    # What the canary needs
+    # For the canary
 
     def _room(self) -> tuple[int, int]:
         if self.servers:
@@ -379,7 +382,7 @@ class AdapterGeneration(VLLMGeneration):
         return self.llm.llm_engine.vllm_config.cache_config.block_size, self.max_model_length or 2**20
 
     def _ask(self, prompt: list[int]) -> list[Completion]:
-        """A greedy continuation with its log-probs from every copy on every server, or from every process's engine."""
+        """Return a greedy continuation, with log-probs, of every server's replicas, or of every process's engine."""
         if self.mode == "server":
             return on_main(partial(self._ask_servers, prompt))
         from vllm import SamplingParams
@@ -387,7 +390,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.enable_sleep_mode:
             self.llm.wake_up(tags=["kv_cache"])
         settings = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
-        if self.tensor_parallel_size > 1:  # as TRL before each `generate`: it can hang without (huggingface/trl#3671)
+        if self.tensor_parallel_size > 1:  # as TRL before `generate`, which may hang otherwise (huggingface/trl#3671)
             torch.distributed.barrier(device_ids=[self.accelerator.local_process_index])
         output = self.llm.generate([{"prompt_token_ids": prompt}], sampling_params=settings, use_tqdm=False)[0]
         tokens = list(output.outputs[0].token_ids)
@@ -405,8 +408,10 @@ class AdapterGeneration(VLLMGeneration):
 
 
 class _WithAdapter:
-    """vLLM's `LLM` that samples with an adapter. It sleeps at level 1, with the base kept in main memory: TRL's level 2
-    throws the weights away, which nothing would send again."""
+    """vLLM's `LLM` that samples with an adapter. It sleeps at level 1, which keeps the base in main memory.
+
+    TRL's level 2 discards the weights, and nothing would send them again.
+    """
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm

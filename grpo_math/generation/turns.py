@@ -1,10 +1,10 @@
-"""A conversation with tools: the model's turn, the calls in it, their results, its next turn, and so on.
+"""Run a conversation with tools: the model's turn, its calls, their results, the next turn, and so on.
 
-`play` is the loop of training and of evaluation alike. It does what TRL's does, row for row and token for token, and
-besides holds on several ranks: each rank has as many turns as the rank that has most, since what generates may wait for
-all of them. A call that raises is answered with the error. What it adds to TRL is the count of each completion.
+`play` is the loop of training and of evaluation. It gives the same rows and tokens as TRL's loop. It also works on
+several ranks: each rank has as many turns as the rank with the most, because generation may wait for all ranks. If a
+call raises, the error is its result. In addition to TRL's loop, calls are counted for each completion.
 
-Does not generate (the caller's ``generate`` does) and does not confine a call: the tool does.
+Does not generate (the caller's ``generate`` does), and does not sandbox a call (the tool does).
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from grpo_math.generation.chat import Message, Tool, prepare
 from grpo_math.generation.completion import Completion
 
 UNLIMITED = 2**31
-AT_ONCE = 64  # rows whose calls are under way; how many programs run at once is the tool's to say
+AT_ONCE = 64  # rows with running calls; the tool limits the number of running programs
 
 
 class Talk:
-    """A tokenizer, and what may be called: prompts and results as token ids, and a turn as a message.
+    """A tokenizer and tools. Converts prompts and results to token ids, and a turn to a message.
 
-    ``session`` makes an environment of TRL's kind, whose methods are then what may be called, a new one a completion.
+    ``session`` makes an environment as TRL defines it, a new one for each completion. The methods are tools, too.
     """
 
     def __init__(
@@ -43,28 +43,28 @@ class Talk:
         self.template_kwargs = dict(template_kwargs or {})
 
     def functions(self) -> dict[str, Tool]:
-        """By name, for one completion: in a session of its own, where there are sessions."""
+        """Return the functions of one completion by name, in a new session if there are sessions."""
         session = self.session() if self.session else None
         if session is not None:
             session.reset()
         return {tool.__name__: tool for tool in tools_of(self.own, session)}
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """The token ids of a conversation that the model goes on with."""
+        """Return the token ids of a conversation that the model is to continue."""
         return self._rendered(messages, tools=self.tools, add_generation_prompt=True)
 
     def message(self, ids: list[int], prompt: list[int]) -> Message:
-        """What the model said after ``prompt``; its calls as ``tool_calls``."""
+        """Return the model's turn after ``prompt`` as a message, with its calls as ``tool_calls``."""
         from trl.chat_template_utils import parse_response
 
         return parse_response(self.tokenizer, ids, prefix=prompt, tools=self.tools) if ids else {}
 
     def calls(self, prompt: list[int], ids: list[int]) -> bool:
-        """Whether the model called something after ``prompt``."""
+        """Return True if the turn after ``prompt`` calls a tool."""
         return bool(self.message(ids, prompt).get("tool_calls"))
 
     def results(self, messages: list[Message]) -> list[int]:
-        """The token ids that follow the end of a turn: what its calls gave, and the opening of the next one."""
+        """Return the token ids after the end of a turn: the results of its calls, and the opening of the next turn."""
         call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
         asked: list[Message] = [
             {"role": "user", "content": "dummy"},
@@ -72,7 +72,7 @@ class Talk:
         ]
         messages = [{**message, "content": self._inert(message["content"])} for message in messages]
         before, eos = self._rendered(asked), self.tokenizer.eos_token_id
-        if eos in before:  # some templates write a line break after it
+        if eos in before:  # some templates write a line break after EOS
             before = before[: len(before) - before[::-1].index(eos)]
         whole = self._rendered(asked + messages, add_generation_prompt=True)
         if whole[: len(before)] != before:
@@ -80,7 +80,7 @@ class Talk:
         return whole[len(before) :]
 
     def _inert(self, text: str) -> str:
-        """What a tool gave, without the tokens that would end its turn and open another: broken after a character."""
+        """Split special tokens in a tool's result, because they would end the turn and open another."""
         for token in map(str.strip, self.tokenizer.added_tokens_encoder):
             if len(token) > 1 and token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -91,27 +91,27 @@ class Talk:
         return list(self.tokenizer.apply_chat_template(messages, **given, **settings))
 
 
-def tools_of(own: Sequence[Tool], environment: Any = None) -> list[Any]:
-    """What may be called: functions, and the methods of an environment where there is one."""
-    return [*own, *(methods_of(environment) if environment is not None else ())]
+def tools_of(functions: Sequence[Tool], environment: Any = None) -> list[Any]:
+    """Return the tools: functions, and the methods of an environment if there is one."""
+    return [*functions, *(methods_of(environment) if environment is not None else ())]
 
 
 def methods_of(environment: Any) -> list[Tool]:
-    """What may be called of an environment, as TRL finds it: each public method but ``reset`` and ``get_reward``."""
-    found = inspect.getmembers(type(environment), predicate=inspect.isfunction)
-    names = [name for name, _ in found if name not in ("reset", "get_reward") and not name.startswith("_")]
+    """Return the tools of an environment, as TRL does: each public method except ``reset`` and ``get_reward``."""
+    members = inspect.getmembers(type(environment), predicate=inspect.isfunction)
+    names = [name for name, _ in members if name not in ("reset", "get_reward") and not name.startswith("_")]
     return [getattr(environment, name) for name in names]
 
 
-# Prompts, and how many rows the rank with most of them has -> a turn for each of these prompts, or more turns.
+# Prompts, and the number of rows of the rank with the most -> a turn for each of these prompts, or more turns.
 Generate = Callable[[list[list[int]], int], list[Completion]]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Tokens of a completion with its results, of all with the prompt, and rounds of calls.
+    """The most tokens of a completion with its results, of these with the prompt, and the most rounds of calls.
 
-    ``widest`` says how many rows are open on the rank with most of them, for how many are here.
+    ``widest`` takes the number of open rows on this rank, and returns that of the rank with the most.
     """
 
     completion: int
@@ -128,7 +128,7 @@ def play(
     generate: Generate,
     limits: Limits,
 ) -> list[Completion]:
-    """Continue completions until they call no tool. ``first`` are the first turns after ``prompts``, with messages.
+    """Continue completions until they do not call a tool. ``first``: the first turns after ``prompts``, with messages.
 
     ``functions``: by name, for each row. A result that would make a completion longer than ``limits`` is left out, and
     the completion ends with the call.
@@ -185,7 +185,7 @@ def _results(
 ) -> list[list[Message]]:
     """Make the calls of these rows' last turns, and return the messages with their results.
 
-    Calls of the Python tool alone run side by side. The user's own functions are called by one thread.
+    Calls run in parallel if the Python tool is the only tool. User functions are called by one thread.
     """
 
     def of_row(i: int) -> list[Message]:
@@ -209,9 +209,9 @@ def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
         result = functions[name](**call["function"]["arguments"])
         if inspect.isawaitable(result):
             result = asyncio.run(_of(result))
-        status = getattr(result, "status", status)  # of the Python tool, which does not raise
+        status = getattr(result, "status", status)  # the Python tool does not raise
     except UserError:
-        raise  # the machine's fault, and no answer for a model
+        raise  # caused by the machine, so not a result for the model
     except Exception as error:
         status = "timeout" if isinstance(error, TimeoutError) else "failed"
         result = {"error": str(error)}

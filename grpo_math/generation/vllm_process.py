@@ -1,4 +1,4 @@
-"""The process of a vLLM server: it is started, watched and stopped, and says why it ended.
+"""Start, watch and stop the process of a vLLM server, and report why it ended.
 
 Does not choose its options (train/server.py and evaluation/backends.py do), and does not send it requests.
 """
@@ -21,7 +21,7 @@ LOG_LINES = 15
 
 
 class Start(NamedTuple):
-    """How a server is started."""
+    """The command, environment and address of a server."""
 
     command: list[str]
     environment: dict[str, str]
@@ -29,7 +29,7 @@ class Start(NamedTuple):
 
 
 class ServerProcess:
-    """A vLLM server under a keeper, whose output goes to the file ``log``, or to the terminal."""
+    """A vLLM server under a supervisor. The output goes to the file ``log``, or to the terminal."""
 
     def __init__(self, start: Start, log: Path | None) -> None:
         self.start, self.log, self.url, self.restarts = start, log, start.url, 0
@@ -73,8 +73,8 @@ class ServerProcess:
         """Print the last lines of the log, and return one line about a server that has ended."""
         code = self.kept.wait()
         self._tail()
-        said = [cut(line.strip()) + ", " for line in self._last(1)]
-        where = f"{''.join(said)}its log, {self.log}, ends as above" if self.log else "its output is above"
+        last_lines = [cut(line.strip()) + ", " for line in self._last(1)]
+        where = f"{''.join(last_lines)}its log, {self.log}, ends as above" if self.log else "its output is above"
         return f"the vLLM server ended with exit code {code}: {where}; put right what it names and start again"
 
     def _last(self, n: int) -> list[str]:
@@ -90,15 +90,15 @@ class ServerProcess:
 
 
 def executable() -> str:
-    """Return the path of `vllm`. Raises `UserError` if there is none."""
+    """Return the path of `vllm`. Raises `UserError` if `vllm` is missing."""
     named = os.environ.get("GRPO_MATH_VLLM")
     beside = Path(sys.executable).with_name("vllm")
-    found = shutil.which(named or "vllm") or (str(beside) if beside.exists() and not named else None)
-    if not found:
+    path = shutil.which(named or "vllm") or (str(beside) if beside.exists() and not named else None)
+    if not path:
         why = f"GRPO_MATH_VLLM={named!r} is not a program" if named else "vllm is not installed"
         remedy = "make an environment for it: export GRPO_MATH_VLLM=$(grpo-math serve --make_env)"
         raise UserError(f"{why}, and a vLLM server is to be started: {remedy}")
-    return found
+    return path
 
 
 def _progress(seconds: float) -> None:

@@ -86,9 +86,9 @@ def try_surrogate(name: str) -> None:
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str) -> Tensor:
-    r"""Return the ratio of tokens, :math:`\rho_t` (B, T), or sequences, :math:`\exp(\mathrm{mean}_t \log \rho_t)` (B, 1).
+    r"""Return the ratio of tokens, :math:`\rho_t` (B, T), or rows, :math:`\exp(\mathrm{mean}_t \log \rho_t)` (B, 1).
 
-    The ratio of a sequence is that of GSPO (arXiv 2507.18071, eq. 7). ``level`` is TRL's ``importance_sampling_level``.
+    The ratio of a row is that of GSPO (arXiv 2507.18071, eq. 7). ``level`` is TRL's ``importance_sampling_level``.
 
     >>> logps, mask = torch.tensor([[0.0, 2.0, 8.5]]).log1p(), torch.tensor([[1, 1, 0]])
     >>> importance_ratio(logps, torch.zeros(1, 3), mask, "token")
