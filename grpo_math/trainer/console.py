@@ -130,7 +130,7 @@ def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> N
         table.add_column(name, ratio=ratio, overflow="fold")
     for name in ("reward", "verdict", "advantage"):
         table.add_column(name, justify="right", no_wrap=True)
-    # A reward function may have one of these names. Its column then replaces ours.
+    # A reward function may have one of these names. That column then replaces ours.
     columns = {**logs["extra"], **logs["rewards"]}
     rewards, verdicts = columns.get("reward", ()), columns.get("verdict", ())
     n, previous = len(logs["prompt"]), None

@@ -21,7 +21,7 @@ from grpo_math.trainer.rows import Rows, scored
 def figures(rows: Rows, accelerator: Any) -> dict[str, float]:
     """Return the metrics of a rollout's correction, over the completions of all ranks.
 
-    ``rows`` hold `old_per_token_logps` and `sampling_per_token_logps` (B, T), and TRL's `importance_sampling_ratio`,
+    ``rows`` have `old_per_token_logps` and `sampling_per_token_logps` (B, T), and TRL's `importance_sampling_ratio`,
     (B, T) or, in a sequence mode, (B, 1). vLLM gives no log-prob for some tokens (NaN); TRL's weight is then 1.
 
     >>> from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Distinguish truncated completions from those that a stop string or stop token ended. TRL knows EOS only.
+"""Distinguish truncated completions from those that a stop string or stop token ended. TRL supports EOS only.
 
 With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
 under ``mask_truncated_completions``. `Endings` corrects the metrics, and masks instead of TRL.

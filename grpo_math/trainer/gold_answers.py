@@ -74,7 +74,7 @@ def _refuse_made(present: Iterable[str], made: Collection[str]) -> None:
 
 
 def _columns(data: Any) -> list[str]:
-    """Return the names of the columns, or of the first row's if the data set does not know its columns."""
+    """Return the names of the columns, or of the first row's if the data set does not list its columns."""
     names = getattr(data, "column_names", None)
     return list(names) if isinstance(names, list) else list(next(iter(data), {}))
 

@@ -116,7 +116,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def _data_of(data: Any) -> dict[str, Any]:
-    """Return the name of the data, if `datasets` knows one, and the template, if the rows name one."""
+    """Return the name of the data, if `datasets` has one, and the template, if the rows name one."""
     info = getattr(data, "info", None)
     name = getattr(info, "dataset_name", None)
     settings: dict[str, Any] = {"dataset": DATA_OF_SCRIPT if not name or name in FORMATS else name}

@@ -86,7 +86,7 @@ def verify_packing(trainer: Any, score: Callable[..., Scores]) -> None:
     if scorer is None or scorer.verified:
         return
     vocabulary = _bare(model).config.get_text_config().vocab_size  # split weights (ZeRO-3) have no size
-    words = [*trainer._tokenizer(WORDS, add_special_tokens=False).input_ids, *range(9)]  # it may know no words
+    words = [*trainer._tokenizer(WORDS, add_special_tokens=False).input_ids, *range(9)]  # it may lack the words
     ids = torch.tensor([words[:8], words[:4] + words[5:9]], device=trainer.accelerator.device)
     rows = (model, ids % vocabulary, torch.ones_like(ids), 4)
     # Without a scorer, the trainer scores as TRL does.
@@ -170,7 +170,7 @@ class PackedScorer:
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         entropies = torch.zeros_like(logps)
         for index in self._batches(input_ids, attention_mask, logits_to_keep, batch_size):
-            is_all = index == list(range(len(input_ids)))  # as in an update: nothing to select, nor to put back
+            is_all = index == list(range(len(input_ids)))  # as in an update: there is nothing to select
             at = slice(None) if is_all else torch.tensor(index).to(input_ids.device, non_blocking=True)
             ids, mask = input_ids[at], attention_mask[at]
             row = pack(ids, mask, logits_to_keep)

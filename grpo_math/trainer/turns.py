@@ -29,7 +29,7 @@ from grpo_math.run.weights import split_by
 def talk_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Talk | None:
     """Return the `Talk` of a trainer's ``tools`` and ``environment_factory``; None without either.
 
-    If no tokenizer is given, the model's is used, with a template that knows tool calls (`chat.prepare`).
+    If no tokenizer is given, the model's is used, with a template that supports tool calls (`chat.prepare`).
     """
     tools, session = given.get("tools") or [], given.get("environment_factory")
     if not tools and (session is None or isinstance(session, dict)):

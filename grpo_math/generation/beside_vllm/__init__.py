@@ -1,1 +1,1 @@
-"""What the vLLM server's process imports of ours: this folder is on its path, and the package is not."""
+"""Code for the vLLM server's process: this folder is on its path, and the package grpo_math is not."""
