@@ -9,7 +9,7 @@ from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.trainer.arrange import fill
 
-ROOM = 64  # free tokens in decoding.py's cache when it grows
+ROOM = 64  # free tokens in decoding.py's cache after it grows
 TILE, MOST_TILES = 1024, 4  # copied from trainer/tiled_mlp.py, which imports torch
 
 
