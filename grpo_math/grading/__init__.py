@@ -1,8 +1,8 @@
-r"""Grade completions: find the answer, compare it with the gold answer, in a way that cannot hang.
+r"""Grade completions: find the answer and compare it with the gold answer. Grading cannot hang.
 
-    where.py            where the answer of a completion is, by position
-    equal/              whether two answers are equal, by structure
-    workers.py judge.py who compares what this process cannot: worker processes with limits
+    where.py            finds the answer of a completion, by position
+    equal/              compares two answers, by structure
+    workers.py judge.py worker processes with limits, for the comparisons that this process cannot make
 
 `score` and `grade` take one completion, `grade_batch` many. Most answers are decided in this process in microseconds.
 
@@ -11,7 +11,7 @@ r"""Grade completions: find the answer, compare it with the gold answer, in a wa
 >>> score("The answer is 0.5.", "1/2")
 1.0
 
-Does not know about rewards, and does not import sympy or Math-Verify in this process.
+Does not compute rewards, and does not import sympy or Math-Verify in this process.
 """
 
 from grpo_math.grading.batch import grade, grade_batch, offending, score

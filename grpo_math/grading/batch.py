@@ -1,6 +1,6 @@
-"""Many completions -> their grades, in order, with each distinct one graded once.
+"""Many completions -> their grades, in order. Each distinct completion is graded once.
 
-Does not compare: compare.py does in this process, and the workers do where it cannot tell.
+Does not compare: compare.py does in this process, and the workers do if compare.py cannot decide.
 """
 
 import time
@@ -16,8 +16,8 @@ from grpo_math.grading.verdict import POLICY, Grade, GradingPolicy, Verdict
 from grpo_math.grading.where import find, gold_answer
 from grpo_math.grading.workers import Job, Progress, shared_pool
 
-ANSWER_CHARACTERS = 500  # of the answer that a Grade keeps
-ONE = "1"  # an answer that costs nothing: a gold answer that cannot be compared with it is at fault itself
+ANSWER_CHARACTERS = 500  # of the answer in a Grade
+ONE = "1"  # a cheap answer: if a gold answer cannot be compared with it, the gold answer is at fault
 
 Row = tuple[str, str, str | None]  # gold, completion, answer format
 
@@ -30,10 +30,10 @@ def grade(
     timeout: float = 5.0,
     policy: GradingPolicy = POLICY,
 ) -> Verdict:
-    r"""Is the completion's answer the gold answer?
+    r"""Return the verdict on a completion's answer.
 
-    ``gold`` is a bare answer or a whole solution that marks one (``#### 72``, ``\boxed{72}``); ``policy`` what a grader
-    may decide either way (`GradingPolicy`).
+    ``gold`` is a bare answer or a whole solution with a marked answer (``#### 72``, ``\boxed{72}``). ``policy`` is the
+    `GradingPolicy`.
 
     >>> str(grade("x=5", r"\boxed{5}")), str(grade("5", "I do not know what to say."))
     ('correct', 'no_answer')
@@ -59,7 +59,7 @@ def grade_batch(
     progress: Progress | None = None,
     policy: GradingPolicy = POLICY,
 ) -> list[Grade]:
-    """The grades of many completions, in order; a (gold, completion, format) that occurs twice is graded once.
+    """Return the grades of many completions, in order. A repeated (gold, completion, format) is graded once.
 
     ``answer_format`` is one of formats.FORMATS for all rows, or one for each. ``progress`` is called with the number
     of rows just finished, from the calling thread.
@@ -107,21 +107,21 @@ def _rows(
     formats: list[Any] = [answer_format] * len(golds) if one else list(answer_format)  # type: ignore
     for name in set(formats) - {None}:
         one_of("answer_format", name, tuple(FORMATS))
-    texts = ["" if gold is None else str(gold) for gold in golds]  # a data set's golds may be numbers
+    texts = ["" if gold is None else str(gold) for gold in golds]  # gold answers of a data set may be numbers
     return list(zip(texts, completions, formats, strict=True))
 
 
 def _quickly(
     count: Counter[Row], tell: Progress, policy: GradingPolicy
 ) -> tuple[dict[Row, Grade], dict[Job, list[Row]]]:
-    """The rows that this process decides, and the (gold, answer) that it cannot, each with its rows."""
+    """Return the grades that this process decides, and the undecided (gold, answer) pairs with their rows."""
     done: dict[Row, Grade] = {}
     undecided: dict[Job, list[Row]] = {}
     for row in count:
         started = time.perf_counter()
         try:
             quick = _quick(*row, policy)
-        except Exception as error:  # no known text does this; the batch must survive the unknown one
+        except Exception as error:  # no known text raises; an unknown one must not end the batch
             reason = f"{type(error).__name__} while reading the answer"
             quick = Grade(Verdict.UNCHECKABLE, None, _kept(row[1], row[2]), reason=reason)
         if isinstance(quick, Grade):
@@ -133,7 +133,7 @@ def _quickly(
 
 
 def offending(grades: Sequence[Grade], golds: Sequence[str], completions: Sequence[str]) -> list[dict[str, str | None]]:
-    """The rows that could not be graded, for the run directory.
+    """Return the rows that could not be graded, for the run directory.
 
     >>> offending([Grade(Verdict.BAD_GOLD, None, reason="the gold is empty")], [""], ["so 5"])
     [{'verdict': 'bad_gold', 'reason': 'the gold is empty', 'gold': '', 'answer': None, 'completion': 'so 5'}]
@@ -151,13 +151,13 @@ def _quick(gold: str, completion: str, answer_format: str | None, policy: Gradin
     expected = gold_answer(gold)
     if not expected:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
-    found = find(completion, answer_format)
-    if not found.text:
-        return Grade(Verdict.NO_ANSWER, None, kept, reason=found.how)
-    verdict, reason = compare(expected, found.text, policy=policy)
+    extracted = find(completion, answer_format)
+    if not extracted.text:
+        return Grade(Verdict.NO_ANSWER, None, kept, reason=extracted.how)
+    verdict, reason = compare(expected, extracted.text, policy=policy)
     if verdict is None:
-        return (expected, found.text, *(policy if policy != POLICY else ()))
-    return Grade(verdict, found.text[:ANSWER_CHARACTERS], kept, reason=reason)
+        return (expected, extracted.text, *(policy if policy != POLICY else ()))
+    return Grade(verdict, extracted.text[:ANSWER_CHARACTERS], kept, reason=reason)
 
 
 def _kept(completion: str, answer_format: str | None) -> bool:

@@ -22,9 +22,9 @@ def grade_file(
     progress: Callable[[int], None] | None = None,
     policy: GradingPolicy = POLICY,
 ) -> dict[str, Any]:
-    """``{"rows": N, "verdicts": {verdict: count}, "results": [{"verdict", "answer", "seconds"}]}``, in row order.
+    """Return {"rows": N, "verdicts": {verdict: count}, "results": [{"verdict", "answer", "seconds"}]}, in row order.
 
-    A row holds ``gold`` and ``prediction``, and may name its own ``format``. A bad row is a `DataError`.
+    A row has ``gold`` and ``prediction``, and optionally ``format``. A bad row raises `DataError`.
     """
     if not timeout > 0:
         raise ConfigError("timeout", timeout, "is out of range", "give seconds above 0")

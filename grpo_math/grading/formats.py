@@ -1,4 +1,4 @@
-"""What an answer looks like: the formats that a prompt can ask for, and whether a completion keeps to one.
+"""Answer formats: the formats that a prompt can ask for, and a check that a completion keeps to one.
 
 Does not find the answer in a completion (where.py) nor build prompts (problems/prompts.py).
 """
@@ -11,10 +11,10 @@ from grpo_math.errors import one_of
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What a completion must look like. ``marker`` finds answers (group 1); ``strict`` matches a whole completion.
+    """A format of completions. ``marker`` finds answers (group 1); ``strict`` matches a whole completion.
 
-    ``tags`` are the pieces that partial credit counts, in the order in which they must stand; ``example`` is a whole
-    completion in the format, with ANSWER where the answer stands.
+    ``tags`` are the pieces that partial credit counts, in the required order. ``example`` is a whole completion in the
+    format, with ANSWER in place of the answer.
     """
 
     name: str
@@ -39,9 +39,9 @@ def _in_tags(name: str, thought: str) -> AnswerFormat:
     )
 
 
-# Every `strict` takes exactly one answer, and not an empty one: two are two tries. Every pattern is linear: no nested
-# quantifier that could backtrack on a hostile completion. `boxed` only finds where a box opens, since braces nest; the
-# extractor walks them.
+# Each `strict` matches exactly one answer that is not empty: two answers would be two tries. Each pattern is linear: no
+# nested quantifier can backtrack on a hostile completion. The marker of `boxed` matches only the start of a box: braces
+# nest, so where.py matches them.
 BOX = r"\\f?box(?:ed)?(?![A-Za-z])"
 HASHES = re.compile(r"####[ \t]*([^\n]*)")
 FORMATS: dict[str, AnswerFormat] = {
@@ -62,8 +62,8 @@ FORMATS: dict[str, AnswerFormat] = {
     "boxed": AnswerFormat(
         "boxed",
         marker=re.compile(r"\\f?boxed[ \t]*(?=\{)"),
-        # What was boxed while thinking is no answer. (?=(..))\1 takes what it found and does not try less: Python 3.11
-        # before 3.11.5 gets the possessive form wrong.
+        # A box inside the thinking is not an answer. (?=(..))\1 matches without backtracking. The possessive form is
+        # wrong in Python 3.11 before 3.11.5.
         strict=re.compile(
             rf"(?=((?:.*</think>)?))\1(?=((?:(?!{BOX}).)*))\2\\f?boxed[ \t]*\{{(?!\s*\}})"
             rf"(?=((?:(?!{BOX}).)*))(?=\3\Z).*\}}.*",
@@ -72,7 +72,7 @@ FORMATS: dict[str, AnswerFormat] = {
         tags=("\\boxed",),
         example=r"It follows: \boxed{ANSWER}.",
     ),
-    # The prompt has opened <think> already.
+    # The prompt ends with <think>.
     "r1_zero": AnswerFormat(
         "r1_zero",
         marker=re.compile(r"<answer>(.*?)</answer>", re.DOTALL),
@@ -85,7 +85,7 @@ FORMATS: dict[str, AnswerFormat] = {
     ),
     "xml": _in_tags("xml", "reasoning"),
     "think": _in_tags("think", "think"),
-    # After the results of its calls, and a number: the task itself, "#### 12 * 34", is none.
+    # The answer comes after the tool results and must be a number. The task itself, "#### 12 * 34", does not count.
     "python": AnswerFormat(
         "python",
         marker=HASHES,
@@ -97,7 +97,7 @@ FORMATS: dict[str, AnswerFormat] = {
 
 
 def in_format(completion: str, answer_format: str) -> bool:
-    r"""Does the whole completion keep to the format, with one answer in it?
+    r"""Return True if the whole completion keeps to the format, with exactly one answer.
 
     >>> in_format("3 + 4 = 7\\n#### 7", "gsm8k"), in_format("It is 7.", "gsm8k")
     (True, False)
@@ -113,7 +113,7 @@ def in_format(completion: str, answer_format: str) -> bool:
 
 
 def made_up(answer: str, answer_format: str) -> str:
-    """A completion that keeps to the format and gives ``answer``.
+    """Return a completion that keeps to the format and gives ``answer``.
 
     >>> made_up("7", "gsm8k")
     'It follows.\\n#### 7'

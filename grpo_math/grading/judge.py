@@ -1,13 +1,13 @@
-r"""The program of a worker: reads jobs on stdin, writes verdicts on stdout, one line of JSON each.
+r"""The program of a worker: read jobs from stdin, write verdicts to stdout, one line of JSON each.
 
     echo '["\\sqrt{12}", "2\\sqrt{3}", [], 5.0]' | python -m grpo_math.grading.judge 1000000000
 
 The first argument is the memory limit in bytes. A job is a gold answer, an answer, the fields of `GradingPolicy`, and
-seconds of CPU time; the kernel ends the worker when the time is over. The answers are compared by their structure,
-with numeric leaves, and by Math-Verify where one of them is outside our grammar: integrals, limits, sets in builder
-notation.
+seconds of CPU time. The kernel kills the worker when the time is over. Answers are compared by their structure, and
+expressions in them by their numeric values. Math-Verify compares answers that our grammar cannot read: integrals,
+limits, sets in builder notation.
 
-Does not measure wall time: workers.py does. No module imports this one.
+Does not limit real time: workers.py does. No module imports this one.
 """
 
 import json
@@ -29,7 +29,7 @@ from grpo_math.grading.equal.numeric import NUMERIC, Overflow
 from grpo_math.grading.equal.words import beyond, pure, several
 from grpo_math.grading.verdict import POLICY, GradingPolicy
 
-NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # what an answer may call its value
+NAME = re.compile(r"[A-Za-z](?:_\w+|'+)?(?:\([^()=]*\))?|[A-Z]{1,3}")  # the name of a value in an answer
 MAX_CHARACTERS = 400  # Math-Verify's parser takes more than linear time; gold answers of MATH have at most 159
 
 CONFIG = [
@@ -44,18 +44,18 @@ CONFIG = [
 
 def main() -> None:
     memory = int(sys.argv[1])
-    # These go to the whole process group, and the trainer has a step to finish.
+    # These signals go to the whole process group. The trainer needs the worker to finish its step.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # a library that prints must not write between the replies
+    os.dup2(2, 1)  # output of a library must not mix with the replies
     logging.disable(logging.CRITICAL)
     sys.setrecursionlimit(3000)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if memory and not 0 <= hard < memory:  # an infinite limit is -1
         resource.setrlimit(resource.RLIMIT_AS, (memory, hard))
-    # Math-Verify's first comparison takes a tenth of a second.
+    # Math-Verify's first comparison takes a tenth of a second: make it before the first job.
     judge(r"\int_0^1 x dx", r"\sum_{i=1}^{3} \frac{i}{12}")
     print('"ready"', file=replies)
     for line in sys.stdin:
@@ -67,12 +67,12 @@ def main() -> None:
             sys.exit(1)  # the caller asks another worker
         except Exception as error:
             verdict, reason = "uncheckable", f"{type(error).__name__} in the worker"
-        # A worker that has grown would refuse memory to answers that need little.
+        # A worker that has grown has too little memory left for ordinary answers: report it, so that it is replaced.
         print(json.dumps([verdict, reason, bool(memory) and address_space() > memory // 2]), file=replies)
 
 
 def address_space() -> int:
-    """Return the size of this process in bytes; 0 if the system is not Linux."""
+    """Return the address space of this process in bytes, or 0 if the system is not Linux."""
     sizes = Path("/proc/self/statm")
     return int(sizes.read_text().split()[0]) * resource.getpagesize() if sizes.exists() else 0
 
@@ -118,8 +118,8 @@ def without_conditions(text: str) -> str:
 
 def _parsed(text: str) -> list[Basic | MatrixBase]:
     # Expressions only: a string inside sympy's containers would be sympified, and that evaluates it.
-    found = parse(f"${text}$", extraction_config=CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
-    return [item for item in found if isinstance(item, (Basic, MatrixBase))]
+    parsed = parse(f"${text}$", extraction_config=CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
+    return [item for item in parsed if isinstance(item, (Basic, MatrixBase))]
 
 
 if __name__ == "__main__":

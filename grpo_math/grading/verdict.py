@@ -1,9 +1,9 @@
-"""What grading one answer came to: a `Verdict`, and the `Grade` that carries it with its evidence.
+"""The result of grading one answer: a `Verdict`, and the `Grade` with the verdict and its evidence.
 
 >>> str(Verdict.CORRECT), Verdict.CRASH.ungradable, Verdict.UNCHECKABLE.ungradable
 ('correct', True, False)
 
-Does not grade, and gives no verdict a number: rewards/ does.
+Does not grade, and does not turn verdicts into numbers: rewards/ does.
 """
 
 from enum import StrEnum
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
 
-# The version of the grader. Results of two graders are not compared. A verdict changes only with a labelled case from
-# outside, and then this number does.
+# The version of the grader. Results of different versions are not comparable. Verdicts change only because of labelled
+# cases from outside this project, and each change increases this number.
 GRADER = 12
 
 
@@ -21,22 +21,22 @@ class Verdict(StrEnum):
 
     CORRECT = "correct"
     WRONG = "wrong"
-    NO_ANSWER = "no_answer"  # nothing in the completion can be taken for its answer
-    UNPARSEABLE = "unparseable"  # there is an answer, and it cannot be read
+    NO_ANSWER = "no_answer"  # the completion has no answer
+    UNPARSEABLE = "unparseable"  # the answer cannot be read
     UNCHECKABLE = "uncheckable"  # the answer is too large, or exceeded the limit of CPU time or memory twice
     BAD_GOLD = "bad_gold"  # the gold answer is empty, too large, or exceeds these limits by itself
     CRASH = "crash"  # two workers were killed from outside
 
     @property
     def ungradable(self) -> bool:
-        """True where a reward function must return None instead of a number."""
+        """True if a reward function must return None instead of a number."""
         return self in (Verdict.BAD_GOLD, Verdict.CRASH)
 
 
 class Grade(NamedTuple):
     """One graded completion.
 
-    ``answer`` is the extracted text, cut at 500 characters; ``in_format`` is True where no format was asked for;
+    ``answer`` is the extracted text, cut at 500 characters; ``in_format`` is True if no format was requested;
     ``seconds`` is the time that this answer itself took; ``reason`` names the rule that decided.
 
     >>> Grade(Verdict.CORRECT, "72").in_format
@@ -51,17 +51,17 @@ class Grade(NamedTuple):
 
 
 class GradingPolicy(NamedTuple):
-    """Choices of the grader that mathematics leaves open. Training and evaluation use the defaults to stay comparable.
+    """Choices that mathematics leaves open. Training and evaluation use the defaults to stay comparable.
 
-    ``percent_as_number``: 25% answers 25, and not only 0.25. ``digits``: a decimal of that many significant digits or
-    more answers the number that it is rounded or cut from, as 1.41421356237 answers sqrt(2); 0 for never.
+    ``percent_as_number``: 25% equals 25 as well as 0.25. ``digits``: a decimal with at least that many significant
+    digits equals the number that it is rounded or truncated from, as 1.41421356237 equals sqrt(2); 0 for never.
     """
 
     percent_as_number: bool = True
     digits: int = 12
 
     def checked(self) -> "GradingPolicy":
-        """Return the policy; a `ConfigError` if ``digits`` is below 6, which would pay answers that are only near."""
+        """Return the policy. Raises `ConfigError` if ``digits`` is below 6: inexact answers would be correct."""
         if self.digits and self.digits < 6:
             raise ConfigError("digits", self.digits, "would pay answers that are only near", "give 0, or 6 or more")
         return self

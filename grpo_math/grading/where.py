@@ -3,10 +3,10 @@ r"""Find the answer of a completion, by its position and never by the meaning of
 A policy that knows the answer gains nothing by writing odd things around it. A policy that does not know it can only
 offer several candidates, and position picks exactly one of them. The rules, in order:
 
-1. Text up to the last ``</think>`` is ignored. An unclosed ``<think>`` is a completion that was cut: no answer.
-2. At most the last 10,000 characters are read.
+1. Text up to the last ``</think>`` is ignored. With an unclosed ``<think>`` the completion was truncated: no answer.
+2. Only the last 10,000 characters are read.
 3. The last marker of the requested format is the answer: a box, an answer tag, or a ``####`` line.
-4. Otherwise the last of all markers is, of boxes, tags, ``####`` lines and phrases such as "the answer is".
+4. Otherwise the last of all markers is the answer: a box, a tag, a ``####`` line or a phrase like "the answer is".
 5. Boxes with nothing but separators or names between them are one answer, a list: ``x=\boxed{1}, y=\boxed{2}``.
 6. Without a marker the whole text is the answer if it is one value, otherwise the last value in the text.
 
@@ -33,7 +33,8 @@ _TOKEN = re.compile(
     r"\\f?box(?:ed)?\s*(?P<open>\{)|\\f?box(?:ed)?(?![A-Za-z])\s*(?P<bare>(?:(?!\\(?:f?box|[])]|end))[^\n$])+)|\\.|[{}]",
     re.DOTALL,
 )
-_BETWEEN = re.compile(  # markers that are one answer: separators, "and", "or", names such as "x =" and "(a)", a unit
+# Text between the parts of one answer: separators, "and", "or", names such as "x =" and "(a)", a unit.
+_BETWEEN = re.compile(
     r"(?:\$?\s?[A-Za-z]{1,12}(?=,|\s(?:and|or)\b))?"
     r"(?:[\s$,;.&{}]|\\(?:q?quad|text|mbox|[][()\\,; ])|\band\b|\bor\b(?: [a-z]{1,9})?"
     r"|\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\))*"
@@ -42,7 +43,7 @@ _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
 _PHRASE = re.compile(rf"(?:{'|'.join(MARKERS)})\s*[:：=是为]?\s*", re.IGNORECASE)
-# Calculator marks as GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
+# Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)")
 _STOP = re.compile(r"[.!?](?=\s|$)|[。！？\n]|</")
 _VALUED = re.compile(r"[\dπ$]|\\(?!end|begin|\W)|\b[A-J]\b(?!['’ ][a-z])")
@@ -75,19 +76,19 @@ class _Mark(NamedTuple):
 
 # The marker of each format, by the tag that ends its answer.
 _KINDS = {"####": "####", "\\boxed": "box", "</answer>": "tag"}
-_OWN = {name: _KINDS[form.tags[-1]] for name, form in FORMATS.items()}
+_MARKER_OF_FORMAT = {name: _KINDS[form.tags[-1]] for name, form in FORMATS.items()}
 
 
 def find(completion: str, answer_format: str | None = None) -> Found:
-    """Return the answer of a completion. Its text is empty if there is no answer."""
+    """Return the answer of a completion. The text is empty without an answer."""
     before, _, text = completion.rpartition("</think>")
     text = text if before else text.partition("<think>")[0]
     text = _REMOVED.sub("", text[-TAIL:])
     marks = [*_boxes(text), *_hashes(text), *_tags(text)]
-    marker = _OWN.get(answer_format or "")
+    marker = _MARKER_OF_FORMAT.get(answer_format or "")
     requested = [mark for mark in marks if mark.how == marker]
     if not requested:
-        # A phrase next to other markers counts only behind them, and only with a number, a formula or a choice.
+        # A phrase next to other markers counts only after them, and only with a number, a formula or a choice.
         phrases = _phrases(text, start=max((mark.end for mark in marks), default=0))
         marks += [phrase for phrase in phrases if not marks or _VALUED.search(phrase.text)]
     if not marks:
@@ -102,14 +103,14 @@ def gold_answer(gold: str) -> str:
     >>> gold_answer("48 + 24 = 72\n#### 72"), gold_answer(r"so $\boxed{3}$"), gold_answer(" x=5 ")
     ('72', '3', 'x=5')
     """
-    # The published answers of MATH are the last box, also of several.
+    # The published answers of MATH are in the last box.
     marks = _boxes(gold, near=0) or _hashes(gold) or _tags(gold)
     return _opened(marks[-1].text) if marks else "" if _EMPTY.search(gold) else gold.strip()
 
 
 def _boxes(text: str, near: int = 60) -> list[_Mark]:
     """Return the boxes in order. Boxes with only separators or names between them are one, a list of their contents."""
-    if "box" not in text:  # most of GSM8K: a search for braces costs more than the rest
+    if "box" not in text:  # most of GSM8K; the search for braces takes longer than everything else
         return []
     opened: list[tuple[int, int, bool]] = []
     boxes: list[tuple[int, int, str]] = []
@@ -121,7 +122,7 @@ def _boxes(text: str, near: int = 60) -> list[_Mark]:
         elif token.group() == "}" and opened:
             start, inside, boxed = opened.pop()
             boxes += [(start, token.end(), text[inside : token.start()])] if boxed else []
-    # The last box that is never closed was cut, or has a stray brace: it holds the rest of its line.
+    # The last box that is never closed was truncated, or has a stray brace: its content ends with the line.
     for start, inside in [(start, inside) for start, inside, boxed in opened if boxed][-1:]:
         line = text[inside:].partition("\n")[0]
         boxes.append((start, inside + len(line), line.rstrip(" $.")))
@@ -129,7 +130,7 @@ def _boxes(text: str, near: int = 60) -> list[_Mark]:
 
 
 def _hashes(text: str) -> list[_Mark]:
-    """Return the lines after ``####``. A heading without a value is left out, unless the text ends with it."""
+    """Return the lines after ``####``. A heading without a value is ignored, unless it ends the text."""
     lines = [
         _Mark(line.start(), line.end(), line[1], "####")
         for line in _HASHES.finditer(text)
@@ -139,12 +140,12 @@ def _hashes(text: str) -> list[_Mark]:
 
 
 def _tags(text: str) -> list[_Mark]:
-    """Return what the answer tags hold. A tag that is never closed was cut: it holds the rest of the text."""
+    """Return the contents of the answer tags. A tag that is never closed was truncated: it ends with the text."""
     return _joined([_Mark(tag.start(), tag.end(), tag[1], "tag") for tag in _TAG.finditer(text)], text)
 
 
 def _joined(marks: list[_Mark], text: str, near: int = 60) -> list[_Mark]:
-    """Return the marks that are not empty and not inside another, with those that are parts of one answer as a list."""
+    """Return the marks that are not empty and not inside another mark. Parts of one answer are joined to a list."""
     groups: list[_Mark] = []
     for mark in marks:
         content = mark.text.strip()
@@ -169,7 +170,7 @@ def _phrases(text: str, start: int = 0) -> list[_Mark]:
 
 def _opened(text: str) -> str:
     """Return the content of the last box or phrase inside an answer, or the answer itself."""
-    if text.isdigit():  # most answers to word problems; the search below would take longer than all the rest
+    if text.isdigit():  # most answers to word problems; the search below takes longer than everything else
         return text
     for _ in range(3):
         inner = _boxes(text) or _phrases(text)
@@ -201,12 +202,12 @@ def _value(text: str, last: bool = True) -> str:
         return ""
     # The result of a calculation follows its equal sign: "6 * 7 = 42 eggs in 3 days".
     equal = max((item.start() for item in items if item.group() == "="), default=-1)
-    behind = [item for item in values if item.start() > equal]
-    chosen = behind[0] if behind and (equal >= 0 or not last) else values[-1 if last else 0]
+    later = [item for item in values if item.start() > equal]
+    chosen = later[0] if later and (equal >= 0 or not last) else values[-1 if last else 0]
     value = chosen.group().rstrip(" .,;:!?*")
     if _CHOICE.fullmatch(value):
         return value
-    # A few words before the first value may change it, as in "minus 5", and words behind a value may be its unit.
+    # A few words before the first value may change it, as in "minus 5", and words after a value may be its unit.
     start = chosen.start() if last or chosen not in items[:4] or equal >= 0 or chosen["formula"] else 0
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
     return text[start : unit.end() if unit else chosen.start() + len(value)].strip()

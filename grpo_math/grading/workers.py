@@ -1,13 +1,13 @@
 """Worker processes that compare two answers: one line of JSON to a worker for each job, one line back.
 
 A worker (judge.py) limits its own CPU time and memory. A thread waits for each busy worker. A try without a reply is
-made again on a new worker; two tries that end alike decide:
+repeated on a new worker. Two tries with the same end decide:
 
     the worker exceeded its CPU time or its memory    uncheckable: the answer is at fault
     the worker was killed, or did not reply at all    crash: the machine is at fault
 
-Workers start when the first answer needs one, at most `default_size` in a process. A worker ends when its input does,
-and so with this process. Any thread may call. A forked child starts workers of its own.
+Workers start when the first answer needs one, at most `default_size` per process. A worker exits when its input is
+closed, and so when this process exits. Any thread may call. A forked child starts new workers.
 
 Does not read answers: judge.py does.
 """
@@ -31,7 +31,7 @@ from grpo_math.errors import UserError
 from grpo_math.grading.verdict import Grade, Verdict
 
 MEMORY_BYTES = 1_000_000_000  # address space of one worker; the variable GRPO_MATH_GRADE_MEMORY overrides it
-WALL = 10  # seconds that a worker may take for each second of its CPU limit, four times as many in the second try
+WALL = 10  # seconds of real time for each second of a worker's CPU limit; each retry gets four times as many
 START_SECONDS = 120.0  # for a worker to import Math-Verify
 PAUSES = (0.5, 2.0, 8.0)  # seconds between attempts to start a worker
 REMEDY = "raise the limit that it names (ulimit -a), or end other programs"
@@ -48,7 +48,7 @@ class _Worker:
     """A process of judge.py. One thread at a time may use it."""
 
     def __init__(self, memory: int) -> None:
-        # The modules of this process, from the same folders in the same order. Hashes are alike in all workers.
+        # Workers import from the same folders in the same order as this process. Hashes are the same in all workers.
         path = [*filter(None, sys.path), str(Path(__file__).resolve().parents[2])]
         env = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
         env |= {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
@@ -67,7 +67,7 @@ class _Worker:
             raise
 
     def _line(self) -> bytes:
-        """Return the next line. `OSError` if the process has ended, or its time is over."""
+        """Return the next line. Raises `OSError` if the process has ended or its time is over."""
         line = b""
         while not line.endswith(b"\n"):
             chunk = self.socket.recv(65536)
@@ -77,7 +77,7 @@ class _Worker:
         return line
 
     def ask(self, message: Any, seconds: float) -> Any:
-        """Return the reply to a message. Return None if the worker did not reply: discard it then."""
+        """Return the reply to a message, or None if the worker did not reply. Discard the worker in that case."""
         self.socket.settimeout(seconds)
         try:
             self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -89,7 +89,7 @@ class _Worker:
         return None
 
     def end(self) -> int:
-        """End the process unless it has ended by itself. Return its exit code, -n if signal n ended it."""
+        """Wait for the process to exit, or kill it. Return its exit code: -n if signal n ended the process."""
         self.socket.close()
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(1.0)
@@ -103,11 +103,11 @@ class Pool:
     def __init__(self, size: int, memory: int = MEMORY_BYTES) -> None:
         self.size, self.memory = size, memory
         self.workers: set[_Worker] = set()
-        self._idle: deque[_Worker] = deque()  # its methods need no lock
+        self._idle: deque[_Worker] = deque()  # deque methods need no lock
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="grading")
 
     def run(self, jobs: Sequence[Job], limit: float, progress: Progress = lambda number: None) -> list[Grade]:
-        """Return the verdict on each job with its reason, in order. Each has ``limit`` seconds of CPU time.
+        """Return the grade of each job, in order. Each job has ``limit`` seconds of CPU time.
 
         ``progress`` gets the index of each job when it is done.
         """
@@ -190,7 +190,7 @@ def _meaning(code: int, limit: float) -> tuple[Verdict, str]:
     return Verdict.UNCHECKABLE, f"more than {limit:g} s of CPU time" if code == -signal.SIGPROF else "out of memory"
 
 
-_pools: dict[int, Pool] = {}  # by process
+_pools: dict[int, Pool] = {}  # by process id
 
 
 def shared_pool() -> Pool:
@@ -200,7 +200,7 @@ def shared_pool() -> Pool:
 
 
 def default_size() -> int:
-    """Return how many workers this process may have: its share of the cores, at most 8.
+    """Return the maximum number of workers of this process: its share of the cores, at most 8.
 
     >>> 1 <= default_size() <= 8
     True
@@ -216,7 +216,7 @@ def shutdown() -> None:
 
 
 def _forget() -> None:
-    """In a forked child, close the copies of its parent's sockets: they would keep the workers from ending."""
+    """Close the copies of the parent's sockets in a forked child: they would keep the parent's workers alive."""
     for pool in _pools.values():
         for worker in pool.workers:
             worker.socket.close()

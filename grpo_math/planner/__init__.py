@@ -1,11 +1,11 @@
-"""`grpo-math plan`: does a recipe fit these GPUs, what takes the memory, what to change, and which GPU does what.
+"""`grpo-math plan`: whether a recipe fits these GPUs, what uses the memory, what to change, and what each GPU does.
 
-model.py knows a model's shapes and measured memory, settings.py the fields of a recipe that matter, memory.py adds up
-the bytes by term, seconds.py the time, devices.py says who runs where, plan.py puts them together, and picture.py draws
-the answer. measure.py runs one layer of each kind of a model on tensors without
-memory, in a process of its own.
+model.py reads a model's shapes and measured memory. settings.py reads the fields of a recipe that affect memory.
+memory.py adds up the bytes of each term, and seconds.py estimates the time. devices.py assigns GPUs to the policy and
+vLLM. plan.py combines these, and picture.py draws the answer. measure.py runs one layer of each kind of a model on
+tensors without memory, in a separate process.
 
-Does not load weights, and imports torch in measure.py alone.
+Does not load weights. Only the process of measure.py imports torch.
 """
 
 from grpo_math.planner.picture import picture

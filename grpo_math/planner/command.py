@@ -29,17 +29,17 @@ def run(args: argparse.Namespace) -> Answer:
         if value is not None and not 0 < value < 1e6:
             remedy = "say what to plan for, as in --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
-    there: dict[str, Any] = {"gpus": args.gpus, "gpu_gb": args.gpu_memory}
+    machine: dict[str, Any] = {"gpus": args.gpus, "gpu_gb": args.gpu_memory}
     if args.card:
-        there["card"] = card = planner.card_of(args.card)
-        there |= {"gpus": args.gpus or 1, "gpu_gb": args.gpu_memory or card.gb}
+        machine["card"] = card = planner.card_of(args.card)
+        machine |= {"gpus": args.gpus or 1, "gpu_gb": args.gpu_memory or card.gb}
     if args.accelerate_config:
-        there["accelerate"] = accelerate_config(args.accelerate_config)
+        machine["accelerate"] = accelerate_config(args.accelerate_config)
     asked = read(["--config", args.config, *args.fields])
     for note in asked.notes:
         print(f"warning: {note}", file=sys.stderr)
     recipe = asked.sound().stated()
     if not args.accelerate_config:
-        there["configs"] = planner.shipped_configs(recipe)
-    answer = planner.plan(recipe, cpu_gb=args.cpu_memory, prompt_tokens=args.prompt_tokens, **there)
+        machine["configs"] = planner.shipped_configs(recipe)
+    answer = planner.plan(recipe, cpu_gb=args.cpu_memory, prompt_tokens=args.prompt_tokens, **machine)
     return Answer(answer, planner.picture(answer), answer["fits"])

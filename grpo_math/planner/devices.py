@@ -1,7 +1,8 @@
-"""GPUs -> who runs where: the policy's processes, and vLLM beside them or on GPUs of its own. Pure.
+"""The layout of GPUs: the policy's processes, and vLLM on the same GPUs or on separate ones.
 
-Does not start anything, and does not change what the recipe says: `arrange` serves the recipe, `recommend` says what
-would suit these GPUs.
+`arrange` returns the layout that the recipe asks for, `recommend` the settings to try on these GPUs.
+
+Does not start anything, and does not change the recipe.
 """
 
 import os
@@ -16,7 +17,7 @@ from grpo_math.planner.settings import Settings
 
 
 class Gpu(NamedTuple):
-    """A GPU as nvidia-smi says: its number there, GB of memory, and who uses it ("" if nobody)."""
+    """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused)."""
 
     number: int
     gb: float
@@ -39,7 +40,7 @@ class Layout(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A short name, for a table: who generates, or how many GPUs the server has + how many the policy.
+        """Return a short name for a table: the generation mode, or the server's GPUs + the policy's GPUs.
 
         >>> Layout("server", 4, 4, 2, "").name, Layout("server", 1, 1, 1, "").name, Layout("colocate", 2, 0, 1, "").name
         ('4+4 tp2', '1+1', 'colocate')
@@ -48,19 +49,19 @@ class Layout(NamedTuple):
         return both if self.generation == "server" else self.generation
 
     def roles(self) -> list[dict[str, Any]]:
-        """Each GPU once: the server's first, then the policy's.
+        """Return the role of each GPU: the server's GPUs first, then the policy's.
 
         >>> Layout("server", 2, 2, 2, "").roles()
         [{'role': 'vLLM server, tensor parallel 2', 'gpus': [0, 1]}, {'role': 'policy', 'gpus': [2, 3]}]
         """
         name = "vLLM server" + f", tensor parallel {self.tensor_parallel}" * (self.tensor_parallel > 1)
         name += f", data parallel {self.data_parallel}" * (self.data_parallel > 1)
-        own = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
-        policy, idle = self.server, self.server + self.policy  # the first of each
+        policy_roles = {"colocate": "policy and vLLM", "transformers": "policy, and generation by transformers"}
+        policy, idle = self.server, self.server + self.policy  # first GPU of each
         roles = [
             {"role": name, "gpus": list(range(policy))},
             {"role": "idle", "gpus": list(range(idle, idle + self.idle))},
-            {"role": own.get(self.generation, "policy"), "gpus": list(range(policy, idle))},
+            {"role": policy_roles.get(self.generation, "policy"), "gpus": list(range(policy, idle))},
         ]
         return [role for role in roles if role["gpus"]]
 
@@ -68,10 +69,10 @@ class Layout(NamedTuple):
 def arrange(
     shape: Shape, settings: Settings, gpus: int, gpu_bytes: int, prompt: int, divides: Callable[[int], bool]
 ) -> Layout:
-    """The layout that the recipe asks for on ``gpus`` GPUs; ``divides(n)``: the batch comes out even on n processes.
+    """Return the layout that the recipe asks for. ``divides(n)`` is True if the batch divides evenly by n processes.
 
-    A server gets as many GPUs as it needs to hold the weights and one sequence; the policy gets as many of the rest as
-    the batch divides by; what remains goes to the server, as data parallel ranks.
+    A server gets the GPUs that it needs for the weights and one sequence. The policy gets as many of the others as the
+    batch divides by. The remaining GPUs go to the server, as data parallel ranks.
     """
     tp = settings["vllm_tensor_parallel_size"]
     if not settings["use_vllm"]:
@@ -89,9 +90,10 @@ def arrange(
         raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
     need = tensor_parallel(shape, settings, gpu_bytes, prompt, gpus - 1)
     tried = [(policy, *server_ranks(shape, settings, gpus - policy, need)) for policy in range(gpus - need, 0, -1)]
-    even = [found for found in tried if divides(found[0])]
-    # As few idle GPUs as can be, then as many for the policy. If the batch suits no number, settings/batch.py says so.
-    policy, server, tp = min(even or tried[:1], key=lambda found: (gpus - found[0] - found[1], -found[0]))
+    even = [split for split in tried if divides(split[0])]
+    # As few idle GPUs as possible, then as many as possible for the policy. If the batch divides by no number,
+    # settings/batch.py raises.
+    policy, server, tp = min(even or tried[:1], key=lambda split: (gpus - split[0] - split[1], -split[0]))
     held = "one GPU holds" if need == 1 else f"{need} GPUs together hold"
     why = f"{held} the server's weights and a sequence"
     why += f"; the batch divides by {policy} for the policy" if policy > 1 else ""
@@ -102,7 +104,7 @@ def arrange(
 
 
 def uncounted(settings: Settings, gpus: int, divides: Callable[[int], bool]) -> Layout:
-    """`arrange` for a model whose bytes the plan cannot count: the server gets as many GPUs as the recipe says.
+    """Return the layout for a model whose memory is unknown. The recipe gives the server's number of GPUs.
 
     >>> uncounted({"use_vllm": True, "vllm_mode": "server", "vllm_tensor_parallel_size": 2}, 8, lambda n: n < 5).name
     '2+4 tp2'
@@ -121,26 +123,26 @@ def uncounted(settings: Settings, gpus: int, divides: Callable[[int], bool]) -> 
 
 
 def elsewhere(settings: Settings) -> str:
-    """Where the server is that somebody else started, as the recipe says; "" if the run has to start its own.
+    """Return the address of an external server in the recipe, or "" if the run has to start a server.
 
     >>> elsewhere({"vllm_server_base_url": "http://node1:8000"}), elsewhere({"vllm_server_host": "127.0.0.1"})
     ('http://node1:8000', '')
     """
     host = settings.get("vllm_server_host") or "0.0.0.0"
-    own = host in ("0.0.0.0", "127.0.0.1", "localhost")
-    return settings.get("vllm_server_base_url") or ("" if own else host)
+    is_local = host in ("0.0.0.0", "127.0.0.1", "localhost")
+    return settings.get("vllm_server_base_url") or ("" if is_local else host)
 
 
 def sends_adapter(settings: Settings) -> bool:
-    """Whether the adapter alone goes to the server. Otherwise all weights do, over TRL's NCCL path."""
+    """Return True if only the adapter is sent to the server. Otherwise TRL sends all weights over NCCL."""
     return bool(settings["use_peft"]) and settings.get("vllm_sync", "adapter") == "adapter"
 
 
 def server_ranks(shape: Shape, settings: Settings, gpus: int, need: int) -> tuple[int, int]:
-    """(GPUs that a server can use of ``gpus``, tensor parallel size), where ``need`` GPUs hold the model.
+    """Return (GPUs of ``gpus`` that a server can use, tensor parallel size); ``need`` GPUs hold the model.
 
-    An adapter goes to data parallel copies alike. TRL's weight transfer knows none of a dense model (its
-    vllm_serve.py), so tensor parallelism takes all it can.
+    An adapter can be sent to data parallel copies. TRL's weight transfer does not support data parallel copies of a
+    dense model (its vllm_serve.py), so the server uses as much tensor parallelism as possible.
     """
     if sends_adapter(settings):
         return gpus // need * need, need
@@ -153,9 +155,9 @@ def _sizes(shape: Shape) -> list[int]:
 
 
 def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: int, most: int) -> int:
-    """The fewest GPUs that hold the weights and a sequence: a power of two that divides the heads, at most ``most``.
+    """Return the fewest GPUs that hold the weights and a sequence: a power of two that divides the heads.
 
-    ``vllm_tensor_parallel_size`` in the recipe is a lower bound.
+    At most ``most`` GPUs are used. ``vllm_tensor_parallel_size`` in the recipe is a lower bound.
     """
     stated = settings["vllm_tensor_parallel_size"]
     if stated not in _sizes(shape) or stated > most:
@@ -170,10 +172,10 @@ def tensor_parallel(shape: Shape, settings: Settings, gpu_bytes: int, prompt: in
 
 
 def recommend(gpus: int, tokens: int) -> list[dict[str, Any]]:
-    """Settings to try on so many GPUs, fastest first; ``tokens``: the longest prompt and completion.
+    """Return settings to try on ``gpus`` GPUs, fastest first. ``tokens`` is the longest prompt plus completion.
 
-    One GPU: vLLM beside the policy, asleep in an update, with the largest share that there is room for; transformers
-    where there is room for none. Several: a server, so that neither waits for the other's memory.
+    On one GPU: vLLM on the policy's GPU, asleep during updates, with the largest share that fits, else generation by
+    transformers. On several GPUs a server comes first, so that the policy and vLLM do not share memory.
     """
     asleep = {"vllm_enable_sleep_mode": True}
     beside = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": tokens, **asleep}
@@ -183,42 +185,42 @@ def recommend(gpus: int, tokens: int) -> list[dict[str, Any]]:
 
 
 def here() -> tuple[int, float]:
-    """(GPUs that this process may use, GB of the smallest); (0, 0.0) where there is none."""
+    """Return (GPUs that this process may use, GB of the smallest), or (0, 0.0) without a GPU."""
     gpus = visible()
     return len(gpus), min((gpu.gb for gpu in gpus), default=0.0)
 
 
 def visible() -> list[Gpu]:
-    """The GPUs of this machine that CUDA_VISIBLE_DEVICES leaves, in its order; none where nvidia-smi says nothing.
+    """Return the GPUs of this machine in CUDA_VISIBLE_DEVICES, in its order; none if nvidia-smi fails.
 
-    As CUDA does, what follows a name that is none is left out. A GPU counts as used where nvidia-smi lists a process on
-    it, or, as in a container that hides them, where more than a tenth of its memory is taken.
+    As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists a process
+    on it. A container may hide the processes, so it also counts as used if over a tenth of its memory is taken.
     """
     try:
         rows = ask("gpu=index,uuid,memory.total,memory.used")
         processes = ask("compute-apps=gpu_uuid,pid")
         gpus = {}
         for index, uuid, total, used in rows:
-            pids = ", ".join(pid for where, pid in processes if where == uuid)
+            pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
             taken = int(used) / 1024 if used.isdigit() and int(used) > int(total) / 10 else 0
             by = f"process {pids}" if pids else f"something that holds {taken:.1f} GB" if taken else ""
             gpus[uuid] = Gpu(int(index), int(total) / 1024, by)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    if (wanted := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+    if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return list(gpus.values())
     chosen: list[Gpu] = []
-    for name in wanted.split(","):
+    for name in selection.split(","):
         name = name.strip()
-        found = [gpu for uuid, gpu in gpus.items() if name == str(gpu.number) or (name and uuid.startswith(name))]
-        if len(found) != 1 or found[0] in chosen:
+        matches = [gpu for uuid, gpu in gpus.items() if name == str(gpu.number) or (name and uuid.startswith(name))]
+        if len(matches) != 1 or matches[0] in chosen:
             break
-        chosen += found
+        chosen += matches
     return chosen
 
 
 def ask(query: str) -> list[list[str]]:
-    """Rows of two columns or more that nvidia-smi answers with. Raises OSError or SubprocessError without it."""
+    """Return nvidia-smi's rows with two or more columns. Raises OSError or SubprocessError if it fails."""
     command = ["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    return [[word.strip() for word in line.split(",")] for line in said.splitlines() if "," in line]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    return [[word.strip() for word in line.split(",")] for line in output.splitlines() if "," in line]

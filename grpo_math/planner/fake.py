@@ -1,6 +1,6 @@
-"""Fake tensors whose live bytes are counted, and stand-ins for what a GPU has and a CPU has not.
+"""Count the live bytes of fake tensors, and replace GPU kernels that a CPU does not have.
 
-Does not know a model. `install` changes torch and the trainer: for a process of its own.
+Does not depend on the model. `set_up` changes torch and the trainer: call it only in a separate process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class Live(TorchDispatchMode):
-    """Count the bytes of storages made while it is open: ``now``, and ``trace`` after every allocation."""
+    """Count the bytes of storages made in this context: ``now``, and ``trace`` after each allocation."""
 
     def __init__(self, stored: list[Tensor]) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class Live(TorchDispatchMode):
         self.now, self.trace = 0, [0]
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten._local_scalar_dense.default:  # a fake tensor has no numbers: make one up
+        if func is aten._local_scalar_dense.default:  # a fake tensor has no values: return a constant
             return True if args[0].dtype == torch.bool else 1.0 if args[0].is_floating_point() else 1
         if func is aten.equal.default:
             return False
-        if func is aten._unsafe_view.default:  # the cache of fake tensors would give its output a storage of its own
+        if func is aten._unsafe_view.default:  # the fake tensor cache would give the output a new storage
             func = aten.view.default
         out = func(*args, **(kwargs or {}))
-        if "gemm_4bit" in str(func):  # bitsandbytes spells out the weights, and their constants in float32
+        if "gemm_4bit" in str(func):  # bitsandbytes dequantises the weights, and their constants in float32
             self.trace.append(self.now + prod(args[2]) * args[0].element_size() + prod(args[2]) // 64 * 4)
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
@@ -58,8 +58,11 @@ class Live(TorchDispatchMode):
 
 
 class Flash(torch.autograd.Function):
-    """A flash kernel: keeps q, k, v, its output and a float32 per query and head. Its backward pass takes dq in
-    float32, a float32 per query, and dk and dv for every query head if heads are grouped (FlashAttention 2)."""
+    """The memory of a flash kernel (FlashAttention 2).
+
+    The forward pass saves q, k, v, the output and a float32 per query and head. The backward pass allocates dq in
+    float32, a float32 per query, and dk and dv for each query head if heads are grouped.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -78,7 +81,7 @@ class Flash(torch.autograd.Function):
 
 
 class Head(torch.autograd.Function):
-    """What comes behind the model's body: keeps none of its output, and gives it a gradient."""
+    """The computation after the model's body. It saves nothing, and returns a gradient for the body's output."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ class Head(torch.autograd.Function):
 
 
 class Dropout(torch.autograd.Function):
-    """CUDA's kernel keeps a byte per element; on a CPU torch keeps a mask in the input's dtype."""
+    """The memory of CUDA's kernel: a byte per element. On a CPU torch saves a mask in the input's dtype."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor) -> Tensor:
@@ -104,7 +107,7 @@ class Dropout(torch.autograd.Function):
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, scores: varlen.AttentionParams) -> varlen.Kernel:
-    """The choice of `varlen.kernel` on a GPU."""
+    """Return the kernel that `varlen.kernel` chooses on a GPU."""
     if scores.needs_eager or q.dtype == torch.float32 or q.size(-1) > 256 or q.size(-1) != v.size(-1):
         return varlen.one_by_one
     return flash
@@ -118,18 +121,18 @@ varlen.NAMES[flash] = "measured"
 
 
 def apply(module: Any, function: Any, recurse: bool = True) -> Any:
-    """`torch.nn.Module._apply` for fake tensors: a parameter that changes is a new one."""
+    """Replace `torch.nn.Module._apply` for fake tensors: a changed parameter is a new object."""
     for child in module.children() if recurse else ():
         child._apply(function)
-    for own in (module._parameters, module._buffers):
-        for name, tensor in own.items():
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
             if tensor is None:
                 continue
             with torch.no_grad():
                 new = function(tensor)
             if new is not tensor:
-                is_parameter = own is module._parameters
-                own[name] = torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
+                is_parameter = tensors is module._parameters
+                tensors[name] = torch.nn.Parameter(new, tensor.requires_grad) if is_parameter else new
     return module
 
 
@@ -143,7 +146,7 @@ plain_dropout, plain_kernel = torch.nn.functional.dropout, varlen.kernel
 
 
 def set_up(gpu: bool) -> None:
-    """Change torch and the trainer for this process: as on a GPU, or on a CPU."""
+    """Make torch and the trainer behave as on a GPU, or as on a CPU, in this process."""
     modules: Any = torch.nn.Module
     functional: Any = torch.nn.functional
     kernels: Any = varlen

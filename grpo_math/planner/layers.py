@@ -1,6 +1,6 @@
-"""A model of transformers' own class with one layer of each kind, as the trainer sets it up, on fake tensors.
+"""A transformers model with one layer of each kind, set up as the trainer does, on fake tensors.
 
-Does not run it.
+Does not run the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo_math.planner.fake import Live
 from grpo_math.trainer import attention, recurrent, tiled_mlp
 
 Json = dict[str, Any]
-LAYERS = ("layers", "h", "blocks")  # what a model's body calls them
+LAYERS = ("layers", "h", "blocks")  # attribute names of the decoder layers in a model's body
 
 
 def config_of(given: Json) -> Any:
@@ -27,7 +27,7 @@ def config_of(given: Json) -> Any:
 
 
 def build(config: Any, dtype: torch.dtype) -> Any:
-    """The family's own class on fake tensors."""
+    """Build the transformers model of a config on fake tensors."""
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     model.tie_weights()
@@ -35,13 +35,13 @@ def build(config: Any, dtype: torch.dtype) -> Any:
 
 
 def layers_of(model: Any) -> tuple[str, Any]:
-    """The name and the list of the decoder layers: the longest such list."""
+    """Return the name and the list of the decoder layers: the longest list with one of these names."""
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    return max((found for found in lists if found[0].split(".")[-1] in LAYERS), key=lambda found: len(found[1]))
+    return max((entry for entry in lists if entry[0].split(".")[-1] in LAYERS), key=lambda entry: len(entry[1]))
 
 
 def kind_of(layer: Any) -> Any:
-    """Layers of one kind have the same modules, shapes and plain values, except for their number."""
+    """Return the kind of a layer: its modules, shapes and plain values, without its number."""
 
     def plain(module: Any) -> Any:
         values = ((k, v) for k, v in vars(module).items() if k not in ("layer_idx", "training"))
@@ -59,7 +59,7 @@ def kind_of(layer: Any) -> Any:
 
 
 def cut(text: Any, chosen: list[int], total: int, shared: int) -> Any:
-    """The config with these layers alone: what has an entry for each layer is cut as well."""
+    """Return the config with only these layers. Fields with one entry per layer are cut too."""
     fields = text.to_dict()
     for key, value in fields.items():
         if isinstance(value, (list, tuple)) and len(value) == total:
@@ -75,8 +75,8 @@ def cut(text: Any, chosen: list[int], total: int, shared: int) -> Any:
 
 
 def with_layers(config: Any, dtype: torch.dtype, chosen: list[int], kinds: list[Any]) -> Any:
-    """The model with these layers alone, from a config of fewer layers. If a kind depends on a layer's number, the
-    other layers are taken out of the whole model."""
+    """Build the model with only these layers, from a config with fewer layers. If the kind of a layer depends on its
+    number, build the whole model and remove the other layers."""
     shared = sum("'is_kv_shared_layer', True" in str(kinds[i]) for i in chosen)
     less = cut(config.get_text_config(), chosen, len(kinds), shared)
     model = build(less, dtype)
@@ -85,22 +85,22 @@ def with_layers(config: Any, dtype: torch.dtype, chosen: list[int], kinds: list[
         return model
     model = build(config, dtype)
     name, layers = layers_of(model)
-    parent, _, own = name.rpartition(".")
+    parent, _, attribute = name.rpartition(".")
     kept = [layers[i] for i in chosen]
-    setattr(model.get_submodule(parent), own, torch.nn.ModuleList(kept))
+    setattr(model.get_submodule(parent), attribute, torch.nn.ModuleList(kept))
     configs = (getattr(module, "config", None) for module in model.modules())
     for text in {id(one): one for one in configs if hasattr(one, "num_hidden_layers")}.values():
         vars(text).update({k: v for k, v in vars(less).items() if not k.startswith("_")})
-    for place, layer in enumerate(kept):
+    for number, layer in enumerate(kept):
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
-                module.layer_idx = place
+                module.layer_idx = number
     return model
 
 
 def in_four_bit(model: Any, compute: torch.dtype) -> None:
-    """Linear maps except the head in bitsandbytes' module. Its parameter class cannot have a fake tensor: a plain one
-    with the attributes that bitsandbytes and peft read takes its place."""
+    """Replace linear maps, except the head, with bitsandbytes modules. A bitsandbytes parameter cannot contain a fake
+    tensor, so use a plain parameter with the attributes that bitsandbytes and peft read."""
     import bitsandbytes as bnb
 
     head = model.get_output_embeddings()
@@ -111,11 +111,11 @@ def in_four_bit(model: Any, compute: torch.dtype) -> None:
                 continue
             with unset_fake_temporarily(), torch.device("meta"):
                 new: Any = bnb.nn.Linear4bit(old.in_features, old.out_features, old.bias is not None, compute, **how)
-            with Live([]):  # which has an answer to `.item()`
+            with Live([]):  # Live answers `.item()`
                 data, state = bnb.functional.quantize_4bit(old.weight.data, blocksize=64, **how)
             weight: Any = torch.nn.Parameter(data, requires_grad=False)
-            own = {**how, "quant_state": state, "bnb_quantized": True, "blocksize": 64, "module": new}
-            for key, value in own.items():
+            attributes = {**how, "quant_state": state, "bnb_quantized": True, "blocksize": 64, "module": new}
+            for key, value in attributes.items():
                 setattr(weight, key, value)
             new.weight, new.bias, new.quant_state, new.support_avx512bf16_for_cpu = weight, old.bias, state, False
             setattr(parent, name, new)
@@ -123,7 +123,7 @@ def in_four_bit(model: Any, compute: torch.dtype) -> None:
 
 
 def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any:
-    """The cut model as the trainer sets it up: quantised, with its adapter, checkpointing, packing and tiles."""
+    """Return the cut model, set up as the trainer does: quantisation, adapter, checkpointing, packing and tiles."""
     dtype = torch.bfloat16 if how["stream"] == 2 else torch.float32
     model = with_layers(config, dtype, chosen, kinds)
     if how["four_bit"]:
@@ -152,7 +152,7 @@ def prepared(config: Any, kinds: list[Any], chosen: list[int], how: Json) -> Any
     tiled_mlp.set_up([model], how["checkpointing"])
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)  # as from the second micro-batch on
+            parameter.grad = torch.zeros_like(parameter)  # as after the first micro-batch
     return model
 
 

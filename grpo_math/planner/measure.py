@@ -1,11 +1,12 @@
-"""Measure a model's memory from its config.json: its own class, one layer of each kind, on tensors without memory.
+"""Measure a model's memory from its config.json: one layer of each kind of its class, on tensors without memory.
 
-`python -m grpo_math.planner.measure` answers one JSON request a line with one JSON line: `shape` or `measure`. Fake
+`python -m grpo_math.planner.measure` answers each line with a JSON request by one JSON line: `shape` or `measure`. Fake
 tensors have a shape, a dtype and a storage, but no memory, so that a model of any size runs forward and backward. A
-dispatch mode counts storages as they come and go. The pass runs at three sizes, and a linear system for each moment
+dispatch mode counts storages as they are made and freed. The pass runs at three sizes. For each moment, a linear system
 gives the bytes as a function of the tokens and of the gathered keys.
 
-Does not know the LM head, the optimizer, or the allocator: memory.py does. Changes torch: for a process of its own.
+Does not count the LM head, the optimizer or the allocator: memory.py does. Changes torch: run it only in a separate
+process.
 """
 
 from __future__ import annotations
@@ -32,30 +33,30 @@ from grpo_math.trainer.packing import GroupLayout
 Json = dict[str, Any]
 
 # (prompt, completion) of a packed row with two completions, for one tile of tokens: the sizes (1, tokens, keys) are
-# linearly independent, and up to three times these sizes the number of tiles stays as asked.
+# linearly independent, and the number of tiles stays as requested up to three times these sizes.
 POINTS = ((512, 256), (256, 384), (640, 320))
 
 Sizes = list[float]
 
 
 class Marks:
-    """Points of a pass: what was live there, and how many allocations came before."""
+    """Points of a pass: the live bytes at each point, and the number of allocations before it."""
 
     def __init__(self, live: Live) -> None:
-        self.live, self.now, self.place = live, list[int](), list[int]()
+        self.live, self.now, self.positions = live, list[int](), list[int]()
 
     def __call__(self, *args: Any) -> None:
         self.now.append(self.live.now)
-        self.place.append(len(self.live.trace))
+        self.positions.append(len(self.live.trace))
 
     def above(self, number: int) -> list[int]:
-        """What was live at each allocation between this mark and the next, above what was live at this one."""
-        start, end = self.place[number : number + 2]
+        """Return the live bytes at each allocation between this mark and the next, minus those at this mark."""
+        start, end = self.positions[number : number + 2]
         return [0, *(now - self.now[number] for now in self.live.trace[start:end])]
 
 
 def packed(groups: list[Json]) -> tuple[Json, list[Tensor]]:
-    """What the trainer gives to the model for a packed row, and the tensors of that."""
+    """Return the trainer's arguments of the model for a packed row, and their tensors."""
     layouts, start = [], 0
     for group in groups:
         layouts.append(GroupLayout(start, group["prompt"], tuple(group["lengths"])))
@@ -68,15 +69,15 @@ def packed(groups: list[Json]) -> tuple[Json, list[Tensor]]:
 
 
 def padded(rows: int, length: int) -> tuple[Json, list[Tensor]]:
-    """And for rows with padding, whose mask every layer spells out."""
+    """Return the same for padded rows, with the full mask."""
     mask = torch.zeros(rows, 1, length, length, dtype=torch.bool)
     ids = torch.zeros(rows, length, dtype=torch.long)
     return {"input_ids": ids, "attention_mask": mask}, [ids, mask]
 
 
 def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
-    """Marks of a forward pass (before each layer, behind the last, behind the norm, behind autocast) and of a backward
-    pass (at the start, behind the norm, before each layer from the last, at the end)."""
+    """Return marks of a forward pass (before each layer, after the last, after the norm, after autocast) and of a
+    backward pass (at the start, after the norm, before each layer from the last, at the end)."""
     base = model.get_base_model() if how["lora"] else model
     given, inputs = packed(row) if how["packed"] else padded(*row)
     live = Live([*stored(model), *inputs])
@@ -107,32 +108,32 @@ def update(model: Any, how: Json, row: Any) -> tuple[Marks, Marks]:
 
 
 def moments(model: Any, how: Json, kinds: list[Any], chosen: list[int], row: Any) -> list[list[int]]:
-    """Live bytes of the whole model above what is stored, from a pass of the cut one: [at the end of the forward pass],
-    [at the start of the backward pass], and stretch by stretch at every allocation."""
+    """Return live bytes of the whole model without the stored tensors, from a pass of the cut model: [at the end of the
+    forward pass], [at the start of the backward pass], and at each allocation of each stretch."""
     forward, backward = update(model, how, row)
     n, f, b = len(chosen), forward.now, backward.now
-    kept = {kinds[i]: f[place + 1] - f[place] for place, i in enumerate(chosen)}
-    left = {kinds[i]: b[n - place] - b[n - place + 1] for place, i in enumerate(chosen) if place or len(b) == n + 3}
+    kept = {kinds[i]: f[at + 1] - f[at] for at, i in enumerate(chosen)}
+    left = {kinds[i]: b[n - at] - b[n - at + 1] for at, i in enumerate(chosen) if at or len(b) == n + 3}
     left = {**kept, **left}
-    counts, there = Counter(kinds), Counter(kinds[i] for i in chosen)
-    more_kept = sum(kept[kind] * (counts[kind] - there[kind]) for kind in counts)
-    more_left = sum(left[kind] * (counts[kind] - there[kind]) for kind in counts)
-    found = [[f[n + 1] + more_kept], [b[0] + more_left]]
-    for place in range(n):  # forward, as if the layer were the last of all
-        later = sum(kept[kinds[i]] for i in chosen[place:])
-        found.append([f[n] - later + more_kept + above for above in forward.above(place)])
-    found.append([b[0] + more_left + above for above in backward.above(0)])
-    for place in range(n):
-        number = n - place  # the stretch of this layer, in a backward pass
+    counts, measured = Counter(kinds), Counter(kinds[i] for i in chosen)
+    more_kept = sum(kept[kind] * (counts[kind] - measured[kind]) for kind in counts)
+    more_left = sum(left[kind] * (counts[kind] - measured[kind]) for kind in counts)
+    stretches = [[f[n + 1] + more_kept], [b[0] + more_left]]
+    for at in range(n):  # forward, as if the layer were the last of all
+        later = sum(kept[kinds[i]] for i in chosen[at:])
+        stretches.append([f[n] - later + more_kept + above for above in forward.above(at)])
+    stretches.append([b[0] + more_left + above for above in backward.above(0)])
+    for at in range(n):
+        number = n - at  # the stretch of this layer, in a backward pass
         base = b[1] + more_left
-        found.append([base + above for above in backward.above(number)])
+        stretches.append([base + above for above in backward.above(number)])
     if len(b) == n + 3:
-        found.append([b[n + 1] + above for above in backward.above(n + 1)])
-    return found
+        stretches.append([b[n + 1] + above for above in backward.above(n + 1)])
+    return stretches
 
 
 def prefill(model: Any, how: Json, rows: int, length: int) -> tuple[list[list[int]], list[int]]:
-    """(Live bytes above what is stored and cached at every allocation of each layer, bytes that each layer caches)."""
+    """Return live bytes without stored and cached tensors at each allocation of each layer, and each layer's cache."""
     base = model.get_base_model() if how["lora"] else model
     live, sizes = Live(stored(model)), []
     forward, layers = Marks(live), layers_of(base)[1]
@@ -150,17 +151,17 @@ def prefill(model: Any, how: Json, rows: int, length: int) -> tuple[list[list[in
     for layer in cache.layers:
         held = [tensor for tensor in tree_leaves(list(vars(layer).values())) if isinstance(tensor, Tensor)]
         sizes.append(sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in held}.values()))
-    sizes += [0] * (len(layers) - len(sizes))  # layers that share another's
+    sizes += [0] * (len(layers) - len(sizes))  # layers that share another layer's cache
     earlier = [sum(sizes[:n]) for n in range(len(layers))]
     return [[forward.now[n] - earlier[n] + above for above in forward.above(n)] for n in range(len(layers))], sizes
 
 
-# What is said of a model
+# Answers about a model
 
 
 def fitted(runs: list[list[list[int]]], features: list[Sizes]) -> list[list[Sizes]]:
-    """For each stretch, its moments as bytes per feature. Where the runs do not consist of the same allocations, or one
-    run stands alone, a stretch's highest moment stands for all."""
+    """Return the moments of each stretch as bytes per feature. If the runs have different allocations, or there is only
+    one run, use only the highest moment of a stretch."""
     if len(runs) == 1:
         return [[[float(max(stretch)), *[0.0] * (len(features[0]) - 1)]] for stretch in runs[0]]
     answer = []
@@ -172,30 +173,35 @@ def fitted(runs: list[list[list[int]]], features: list[Sizes]) -> list[list[Size
 
 
 def highest(stretches: list[list[Sizes]], features: list[Sizes]) -> list[Sizes]:
-    """The moments that are the fullest anywhere on a grid of sizes."""
+    """Return the moments that are the highest for some point of a grid of sizes."""
     lines, least = [line for stretch in stretches for line in stretch], features[0][1]
     tokens = [least * factor for factor in (0.1, 0.3, 1.0, 1.25, 2.0, 4.0, 16.0)]
     grid = [[1.0, t, t * more] for t in tokens for more in (1.0, 1.5, 2.5, 5.0, 20.0, 200.0, 2000.0)]
-    places = set(np.argmax(np.array(lines) @ np.array(grid).T, axis=0).tolist())
-    return sorted(lines[place] for place in places)
+    positions = set(np.argmax(np.array(lines) @ np.array(grid).T, axis=0).tolist())
+    return sorted(lines[position] for position in positions)
 
 
 def kinds_of(config: Any) -> tuple[Any, list[Any], list[int]]:
-    """The whole model in bfloat16, the kind of each layer, and the layers to measure: one of each kind, and another of
-    the first, whose own input may need no gradient."""
+    """Return the whole model in bfloat16, the kind of each layer, and the layers to measure.
+
+    These are one layer of each kind, and a second one of the first layer's kind, because the first layer's input may
+    need no gradient.
+    """
     whole = build(config, torch.bfloat16)
     kinds = [kind_of(layer) for layer in layers_of(whole)[1]]
-    places: dict[Any, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        places.setdefault(kind, []).append(place)
-    return whole, kinds, sorted({*(numbers[0] for numbers in places.values()), *places[kinds[0]][:2]})
+    layers_by_kind: dict[Any, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        layers_by_kind.setdefault(kind, []).append(number)
+    return whole, kinds, sorted({*(numbers[0] for numbers in layers_by_kind.values()), *layers_by_kind[kinds[0]][:2]})
 
 
 def measure(config: Any, how: Json) -> Json:
-    """Bytes above what is stored, per (1, tokens, keys) of a packed row, or of the ``row`` that is asked for: at the
-    end of the forward pass, at the start of the backward pass, and at the moments that can be the fullest. ``trained``:
-    [elements, of an adapter, count] of what an adapter's run trains. ``prefill``: the fullest moments of a pass without
-    gradients, per (1, tokens, products of queries and keys)."""
+    """Return bytes without the stored tensors, per (1, tokens, keys) of a packed row or of the ``row`` in ``how``.
+
+    ``forward`` is at the end of the forward pass, ``backward`` at the start of the backward pass, and ``moments`` are
+    those that can be the highest. ``trained``: [elements, of an adapter, count] of the tensors that a run with an
+    adapter trains. ``prefill``: the highest moments of a pass without gradients, per (1, tokens, queries x keys).
+    """
     n = how["tiles"]
     _, kinds, chosen = kinds_of(config)
     model = prepared(config, kinds, chosen, how)
@@ -203,35 +209,38 @@ def measure(config: Any, how: Json) -> Json:
     if how["row"] is None:
         rows = [[{"prompt": prompt * n, "lengths": [completion * n] * 2}] for prompt, completion in POINTS]
     features = [[1.0, float(p + 2 * c) * n, float(3 * p + 2 * c) * n] for p, c in POINTS]
-    end, start, *rest = fitted([moments(model, how, kinds, chosen, row) for row in rows], features)
+    end, start, *stretches = fitted([moments(model, how, kinds, chosen, row) for row in rows], features)
     sizes = [(1, 1024 * n), (1, 1280 * n), (2, 512 * n)]
     alone = [[1.0, float(rows * length), float(rows * length**2)] for rows, length in sizes]
     prefills = fitted([prefill(model, how, *size)[0] for size in sizes], alone)
     counts, trained = Counter(kinds), Counter[tuple[int, bool]]()
     for name, parameter in model.named_parameters() if how["lora"] else ():
         if parameter.requires_grad:
-            place = next((int(part) for part in name.split(".") if part.isdigit()), None)
-            times = 1 if place is None else repeats(chosen, kinds, counts, place)
+            position = next((int(part) for part in name.split(".") if part.isdigit()), None)
+            times = 1 if position is None else repeats(chosen, kinds, counts, position)
             adapts = "lora_" in name and "magnitude" not in name  # of the adapter's rank
             trained[parameter.numel(), adapts] += times
     return {
         "forward": end[0],
         "backward": start[0],
-        "moments": highest(rest, features),
+        "moments": highest(stretches, features),
         "trained": [[size, adapts, count] for (size, adapts), count in sorted(trained.items())],
         "prefill": highest(prefills, alone),
     }
 
 
-def repeats(chosen: list[int], kinds: list[Any], counts: Counter[Any], place: int) -> int:
-    """How many layers of the whole model one of the cut model stands for: the first of two alike stands for itself."""
-    kind = kinds[chosen[place]]
+def repeats(chosen: list[int], kinds: list[Any], counts: Counter[Any], position: int) -> int:
+    """Return the number of layers of the whole model that a measured layer represents.
+
+    If two layers of one kind are measured, the first represents only itself.
+    """
+    kind = kinds[chosen[position]]
     alike = [p for p, i in enumerate(chosen) if kinds[i] == kind]
-    return counts[kind] - len(alike) + 1 if place == alike[-1] else 1
+    return counts[kind] - len(alike) + 1 if position == alike[-1] else 1
 
 
 def shape(config: Any) -> Json:
-    """The shapes of the whole model; what its layers cache for a sequence, in elements: constant, and per token."""
+    """Return the shapes of the whole model. ``cache``: elements cached for a sequence, constant and per token."""
     whole, kinds, chosen = kinds_of(config)
     text, head, name = whole.config.get_text_config(), whole.get_output_embeddings(), layers_of(whole)[0]
     linears: Counter[tuple[str, int, int, bool]] = Counter()
@@ -252,8 +261,8 @@ def shape(config: Any) -> Json:
     update(model, {**how, "packed": True}, [{"prompt": 64, "lengths": [64, 64]}])
     few, many = (prefill(model, how, 1, length)[1] for length in (64, 128))
     counts, constant, per_token = Counter(kinds), 0, 0
-    for place, (a, b) in enumerate(zip(few, many, strict=True)):
-        times = repeats(chosen, kinds, counts, place)
+    for position, (a, b) in enumerate(zip(few, many, strict=True)):
+        times = repeats(chosen, kinds, counts, position)
         constant, per_token = constant + times * (2 * a - b) // 2, per_token + times * (b - a) // 64 // 2
     parameters = list(whole.parameters())
     stacked = sum(p.numel() for p in parameters if p.dim() == 3)  # the experts of a layer in one tensor
@@ -291,7 +300,7 @@ def main() -> None:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 config = config_of(request["config"])
                 answer = measure(config, how) if how else shape(config)
-        except Exception as error:  # whatever a family's own code raises without numbers
+        except Exception as error:  # a model's code may raise anything on tensors without values
             answer = {"error": f"{type(error).__name__}: {first_line(error)}"}
         print(json.dumps(answer), file=answers, flush=True)
 

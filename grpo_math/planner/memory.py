@@ -1,9 +1,9 @@
-"""A measured model and settings -> bytes of each term on one GPU, while the policy is trained and while it generates.
+"""A measured model and settings -> bytes of each term on one GPU, during training and during generation.
 
 A term is counted (weights, adapter, gradients, optimizer state, KV cache, the LM head), measured (activations and the
 temporaries of a layer, by measure.py) or an allowance (`CONTEXT`, `COMMUNICATION`, `VLLM_OVERHEAD`, `FRAGMENTATION`).
-Terms are added up although not all of them peak at the same moment: an upper bound. On a GPU nothing here has been
-measured.
+The sum of the terms is an upper bound, because not all terms peak at the same time. Nothing here has been measured on
+a GPU.
 
 Does not decide whether a recipe fits: plan.py does.
 """
@@ -17,14 +17,14 @@ from grpo_math.run.machine import GB
 
 CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
 COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
-VLLM_OVERHEAD = 1 * GB  # vLLM's own activations at 4096 tokens a step, and its CUDA graphs
+VLLM_OVERHEAD = 1 * GB  # vLLM's activations at 4096 tokens a step, and its CUDA graphs
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
-# What the caching allocator reserves beyond what is live, of all that torch allocates: with the default segments the
-# simulated recipes reserve 1 to 11% more (docs/planning.md). Expandable segments leave less.
+# Memory that the caching allocator reserves beyond the live tensors, as a share of them. With the default segments the
+# simulated recipes reserve 1 to 11% more (docs/planning.md). Expandable segments need less.
 FRAGMENTATION = 0.078
-# A tile of TRL's fused LM head (its TOKEN_CHUNK_SIZE and chunk size), and the layer inputs that its offloading keeps.
+# A tile of TRL's fused LM head (TOKEN_CHUNK_SIZE and chunk size); layer inputs that TRL's offloading keeps on the GPU.
 HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
-RANK = 16  # the least that is measured: temporaries of an adapter are those of the next power of two
+RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
 PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
 
 TERMS = {
@@ -49,14 +49,14 @@ TERMS = {
     "cuda_context": "CUDA context",
 }
 
-# What torch's allocator has no part in.
+# Terms outside torch's allocator.
 OUTSIDE = ("cuda_context", "communication", "vllm_weights", "vllm_kv_cache", "vllm_overhead")
 
 
 class Precision(NamedTuple):
-    """Bytes of an element: weights and residual stream, matrix products, adapter weights.
+    """Bytes per element: weights and residual stream, matrix products, adapter weights.
 
-    ``compute`` differs from ``stream`` under autocast alone: float32 weights, 16-bit products. bitsandbytes multiplies
+    ``compute`` differs from ``stream`` only under autocast: float32 weights, 16-bit products. bitsandbytes multiplies
     in the dtype of the stream.
     """
 
@@ -67,7 +67,7 @@ class Precision(NamedTuple):
 
     @property
     def half(self) -> int:
-        """Of what autocast casts. bitsandbytes matmuls ignore autocast."""
+        """Bytes per element under autocast. bitsandbytes matmuls ignore autocast."""
         return 2 if self.autocast else self.compute
 
 
@@ -76,36 +76,36 @@ def at(line: list[float], sizes: tuple[int, ...]) -> int:
 
 
 def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Precision:
-    """How TRL, peft and accelerate load this recipe.
+    """Return the precision with which TRL, peft and accelerate load this recipe.
 
-    peft holds a LoRA's weights in float32 over a 16-bit base (autocast_adapter_dtype). TRL turns them to bfloat16 over
-    a quantised base (arXiv 2305.14314, section 3) and leaves them as the base under ZeRO-3. DeepSpeed's 16-bit
-    mode, which accelerate turns on where autocast would be, casts everything. ``auto`` is bfloat16 on a GPU, except
-    for trained weights without a float32 copy (build.py); on a CPU it is counted as float32, which it may be.
+    peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
+    quantised base (arXiv 2305.14314, section 3), and leaves them in the base's dtype under ZeRO-3. Under DeepSpeed,
+    accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything. ``auto`` is bfloat16 on a GPU,
+    except for trained weights without a float32 copy (build.py). On a CPU it is counted as float32, the upper bound.
     """
     cpu, quantised = settings["use_cpu"], settings["load_in_4bit"] or settings["load_in_8bit"]
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
     half = settings["dtype"] in ("bfloat16", "float16") or auto
     stream = 2 if half else 4
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
-    said = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
-    if zero.active and (autocast if not said or "auto" in said else any(said)):
+    stated = [(deepspeed or {})[name].get("enabled") for name in ("bf16", "fp16") if name in (deepspeed or {})]
+    if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
         return Precision(2, 2, 2, False)
     compute = 2 if autocast and not quantised else stream
     adapter = 2 if quantised else (stream if zero.stage == 3 else 4)
     return Precision(stream, compute, adapter, autocast)
 
 
-# What is stored
+# Stored tensors
 
 
 def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
-    """Bytes of the base model.
+    """Return the bytes of the base model.
 
-    4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight in blocks of 64; a block's constant takes 4 bytes, or 1
-    with double quantisation, whose own constants are 4 bytes for 256 blocks, an offset of 4 and a table of 256 floats;
-    and the table of 16 floats of each matrix. 8 bit (arXiv 2208.07339): 1 byte a weight, 4 a row. Embeddings, LM head,
-    norms, biases and stacked experts stay as they are.
+    4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight, in blocks of 64, and a table of 16 floats a matrix. A
+    block has a constant of 4 bytes, or 1 with double quantisation. Double quantisation adds constants of 4 bytes for
+    256 blocks, an offset of 4 bytes and a table of 256 floats. 8 bit (arXiv 2208.07339): 1 byte a weight, 4 a row.
+    Embeddings, LM head, norms, biases and stacked experts are not quantised.
     """
     matrices = sum(linear.weights * linear.layers for linear in shape.linears)
     other = (shape.total - matrices) * stream
@@ -122,7 +122,7 @@ def weights(shape: Shape, settings: Settings, stream: int) -> dict[str, int]:
 
 
 def four_bit(n: int, nested: bool) -> int:
-    """Bytes of ``n`` weights in bitsandbytes' 4 bit.
+    """Return the bytes of ``n`` weights in bitsandbytes' 4 bit.
 
     >>> four_bit(64 * 256, nested=False), four_bit(64 * 256, nested=True)
     (9280, 9544)
@@ -133,7 +133,7 @@ def four_bit(n: int, nested: bool) -> int:
 
 
 def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> list[tuple[int, int]]:
-    """(parameters of a tensor, how many such tensors) of all that is trained."""
+    """Return (parameters of a tensor, number of such tensors) for all trained tensors."""
     if not settings["use_peft"]:
         return list(shape.tensors)
     how = how_of(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
@@ -146,8 +146,11 @@ def trainable(shape: Shape, settings: Settings, precise: Precision | None = None
 def how_of(
     shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None
 ) -> dict[str, Any]:
-    """What measure.py has to know of a recipe. A micro-batch whose memory is not linear in its tokens is measured as it
-    is: padded rows, layers with a state, scores that are spelled out."""
+    """Return the settings that measure.py needs.
+
+    A micro-batch is measured at its real size if its memory is not linear in its tokens: with padded rows, layers with
+    a state, or attention that no torch kernel computes.
+    """
     lora: dict[str, Any] | None = None
     row: list[Any] | None = None
     if work and not work.packed:
@@ -159,7 +162,7 @@ def how_of(
         lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": 0.05 if drops else 0.0}
         given = {"use_dora": "use_dora", "lora_target_parameters": "target_parameters"}
         given["lora_modules_to_save"] = "modules_to_save"
-        lora |= {own: settings[name] for name, own in given.items() if settings[name]}
+        lora |= {option: settings[name] for name, option in given.items() if settings[name]}
     return {
         "stream": precise.stream,
         "adapter": precise.adapter,
@@ -176,11 +179,11 @@ def how_of(
 
 
 def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> int:
-    """Bytes of an optimizer's state for tensors whose elements have ``element`` bytes.
+    """Return the bytes of an optimizer's state for tensors whose elements have ``element`` bytes.
 
-    AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes a float32 one, and torch a step
-    of 4 bytes a tensor. bitsandbytes' 8-bit AdamW (arXiv 2110.02861) keeps 2 bytes, two constants of 4 for a block of
-    256, and two tables of 256 floats in all; tensors below 4096 elements stay in 32 bit.
+    AdamW (arXiv 1711.05101) keeps two moments in the dtype of the parameter, 8 bytes for float32. torch adds a step of
+    4 bytes a tensor. bitsandbytes' 8-bit AdamW (arXiv 2110.02861) keeps 2 bytes a parameter, two constants of 4 bytes
+    for a block of 256, and two tables of 256 floats in total. Tensors below 4096 elements stay in 32 bit.
 
     >>> optimizer_bytes([(1024, 2), (4096, 1)], "adamw_torch", 4)
     49164
@@ -199,8 +202,8 @@ def optimizer_bytes(tensors: list[tuple[int, int]], name: str, element: int) -> 
 
 
 def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
-    """What of that state a paged optimizer keeps in main memory, from where its pages come to the GPU and go: the
-    moments of tensors from 100,000 elements."""
+    """Return the bytes of optimizer state that a paged optimizer keeps in main memory: the moments of tensors with at
+    least 100,000 elements. Their pages move to the GPU and back as needed."""
     if not name.startswith("paged"):
         return 0
     return sum((2 if "8bit" in name else 8) * n * count for n, count in tensors if n >= 100_000)
@@ -210,7 +213,7 @@ def paged_bytes(tensors: list[tuple[int, int]], name: str) -> int:
 
 
 class Stored(NamedTuple):
-    """Terms that lie on a GPU all the time, those that come with a backward pass, and those of main memory."""
+    """Terms that are always on a GPU, terms that a backward pass adds, and terms of main memory."""
 
     always: dict[str, int]
     backward: dict[str, int]
@@ -218,11 +221,12 @@ class Stored(NamedTuple):
 
 
 def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int) -> Stored:
-    """Weights, reference, gradients and optimizer state, on each GPU and in main memory.
+    """Return weights, reference, gradients and optimizer state, on each GPU and in main memory.
 
     Mixed-precision state under DeepSpeed (arXiv 1910.02054): float32 weights, two moments and a float32 gradient, 16
-    bytes, partitioned over processes from stage 1; gradients from stage 2; weights from stage 3; offloaded, all of it
-    lies in main memory (arXiv 2101.06840). A bucket of gradients is allocated whole. DDP holds its gradients twice.
+    bytes a parameter. The state is partitioned over processes from stage 1, gradients from stage 2, weights from stage
+    3. Offloaded state is in main memory (arXiv 2101.06840). A whole bucket of gradients is allocated. DDP stores its
+    gradients twice.
     """
     n, full, tensors = processes, not settings["use_peft"], trainable(shape, settings, precise)
     trained = sum(size * count for size, count in tensors)
@@ -256,7 +260,7 @@ def stored(shape: Shape, settings: Settings, zero: Zero, precise: Precision, pro
 def phases(
     shape: Shape, settings: Settings, zero: Zero, precise: Precision, run: Run
 ) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
-    """({"training": {term: bytes}, "generation": {...}} of a policy GPU, the terms of main memory of all processes)."""
+    """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes."""
     work = work_of(shape, settings, run, zero.stage)
     always, backward, main = stored(shape, settings, zero, precise, run.processes)
     if settings["activation_offloading"]:
@@ -278,15 +282,15 @@ def phases(
         for terms in (training, generation):
             allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
             terms["allocator"] = int(FRAGMENTATION * allocated)
-    found = {"training": training, "generation": generation}
-    return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in found.items()}, main
+    by_phase = {"training": training, "generation": generation}
+    return {phase: {t: terms[t] for t in TERMS if terms.get(t)} for phase, terms in by_phase.items()}, main
 
 
 def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> dict[str, int]:
-    """What an update holds at its fullest moment besides what is stored.
+    """Return the terms of an update at its memory peak, without the stored tensors.
 
-    The moments: the LM head's forward pass, while autocast has copies of trained weights, and its backward pass; those
-    of the layers, while the gradient of a tied head waits for the embedding's; and the sum of these two.
+    The candidates: the LM head's forward pass, while autocast has copies of trained weights; its backward pass; the
+    backward pass of the layers, while the gradient of a tied head is kept for the embedding; the sum of both gradients.
     """
     full, sizes = not settings["use_peft"], work.sizes
     measurement = shape.measured(how_of(shape, settings, precise, work.tiles, work))
@@ -297,7 +301,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     fullest = max(at(line, sizes) for line in measurement["moments"]) - away
     scored = work.scored * (shape.hidden * precise.stream + 16)
     tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * precise.half
-    if precise.stream != precise.half:  # a slice of the weights, cast
+    if precise.stream != precise.half:  # a slice of the weights after the cast
         tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * precise.half
     one = shape.vocab * shape.hidden * precise.stream if full else 0
     transit = one if shape.tied else 0
@@ -311,9 +315,11 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
 
 
 def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: Work) -> int:
-    """TRL's fused LM head (trl/kernels/chunked_logprob.py): a float32 gradient of the hidden states and, if the head is
-    trained, of its weights, and both once more in their own dtype if that is another. Without Triton, as on a CPU,
-    seven float32 tensors of a tile's size."""
+    """Return the bytes of the gradients in TRL's fused LM head (trl/kernels/chunked_logprob.py).
+
+    The hidden states and, if the head is trained, its weights have a float32 gradient, and a second gradient in their
+    dtype if it is not float32. Without Triton, as on a CPU, there are seven float32 tensors of a tile's size.
+    """
     gradients = 4 + (precise.stream if precise.stream != 4 else 0)
     trained = shape.vocab * shape.hidden if not settings["use_peft"] else 0
     plain = 7 * 4 * min(work.scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB) if settings["use_cpu"] else 0
@@ -321,19 +327,19 @@ def head_gradients(shape: Shape, settings: Settings, precise: Precision, work: W
 
 
 def _transformers_generation(shape: Shape, settings: Settings, precise: Precision, run: Run) -> dict[str, int]:
-    """`generate` samples a process's whole rollout at once, and holds most in its prefill or at its end.
+    """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
-    The prefill takes each prompt once, but each row if decoding.py leaves generation to transformers: unpacked, or with
-    a dropout, which TRL does not turn off. The end: keys and values of all rows, of a layer twice, when its buffer
-    grows, and five float32 copies of the logits. With tools the prefill of a later turn takes what it adds of every
-    row, a result of at most a completion's length.
+    The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers:
+    without packing, or with a dropout, which TRL does not turn off. At the end there are the keys and values of all
+    rows, those of one layer twice while its buffer grows, and five float32 copies of the logits. With tools, the
+    prefill of a later turn contains the tool result of each row, at most as long as a completion.
     """
     rows = -(-run.rollout // run.processes)
     lean = packs(shape, settings) and not (settings["use_peft"] and settings["lora_dropout"] > 0)
     prompts = -(-rows // settings["num_generations"]) if lean else rows
     constant, token = (elements * precise.stream for elements in shape.cache)
     length = settings["max_completion_length"]
-    if lean:  # every so many tokens decoding.py makes a layer's buffers so much longer
+    if lean:  # decoding.py extends a layer's buffers in steps of ROOM + 1 tokens
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
     cache = rows * (constant + (run.prompt + length) * token)
     prefill, width = {"kv_cache": prompts * (constant + run.prompt * token)}, run.prompt
@@ -349,17 +355,20 @@ def _transformers_generation(shape: Shape, settings: Settings, precise: Precisio
 
 
 def vllm(shape: Shape, settings: Settings, share: float, prompt: int) -> dict[str, int]:
-    """vLLM takes its whole share of the GPU: weights in 16 bit (TRL hands it bitsandbytes where the base is quantised),
-    overhead, and keys and values in the rest; at least those of one sequence of its context length."""
+    """Return the terms of vLLM, which fills its whole share of the GPU.
+
+    The terms are weights in 16 bit (TRL passes bitsandbytes weights if the base is quantised), overhead, and a KV cache
+    in the remaining memory. The KV cache has at least one sequence of the context length.
+    """
     tp = settings["vllm_tensor_parallel_size"]
-    own = -(-sum(weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2).values()) // tp)
+    weight_bytes = -(-sum(weights(shape, {**settings, "cast_lm_head_to_fp32": False}, 2).values()) // tp)
     one = -(-sequence_bytes(shape, settings, prompt) // tp)
-    cache = max(int(share) - own - VLLM_OVERHEAD, one)
-    return {"vllm_weights": own, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}
+    cache = max(int(share) - weight_bytes - VLLM_OVERHEAD, one)
+    return {"vllm_weights": weight_bytes, "vllm_kv_cache": cache, "vllm_overhead": VLLM_OVERHEAD}
 
 
 def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
-    """Tokens of one sequence that vLLM must be able to hold: its context length, by default the model's own."""
+    """Return vLLM's context length in tokens, by default the model's. vLLM must be able to hold one such sequence."""
     return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
 
 

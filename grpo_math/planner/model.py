@@ -1,7 +1,7 @@
-"""A model's shapes and its measured memory, by its config.json.
+"""A model's shapes and its measured memory, from its config.json.
 
-The figures of common models are shipped (measured.json). Another model is measured once, by measure.py in a process of
-its own, and the answer is kept in the cache folder.
+The measurements of common models are shipped (measured.json). Any other model is measured once, by measure.py in a
+separate process, and the answer is kept in the cache folder.
 
 Does not read weights, and imports neither torch nor transformers.
 """
@@ -23,15 +23,15 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.reading import home, read_json
 
-FORMAT = 1  # of what measure.py answers
+FORMAT = 1  # of the answers of measure.py
 HERE = Path(__file__).parent
-# Of a config.json, what does not change a shape.
+# Fields of a config.json that do not change a shape.
 ASIDE = ("architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache")
 ASIDE_ENDING = "_token_id"
 
 
 class Linear(NamedTuple):
-    """A linear map of as many layers as ``layers`` says; ``path`` is its name within the layer."""
+    """A linear map. ``layers`` is the number of layers that have it, ``path`` its name within a layer."""
 
     path: str
     n_in: int
@@ -50,7 +50,7 @@ class Linear(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What `measure.shape` says of a model; ``source`` is its name.
+    """The shapes of a model, from `measure.shape`. ``source`` is the model's name.
 
     >>> shape = shape_of("qwen2", read_config("Qwen/Qwen2.5-1.5B"))
     >>> shape.total, shape.tied, shape.kv_bytes_per_token(2), [linear.name for linear in shape.linears][:2]
@@ -70,71 +70,83 @@ class Shape:
     active: int  # parameters that one token goes through
     tensors: tuple[tuple[int, int], ...]  # (elements, how many of that size)
     linears: tuple[Linear, ...]
-    cache: tuple[int, int]  # elements that the layers cache of a sequence: constant, and per token
-    stateful: bool  # has layers with a state, which are measured without their fast kernel
-    spelled: bool  # has attention that no kernel of torch computes
-    tiled: bool  # trainer/tiled_mlp.py serves its layers
+    cache: tuple[int, int]  # elements in the KV cache of a sequence: constant, and per token
+    stateful: bool  # has layers with a state, measured without their fast kernel
+    spelled: bool  # has attention that no torch kernel computes
+    tiled: bool  # trainer/tiled_mlp.py supports its layers
     packs: bool
-    prequantized: bool  # the checkpoint itself is bitsandbytes' 4 bit
-    measures: bool  # what is neither shipped nor cached is measured now
+    prequantized: bool  # the checkpoint is stored in bitsandbytes' 4 bit
+    measures: bool  # measure now if a measurement is neither shipped nor cached
 
     def measured(self, how: dict[str, Any]) -> dict[str, Any]:
         return measured(self.source, self.config, how, self.measures)
 
     def kv_bytes_per_token(self, element: int = 2) -> int:
-        """Whole sequences, also where a window would cap what a layer keeps: an upper bound."""
+        """Return the bytes of a token in the KV cache. An upper bound: sliding windows are ignored."""
         return self.cache[1] * element
 
 
 def shape_of(source: str, config: Mapping[str, Any], measures: bool = True) -> Shape:
-    """Raises `ConfigError` for a config.json that transformers makes no model of, and without ``measures`` for a model
-    that has not been measured."""
-    how, own = config.get("quantization_config") or {}, plain(config)
+    """Return the shapes of a model.
+
+    Raises `ConfigError` if transformers cannot build a model from the config.json, and, without ``measures``, if the
+    model has not been measured.
+    """
+    how, fields = config.get("quantization_config") or {}, plain(config)
     four_bit = how.get("quant_method") == "bitsandbytes" and bool(how.get("load_in_4bit"))
-    if how and not four_bit and how.get("quant_method") != "mxfp4":  # which is trained in 16 bit
+    if how and not four_bit and how.get("quant_method") != "mxfp4":  # mxfp4 is trained in 16 bit
         reason = f"is stored quantised by {how.get('quant_method')!r}, whose sizes the plan does not know"
         raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
     if not isinstance(config.get("model_type"), str):
         raise _refusal(source, "has no model_type in its config.json")
-    said = {**measured(source, own, None, measures)}
-    linears = tuple(Linear(*linear) for linear in said.pop("linears"))
-    tensors = tuple((size, count) for size, count in said.pop("tensors"))
+    answer = {**measured(source, fields, None, measures)}
+    linears = tuple(Linear(*linear) for linear in answer.pop("linears"))
+    tensors = tuple((size, count) for size, count in answer.pop("tensors"))
     return Shape(
-        source=source, config=own, linears=linears, tensors=tensors, prequantized=four_bit, measures=measures, **said
+        source=source,
+        config=fields,
+        linears=linears,
+        tensors=tensors,
+        prequantized=four_bit,
+        measures=measures,
+        **answer,
     )
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides about shapes; of a shipped model, what is shipped."""
+    """Return the fields that determine the shapes. For a shipped model these are the shipped fields."""
     if not (config.get("attention_bias") or config.get("mlp_bias")):
-        for own in shapes().values():
-            if all(config.get(name) == value for name, value in own.items()):
-                return own
+        for fields in shapes().values():
+            if all(config.get(name) == value for name, value in fields.items()):
+                return fields
     aside = {*ASIDE, "quantization_config"}
     return {k: v for k, v in config.items() if k not in aside and not k.endswith(ASIDE_ENDING) and v is not None}
 
 
 def wanted_modules(settings: Mapping[str, Any]) -> Any:
-    """``lora_target_modules`` as peft gets it. TRL makes the one name of a list a string, which peft takes as an
-    expression for the whole name of a module."""
-    wanted = settings["lora_target_modules"]
-    return wanted[0] if isinstance(wanted, list) and len(wanted) == 1 else wanted
+    """Return ``lora_target_modules`` as peft receives it.
+
+    TRL turns a list with one name into a string. peft matches a string as a regular expression against the whole name
+    of a module.
+    """
+    modules = settings["lora_target_modules"]
+    return modules[0] if isinstance(modules, list) and len(modules) == 1 else modules
 
 
 def targets(shape: Shape, settings: Mapping[str, Any]) -> tuple[Linear, ...]:
-    """The linear maps of a layer that get a LoRA. Raises `ConfigError` for a name that none of them has."""
-    wanted = wanted_modules(settings)
+    """Return the linear maps of a layer that get a LoRA. Raises `ConfigError` for a name that matches none of them."""
+    modules = wanted_modules(settings)
     if not settings["use_peft"]:
         return ()
-    if wanted is None or wanted == "all-linear":
+    if modules is None or modules == "all-linear":
         return shape.linears
-    names = [wanted] if isinstance(wanted, str) else wanted
-    found = {name: [x for x in shape.linears if _matches(x, name, isinstance(wanted, str))] for name in names}
+    names = [modules] if isinstance(modules, str) else modules
+    matches = {name: [x for x in shape.linears if _matches(x, name, isinstance(modules, str))] for name in names}
     for name in names:
-        if not found[name]:
+        if not matches[name]:
             remedy = f"use all-linear, or {', '.join(dict.fromkeys(linear.name for linear in shape.linears))}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
-    return tuple(x for x in shape.linears if any(x in found[name] for name in names))
+    return tuple(x for x in shape.linears if any(x in matches[name] for name in names))
 
 
 def _matches(linear: Linear, name: str, pattern: bool) -> bool:
@@ -146,7 +158,7 @@ def _matches(linear: Linear, name: str, pattern: bool) -> bool:
 
 
 def measured(source: str, config: dict[str, Any], how: dict[str, Any] | None, measures: bool = True) -> dict[str, Any]:
-    """The answer of measure.py for a config, as it is set up for training (``how``), or of its shapes (None)."""
+    """Return the answer of measure.py: the memory of a model set up as in ``how``, or its shapes if ``how`` is None."""
     key = key_of(config, how)
     if key in shipped():
         return dict(shipped()[key])
@@ -177,13 +189,13 @@ def shipped() -> dict[str, dict[str, Any]]:
 
 
 _worker: list[subprocess.Popen[str]] = []
-_said: set[str] = set()  # models that the progress line has named
+_announced: set[str] = set()  # models whose progress line has been printed
 
 
 def _ask(source: str, config: dict[str, Any], how: dict[str, Any] | None) -> dict[str, Any]:
-    """One process measures for all questions of this one: importing torch takes longest."""
-    if source not in _said:
-        _said.add(source)
+    """Ask the measuring process. It is started once, because importing torch takes longest."""
+    if source not in _announced:
+        _announced.add(source)
         print(f"plan     measuring {source} once: 10 to 30 s", file=sys.stderr, flush=True)
     if not _worker or _worker[0].poll() is not None:
         command = [sys.executable, "-m", "grpo_math.planner.measure"]
@@ -207,13 +219,13 @@ def _ask(source: str, config: dict[str, Any], how: dict[str, Any] | None) -> dic
 
 @cache
 def shapes() -> dict[str, dict[str, Any]]:
-    """Hub id -> the config.json figures of common base models."""
+    """Return the config.json fields of common base models, by Hub id."""
     models: dict[str, dict[str, Any]] = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
     return models
 
 
 def read_config(name: str | None, revision: str = "main", offline: bool = False) -> dict[str, Any]:
-    """The config.json of a local folder, of a shipped model, or of the Hub, in this order; a `UserError` otherwise."""
+    """Return the config.json of a local folder, a shipped model or the Hub, in this order. Raises `UserError`."""
     if not name:
         raise ConfigError("model_name_or_path", name, "is missing", "give a folder, a Hub id, or 'embedded'")
     path = Path(name)
@@ -224,7 +236,7 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
     elif os.path.lexists(path):
         raise _refusal(name, "is not a folder", "give the folder of a model")
     else:
-        # A model and its post-trained form have one shape.
+        # A model and its post-trained form have the same shape.
         for same in (name, *(name.removesuffix(suffix) for suffix in ("-Instruct", "-it", "-Base"))):
             if same in shapes():
                 return shapes()[same]
@@ -240,7 +252,7 @@ def _refusal(name: str, reason: str, remedy: str = "check its config.json") -> C
 
 
 def is_folder(name: str) -> bool:
-    """Whether a model of this name is a local folder and not on the Hub.
+    """Return True if a model name is a local folder, and False if it is a Hub id.
 
     >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
     (False, True, True)
@@ -255,7 +267,7 @@ def _download(name: str, revision: str, offline: bool) -> Path:
     try:
         return Path(hf_hub_download(name, "config.json", revision=revision, local_files_only=offline))
     except Exception as error:
-        # The Hub's client raises a dozen kinds, from a bad name to no network; each means: no shapes.
+        # The Hub's client raises many exception types, from a bad name to no network. Each means: no config.json.
         raise UserError(
             f"model_name_or_path={name!r} is not a folder here nor a shipped shape, and its config.json did not come "
             f"from the Hub ({first_line(error)}): give a folder that holds its config.json"

@@ -14,7 +14,7 @@ MARKS = "█▓▒░#*+=-:~oxs%&@"  # one for each term that is drawn
 
 
 def picture(answer: Mapping[str, Any]) -> str:
-    """What `grpo-math plan` prints.
+    """Return the text that `grpo-math plan` prints.
 
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",

@@ -1,6 +1,6 @@
 """A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
 
-Does not print, and keeps to what it is told: nothing on the machine is asked but its main memory.
+Does not print. The only data that it reads about this machine are its GPUs and main memory, if they are not given.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from grpo_math.settings.shipped import accelerate_file
 
 MARGIN = 0.95  # of a GPU that a plan may fill
 PROMPT_TOKENS = 512
-# Fields whose terms of the loss look at whole micro-batches: with them trainer/config.py refuses a token budget.
+# Fields with loss terms over whole micro-batches: trainer/config.py rejects a token budget with them.
 WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
-# Accelerate configs in the order in which they are tried where plain data parallelism does not fit.
+# Accelerate configs, in the order in which they are tried if plain data parallelism does not fit.
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 SLEEPING = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
 
@@ -44,21 +44,21 @@ def plan(
     card: Card | None = None,
     offline: bool = False,
 ) -> dict[str, Any]:
-    """What `grpo-math plan --json` prints. GB are 2^30 bytes.
+    """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
 
-    ``gpus``, ``gpu_gb``: how many GPUs, and the memory of one; by default this machine's; not read with ``use_cpu``.
-    ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt; by default what
-    ``vllm_max_model_length`` leaves, or 512. ``accelerate``: an accelerate config, read; or ``configs`` to choose
-    from, by name. ``card``: how fast a GPU is. ``offline``: the Hub is not asked, and nothing measured. Raises a
-    `UserError` for what cannot be planned.
+    ``gpus``, ``gpu_gb``: the number of GPUs and the memory of one; by default this machine's, ignored with ``use_cpu``.
+    ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
+    ``vllm_max_model_length`` minus the completion length, or 512. ``accelerate``: the contents of an accelerate config;
+    or ``configs``, several of them by name to choose from. ``card``: the speed of a GPU. ``offline``: do not use the
+    Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", "use_peft": True}
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
-    there: dict[str, Any] = {"gpus": gpus, "gpu_gb": gpu_gb, "cpu_gb": cpu_gb, "prompt": prompt_tokens}
-    name, counted = choose(recipe, configs or {"": accelerate}, **there, offline=offline)
+    machine: dict[str, Any] = {"gpus": gpus, "gpu_gb": gpu_gb, "cpu_gb": cpu_gb, "prompt": prompt_tokens}
+    name, counted = choose(recipe, configs or {"": accelerate}, **machine, offline=offline)
     suggestions = [] if counted.fits else suggest(counted)
     answer = {**counted.answer(), "suggestions": suggestions, "recommended": recommended(counted)}
     answer["accelerate_config"] = name or None
@@ -67,14 +67,14 @@ def plan(
 
 
 def shipped_configs(recipe: Settings) -> dict[str, Settings | None]:
-    """The accelerate configs that `grpo-math train` tries, in its order: none first.
+    """Return the accelerate configs that `grpo-math train` tries, in order. The first is no config.
 
     >>> list(shipped_configs({}))
     ['', 'zero2', 'zero2_offload', 'zero3', 'zero3_offload']
     """
     if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
         return {"": None}
-    whole = needing_whole(recipe)  # checks/training.py refuses them under ZeRO-3
+    whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3
     names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
     return {"": None, **{name: read_recipe(accelerate_file(name)) for name in names}}
 
@@ -89,9 +89,9 @@ def choose(
     prompt: int | None = None,
     offline: bool = False,
 ) -> tuple[str, Counted]:
-    """(name, plan) of the first of the accelerate ``configs`` with which the recipe fits; of the first of all if none.
+    """Return (name, plan) of the first of the accelerate ``configs`` that fits. If none fits, return the first one.
 
-    Raises what the first one raises. One that cannot be planned beside it is passed over.
+    Raises the error of the first config. Later configs that cannot be planned are skipped.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "gradient_accumulation_steps": 8}
     >>> name, counted = choose(recipe, {"multi_gpu": None, "zero2_offload": {"distributed_type": "DEEPSPEED",
@@ -116,7 +116,7 @@ def choose(
 
 
 def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:
-    """All of a machine's GPUs for the server.
+    """Return the layout with all GPUs of a machine for the server.
 
     >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True}, gpus=4, gpu_gb=24).roles()[0]
     {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
@@ -142,11 +142,11 @@ def _read(
         gpu_gb = cpu_gb = cpu_gb or main_memory()
         gpus = int((accelerate or {}).get("num_processes", 1))
     elif gpus is None or gpu_gb is None:
-        there, size = devices.here()
-        if not there:
+        available, size = devices.here()
+        if not available:
             option = "gpus" if gpus is None else "gpu_memory"
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
-        gpus, gpu_gb = gpus or there, gpu_gb or size
+        gpus, gpu_gb = gpus or available, gpu_gb or size
     for option, value in (("gpus", gpus), ("gpu_memory", gpu_gb)):
         if not value or value <= 0:
             raise ConfigError(option, value, "is not above 0", "say what to plan for, as in --gpus 1 --gpu_memory 24")
@@ -164,7 +164,7 @@ def _read(
 
 
 class Machine(NamedTuple):
-    """What stays the same while settings are varied."""
+    """The model and the machine, which stay the same while settings are varied."""
 
     shape: Shape
     gpus: int
@@ -175,9 +175,9 @@ class Machine(NamedTuple):
 
 
 class Counted:
-    """One recipe on one machine, counted: layout, terms of each phase, and what is wrong with it.
+    """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
 
-    ``given``: the names that the recipe states.
+    ``given``: the fields that the recipe sets.
     """
 
     def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
@@ -203,12 +203,12 @@ class Counted:
         self.work = memory.work_of(shape, settings, self.run, self.zero.stage)
         self.phases, self.main = memory.phases(shape, settings, self.zero, precise, self.run)
         if self.layout.server:
-            length = settings["vllm_max_model_length"] or self.sequence  # its own command says it
-            own = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
+            length = settings["vllm_max_model_length"] or self.sequence  # the server's command sets it
+            engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
             share = memory.VLLM_SERVER_SHARE * machine.gpu_bytes - memory.CONTEXT
-            server = memory.vllm(shape, {**settings, **own}, share, machine.prompt)
+            server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
             self.phases["server"] = {**server, "cuda_context": memory.CONTEXT}
-        if settings["use_cpu"]:  # every process has its own copy, and one memory holds them
+        if settings["use_cpu"]:  # each process has a copy in the same memory
             self.phases = {
                 phase: {**{term: size * n for term, size in terms.items()}, "processes": self.main["processes"]}
                 for phase, terms in self.phases.items()
@@ -217,7 +217,7 @@ class Counted:
         self.problems = self._problems()
 
     def changed(self, changes: Settings) -> Counted | None:
-        """The recipe with other settings on the same machine; None where that cannot be planned."""
+        """Return the plan with changed settings on the same machine, or None if it cannot be planned."""
         try:
             return Counted(self.machine, resolve({**self.settings, **changes}), self.given | set(changes))
         except ConfigError:
@@ -225,7 +225,7 @@ class Counted:
 
     @property
     def peak_phase(self) -> str:
-        """The policy's fuller phase; a server fills its own GPUs in any case."""
+        """The policy's phase with more memory. A server always fills its GPUs, so it is ignored."""
         return max(("training", "generation"), key=lambda phase: sum(self.phases[phase].values()))
 
     @property
@@ -234,7 +234,7 @@ class Counted:
 
     @property
     def over(self) -> int:
-        """Bytes that are missing, over every phase, vLLM's share and main memory."""
+        """Missing bytes, summed over the phases, vLLM's share and main memory."""
         over = sum(max(0, sum(terms.values()) - self.limit) for terms in self.phases.values())
         over += max(0, self.vllm_needs - self.vllm_share)
         return over + max(0, sum(self.main.values()) - self.main_limit)
@@ -245,7 +245,7 @@ class Counted:
 
     @property
     def vllm_needs(self) -> int:
-        """Of a GPU that vLLM shares with the policy: weights, overhead, and one sequence of its context length."""
+        """Bytes that vLLM needs on a shared GPU: weights, overhead, and one sequence of its context length."""
         if self.layout.generation != "colocate":
             return 0
         terms = self.phases["generation"]
@@ -264,7 +264,7 @@ class Counted:
             if (total := sum(terms.values())) > self.limit:
                 usable = f"{self.limit / GB:.1f} of its {machine.gpu_bytes / GB:.4g} GB"
                 problems.append(f"{phase} needs {total / GB:.1f} GB of {where}, which has {usable} to give")
-        main, wanted = sum(self.main.values()), self.sequence
+        main, sequence = sum(self.main.values()), self.sequence
         if main > self.main_limit and not settings["use_cpu"]:
             problems.append(f"{main / GB:.1f} GB of main memory are needed, and there are {self.main_limit / GB:.1f}")
         if self.vllm_needs > self.vllm_share:
@@ -275,9 +275,9 @@ class Counted:
             )
         if self.layout.generation == "colocate" and settings["load_in_8bit"]:
             problems.append("vLLM does not take a base in 8 bit: use load_in_4bit, or use_vllm: false")
-        longest = min(shape.max_tokens or wanted, settings["vllm_max_model_length"] or wanted)
-        if wanted > longest:
-            problems.append(f"prompt and completion come to {wanted} tokens, and the model is given {longest}")
+        longest = min(shape.max_tokens or sequence, settings["vllm_max_model_length"] or sequence)
+        if sequence > longest:
+            problems.append(f"prompt and completion come to {sequence} tokens, and the model is given {longest}")
         return problems
 
     def answer(self) -> dict[str, Any]:
@@ -318,29 +318,29 @@ def _divides(settings: Settings, given: set[str], processes: int) -> bool:
     return True
 
 
-# What to change
+# Suggested changes
 
 
 def candidates(counted: Counted) -> list[dict[str, Any]]:
-    """Changes that can save memory, cheapest first: those that cost no quality, then speed, then what is learned.
+    """Return changes that can save memory, cheapest first. A change is a mapping of recipe fields.
 
-    Each is the lines of the recipe that change, as a mapping.
+    Free changes come first, then those that cost speed, then those that change what is learned.
     """
-    s, rows, wanted, generation = counted.settings, counted.batch.rows, counted.sequence, counted.layout.generation
+    s, rows, sequence, generation = counted.settings, counted.batch.rows, counted.sequence, counted.layout.generation
     gpu, lora, colocated, quantised = not s["use_cpu"], s["use_peft"], generation == "colocate", counted.quantised
     half = gpu and s["dtype"] == "float32"
-    longer = colocated and (not s["vllm_max_model_length"] or s["vllm_max_model_length"] > wanted)
-    length = {"vllm_max_model_length": wanted} if longer else {}
+    longer = colocated and (not s["vllm_max_model_length"] or s["vllm_max_model_length"] > sequence)
+    length = {"vllm_max_model_length": sequence} if longer else {}
     smaller: list[dict[str, Any]] = []
     if memory.packs(counted.machine.shape, s) and not counted.given & WHOLE:
-        budgets = [(s["update_token_budget"] or rows * wanted) // 2**k for k in range(1, 8)]
-        smaller = [{"update_token_budget": budget} for budget in budgets if budget >= wanted]
+        budgets = [(s["update_token_budget"] or rows * sequence) // 2**k for k in range(1, 8)]
+        smaller = [{"update_token_budget": budget} for budget in budgets if budget >= sequence]
     elif rows > 1 and rows % 2 == 0:
         steps = counted.batch.steps * 2
         smaller = [{"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps}]
     adamw = s["optim"] in ("adamw_torch", "adamw_torch_fused")
     changes: list[tuple[bool, dict[str, Any]]] = [
-        (half and lora, {"dtype": "bfloat16"}),  # frozen weights lose next to nothing by it
+        (half and lora, {"dtype": "bfloat16"}),  # frozen weights lose almost no accuracy
         (not s["pack_updates"], {"pack_updates": True}),
         (longer, length),
         (colocated and not s["vllm_enable_sleep_mode"], {"vllm_enable_sleep_mode": True}),
@@ -353,17 +353,17 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
         (gpu and lora and not quantised, {"load_in_4bit": True, "use_bnb_nested_quant": True}),
         (not lora, {"use_peft": True, "lora_target_modules": "all-linear"}),
         (colocated, {"use_vllm": False}),
-        (gpu and generation == "transformers", {**SLEEPING, "vllm_max_model_length": wanted}),
+        (gpu and generation == "transformers", {**SLEEPING, "vllm_max_model_length": sequence}),
         (s["max_completion_length"] > 256, {"max_completion_length": s["max_completion_length"] // 2}),
     ]
     return [change for saves, change in changes if saves and any(s.get(k) != v for k, v in change.items())]
 
 
 def suggest(counted: Counted) -> list[dict[str, Any]]:
-    """Changes that together make the recipe fit: as few and as cheap as do it, the largest saving first.
+    """Return changes that together make the recipe fit: as few and as cheap as possible, the largest saving first.
 
-    ``saves_gb`` is what the peak falls by, on top of the changes before it. If all that helps is not enough, the last
-    one still says ``fits: false``.
+    ``saves_gb`` is the drop of the peak after the changes before it. If all changes together are not enough, the last
+    one still has ``fits: false``.
     """
 
     def tried(changes: list[dict[str, Any]]) -> Counted | None:
@@ -371,17 +371,17 @@ def suggest(counted: Counted) -> list[dict[str, Any]]:
 
     choices, now = candidates(counted), counted
     chosen: list[dict[str, Any]] = []
-    for change in choices:  # cheapest first, whatever helps
+    for change in choices:  # cheapest first; keep each change that helps
         kept = [earlier for earlier in chosen if set(earlier) != set(change)]
         if (then := tried([*kept, change])) and (then.fits or _nearer(then, now)):
             chosen, now = [*kept, change], then
         if now.fits:
             break
-    if now.fits:  # leave out, or take a milder value of, what is not needed, the dearest first
+    if now.fits:  # drop each change that is not needed, or use a milder value, most expensive first
         for change in reversed(chosen[:]):
             milder = [other for other in choices if set(other) == set(change)]
             for others in ([], *([other] for other in milder[: milder.index(change)])):
-                less = [own for earlier in chosen for own in (others if earlier is change else [earlier])]
+                less = [used for earlier in chosen for used in (others if earlier is change else [earlier])]
                 if (then := tried(less)) and then.fits:
                     chosen = less
                     break
@@ -397,21 +397,21 @@ def suggest(counted: Counted) -> list[dict[str, Any]]:
 
 
 def _nearer(then: Counted, now: Counted) -> bool:
-    """Less memory is missing, or as little and fewer things are wrong."""
+    """Return True if ``then`` is missing less memory, or as much memory with fewer problems."""
     return (then.over, len(then.problems)) < (now.over, len(now.problems))
 
 
 def _lines(change: Settings) -> list[str]:
-    """As they stand in a recipe."""
+    """Return the changes as lines of a recipe."""
     return [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in change.items()]
 
 
-def recommended(own: Counted) -> dict[str, Any] | None:
-    """The fastest layout of these GPUs that fits the recipe otherwise unchanged; None where the recipe has it already,
-    or where none fits."""
-    for change in [] if own.settings["use_cpu"] else devices.recommend(own.machine.gpus, own.sequence):
-        if (tried := own.changed(change)) and tried.fits:
-            if own.fits and tried.layout == own.layout:
+def recommended(counted: Counted) -> dict[str, Any] | None:
+    """Return the fastest layout that fits with the recipe otherwise unchanged. None if the recipe already has this
+    layout, or no layout fits."""
+    for change in [] if counted.settings["use_cpu"] else devices.recommend(counted.machine.gpus, counted.sequence):
+        if (tried := counted.changed(change)) and tried.fits:
+            if counted.fits and tried.layout == counted.layout:
                 return None
             return {"layout": tried.layout.roles(), "set": _lines(change), "why": tried.layout.why}
     return None

@@ -1,6 +1,6 @@
-"""Rough seconds of a training step on a card, as a range: arithmetic over parameters, tokens and the card's figures.
+"""Rough seconds of a training step on a card, as a range: arithmetic on parameters, tokens and the card's data.
 
-Does not know the grader, the network, or how well a kernel suits a shape. Nothing here has been measured.
+Does not count grading, the network, or how well a kernel fits a shape. Nothing here has been measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Card(NamedTuple):
-    """Memory in GB, dense 16-bit TFLOP/s, and GB/s of memory bandwidth, as the maker states them."""
+    """Memory in GB, dense 16-bit TFLOP/s, and GB/s of memory bandwidth, from the manufacturer."""
 
     gb: float
     tflops: float
@@ -36,13 +36,13 @@ CARDS = {
     "4070": Card(12, 58, 504),
     "4060": Card(8, 30, 272),
 }
-# Shares of these figures that a run may reach, low and high.
+# Shares of these rates that a run may reach, low and high.
 COMPUTE = (0.2, 0.5)
 DECODING = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3, 0.7)}
 
 
 def card_of(text: str) -> Card:
-    """A card by its name, or by its three figures.
+    """Return a card by its name, or from its three numbers.
 
     >>> card_of("l4"), card_of("16,65,320") == CARDS["t4"]
     (Card(gb=24, tflops=121, bandwidth=300), True)
@@ -60,10 +60,11 @@ def card_of(text: str) -> Card:
 
 
 def per_step(counted: Counted, card: Card) -> dict[str, Any]:
-    """{"ranges": {"generation": [low, high], "update": ..., "step": ...}, "assumed": words}, for full completions.
+    """Return {"ranges": {"generation": [low, high], "update": ..., "step": ...}, "assumed": words}.
 
-    The update: 2 FLOPs per parameter and token forward, 4 backward, 2 for what is recomputed, 2 for a reference.
-    Generation: a token of every row reads the weights and the rows' cache, or computes 2 FLOPs per parameter and row.
+    All completions have full length. The update takes 2 FLOPs per parameter and token forward, 4 backward, 2 for
+    recomputation and 2 for a reference. Generating one token in every row reads the weights and the rows' cache, or
+    takes 2 FLOPs per parameter and row.
     """
     s, run, shape = counted.settings, counted.run, counted.machine.shape
     length, rows = s["max_completion_length"], run.rollout
@@ -74,9 +75,9 @@ def per_step(counted: Counted, card: Card) -> dict[str, Any]:
     update = [flops / (run.processes * card.tflops * 1e12 * share) for share in reversed(COMPUTE)]
     engines = counted.layout.data_parallel if counted.layout.server else run.processes
     gpus = counted.layout.tensor_parallel if counted.layout.server else 1
-    own = rows / engines
-    read = 2 * shape.total + own * (run.prompt + length / 2) * shape.kv_bytes_per_token(2)
-    reading, computing = read / (gpus * card.bandwidth * 1e9), 2 * shape.active * own / (gpus * card.tflops * 1e12)
+    batch = rows / engines
+    read = 2 * shape.total + batch * (run.prompt + length / 2) * shape.kv_bytes_per_token(2)
+    reading, computing = read / (gpus * card.bandwidth * 1e9), 2 * shape.active * batch / (gpus * card.tflops * 1e12)
     shares = DECODING[run.generation]
     generation = [length * max(reading / share, computing / COMPUTE[1]) for share in reversed(shares)]
     ranges = {"generation": generation, "update": update}

@@ -1,6 +1,6 @@
-"""A recipe -> the settings that decide about memory, with the defaults of the classes that training reads it with.
+"""A recipe -> the settings that affect memory, with the same defaults as in training.
 
-Does not look at fields that do not touch memory (training checks them), and decides nothing.
+Does not check fields that do not affect memory (training checks them), and decides nothing.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {name: fields()[name].default for name in PLANNED}
 
 
 class NotPlanned(ConfigError):
-    """Something that the plan does not know. Training may well."""
+    """A setting or model that the plan does not support. Training may support it."""
 
 
 OPTIMIZERS = (
@@ -37,7 +37,9 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def resolve(recipe: Settings) -> dict[str, Any]:
-    """The recipe's fields over the defaults. settings/recipe.py has checked each; here is what the plan does not know.
+    """Return the recipe's fields with defaults. Raises `NotPlanned` for values that the plan does not support.
+
+    settings/recipe.py has already checked each field.
 
     >>> resolve({"model_name_or_path": "embedded"})["per_device_train_batch_size"]
     8
@@ -71,9 +73,9 @@ adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32b
 
 
 class Zero:
-    """DeepSpeed's settings that touch memory: stage 0 (no DeepSpeed) to 3, what is offloaded, the size of a bucket.
+    """DeepSpeed's settings that affect memory: stage 0 (no DeepSpeed) to 3, offloading, the size of a bucket.
 
-    A bucket's ``auto`` is hidden x hidden, as transformers fills it in; DeepSpeed's own default is 5e8 elements.
+    ``auto`` for the bucket is hidden x hidden, as in transformers. DeepSpeed's default is 5e8 elements.
     """
 
     def __init__(self, config: Settings | None, hidden: int) -> None:

@@ -1,4 +1,4 @@
-"""The batch of a run, and its largest micro-batch. Pure.
+"""The batch of a run, and its largest micro-batch.
 
 Does not count bytes: memory.py does.
 """
@@ -9,12 +9,12 @@ from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.trainer.arrange import fill
 
-ROOM = 64  # tokens that decoding.py's cache has room for beyond those it holds
-TILE, MOST_TILES = 1024, 4  # of trainer/tiled_mlp.py, which imports torch
+ROOM = 64  # free tokens in decoding.py's cache after it grows
+TILE, MOST_TILES = 1024, 4  # copied from trainer/tiled_mlp.py, which imports torch
 
 
 class Run(NamedTuple):
-    """What memory needs to know of a run besides its settings: the GPUs of the policy and the batch."""
+    """The inputs of the memory plan besides the settings: the GPUs of the policy and the batch."""
 
     processes: int
     rows: int  # per_device_train_batch_size, solved
@@ -27,7 +27,7 @@ class Run(NamedTuple):
 
 class Work(NamedTuple):
     """The largest micro-batch: ``prompts`` of ``prompt`` tokens, ``rows`` completions of ``completion`` tokens, and one
-    more of ``last`` tokens that fills it."""
+    completion of ``last`` tokens that fills the micro-batch."""
 
     prompts: int
     rows: int
@@ -35,11 +35,11 @@ class Work(NamedTuple):
     completion: int
     packed: bool
     last: int = 0
-    tiles: int = 1  # of tokens, in which an MLP is computed
+    tiles: int = 1  # number of token tiles of an MLP
 
     @property
     def tokens(self) -> int:
-        """Packed: (prompt - 1) once a prompt, and every completion token. Otherwise every row has both."""
+        """Return the number of tokens. Packed rows have prompt - 1 tokens once per prompt, plus all completions."""
         if self.packed:
             return self.prompts * (self.prompt - 1) + self.scored
         return self.rows * (self.prompt + self.completion)
@@ -50,15 +50,15 @@ class Work(NamedTuple):
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The packed row: of each prompt its tokens without the last, and its completions' lengths."""
+        """Return the packed row: for each prompt its tokens without the last, and the lengths of its completions."""
         lengths = [*[self.completion] * self.rows, *[self.last] * bool(self.last)]
         group = -(-len(lengths) // self.prompts)
         cut = [lengths[start : start + group] for start in range(0, len(lengths), group)]
-        return [{"prompt": self.prompt - 1, "lengths": own} for own in cut]
+        return [{"prompt": self.prompt - 1, "lengths": part} for part in cut]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """What a measurement multiplies: 1, tokens, gathered keys.
+        """Return the factors of a measurement: 1, tokens, gathered keys.
 
         >>> Work(1, 2, 3, 4, packed=True).sizes  # 2 + 4 + 4 tokens
         (1, 10, 14)
@@ -68,21 +68,21 @@ class Work(NamedTuple):
 
 
 def packs(shape: Shape, settings: Settings) -> bool:
-    """Whether the trainer packs: not if eager attention is asked for."""
+    """Return True if the trainer packs. It does not pack with eager attention."""
     return bool(settings["pack_updates"]) and settings["attn_implementation"] != "eager" and shape.packs
 
 
 def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
-    """In how many tiles of tokens trainer/tiled_mlp.py computes an MLP."""
+    """Return the number of token tiles in which trainer/tiled_mlp.py computes an MLP."""
     whole = settings["use_dora"] or settings["load_in_8bit"] or not shape.tiled
     return 1 if whole else max(1, min(MOST_TILES, tokens // TILE))
 
 
 def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> Work:
-    """The largest micro-batch that trainer/trainer.py can make: completions of full length, filled to the token budget.
+    """Return the largest micro-batch that the trainer can make: completions of full length, up to the token budget.
 
-    The budget is ``update_token_budget``, or what TRL's padded micro-batch has: rows x (prompt + completion). A group
-    that does not fit is cut, each part with its prompt; at least one completion is in a micro-batch.
+    The budget is ``update_token_budget``, or the size of TRL's padded micro-batch: rows x (prompt + completion). A
+    group that does not fit is split, and each part contains the prompt. A micro-batch has at least one completion.
     """
     work = _micro_batch(shape, settings, run)
     tiled = settings["gradient_checkpointing"] and zero_stage < 3

@@ -1,11 +1,12 @@
 r"""Verdicts -> numbers: plain functions with TRL's signature, and the `REWARDS` table of their names.
 
-Every function takes ``(prompts, completions, **columns)`` and returns one number a completion, or None where the
-answer could not be graded (TRL leaves None out of the sum; it is never a zero). Completions are texts or chat
-messages. Columns that are read: ``answer`` (the gold; TRL's ``solution`` will do), ``answer_format``, ``grade`` (the
-Grades of this batch, where the trainer has them already), ``completion_ids``, ``max_completion_length``,
-``grade_timeout``. A function that takes settings is made by a factory whose name starts with ``make_``; the table
-holds it with the defaults, and your own module can hold another (``my_rewards:overlong`` in a recipe).
+Every function takes ``(prompts, completions, **columns)``. It returns one number per completion, or None if the answer
+could not be graded. TRL leaves None out of the sum, so None is never counted as 0. Completions are texts or chat
+messages. The functions read the columns ``answer`` (the gold answer; TRL's name ``solution`` works too),
+``answer_format``, ``grade`` (the Grades of this batch, if the trainer has them already), ``completion_ids``,
+``max_completion_length`` and ``grade_timeout``. A function with settings is made by a factory whose name starts with
+``make_``. The table contains it with the default settings. For other settings, call the factory in your own module and
+name the result in the recipe (``my_rewards:overlong``).
 
 >>> accuracy(["1 + 1?", "1 + 1?"], ["#### 2", "#### 3"], answer=["2", "2"])
 [1.0, 0.0]
@@ -55,7 +56,9 @@ REWARDS: dict[str, Reward] = {
 
 
 def load_reward(name: str) -> Reward:
-    """The reward of that name: a key of `REWARDS`, or ``module:function`` from the path or the current folder.
+    """Return the reward function with this name.
+
+    The name is a key of `REWARDS`, or ``module:function`` from the Python path or the current folder.
 
     >>> load_reward("accuracy") is accuracy
     True

@@ -1,8 +1,8 @@
-"""What reward functions read: TRL's columns as grades, golds, formats and lengths, one an entry for each completion.
+"""The inputs of reward functions: TRL's columns as grades, gold answers, formats and lengths, one per completion.
 
 The trainer adds ``grade``, and two numbers, ``grade_timeout`` and ``max_completion_length`` (guard.py).
 
-Does not turn any of it into a number (rules.py does).
+Does not turn these inputs into rewards: rules.py does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ Reward = Callable[..., list[float | None]]
 
 GOLD_COLUMNS = ("answer", "solution")  # the first that a row has is its gold answer
 GOLDS = " or ".join(GOLD_COLUMNS)  # for a message
-DEFAULT_FORMAT = "xml"  # the format that format rewards look for where a row names none
-DEFAULT_LIMIT = 1024  # tokens of a completion, where neither a setting nor the trainer names a limit
+DEFAULT_FORMAT = "xml"  # the format that format rewards check if a row names no format
+DEFAULT_LIMIT = 1024  # tokens of a completion, if neither a setting nor the trainer gives a limit
 
 
 def text_of(completion: Completion, role: str = "assistant") -> str:
-    """The text of a completion: itself, or what the last message of this role says.
+    """Return the text of a completion: the string, or the content of the last message with this role.
 
     >>> text_of([{"role": "assistant", "content": "first"}, {"role": "assistant", "content": "#### 7"}])
     '#### 7'
@@ -37,7 +37,7 @@ def text_of(completion: Completion, role: str = "assistant") -> str:
 
 
 def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[Grade]:
-    """The grades at hand, else new ones; ``name`` is the reward function's, for an error."""
+    """Return the grades in ``columns``, or grade now. Error messages contain ``name``, the reward function."""
     given = columns.get("grade")
     if given is not None:
         return list(given)
@@ -47,29 +47,29 @@ def grades_of(name: str, completions: Sequence[Completion], columns: dict[str, A
 
 
 def gold_of(row: Mapping[str, Any]) -> str | None:
-    """The gold answer of a row: its ``answer``, else its ``solution``, which is TRL's name; None without either.
+    """Return the gold answer of a row: ``answer``, else ``solution`` (TRL's name), or None without either.
 
     >>> gold_of({"answer": 7}), gold_of({"answer": "", "solution": "#### 7"}), gold_of({"prompt": "1 + 1?"})
     ('7', '#### 7', None)
     """
-    found = (row.get(name) for name in GOLD_COLUMNS)
-    return next((str(v) for v in found if isinstance(v, str | Number) and not isinstance(v, bool) and v != ""), None)
+    values = (row.get(name) for name in GOLD_COLUMNS)
+    return next((str(v) for v in values if isinstance(v, str | Number) and not isinstance(v, bool) and v != ""), None)
 
 
 def golds_of(name: str, columns: dict[str, Any]) -> list[str]:
-    """The column ``answer``, or TRL's ``solution``, of each row; `RewardError` without these columns.
+    """Return the ``answer`` (or TRL's ``solution``) of each row. Raises `RewardError` without these columns.
 
     >>> golds_of("accuracy", {"answer": [7, None, None], "solution": [None, "8", None]})
     ['7', '8', '']
     """
-    there = {column: values for column in GOLD_COLUMNS if (values := columns.get(column)) is not None}
-    if not there:
+    available = {column: values for column in GOLD_COLUMNS if (values := columns.get(column)) is not None}
+    if not available:
         raise RewardError(f"reward function {name} needs the column {GOLDS}: every row of the data must hold its gold")
-    return [gold_of(dict(zip(there, row, strict=True))) or "" for row in zip(*there.values(), strict=True)]
+    return [gold_of(dict(zip(available, row, strict=True))) or "" for row in zip(*available.values(), strict=True)]
 
 
 def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[str | None]:
-    """The format that each prompt asked for; None where a row names none."""
+    """Return the format that each prompt asked for, or None if a row names no format."""
     formats = columns.get("answer_format")
     if formats is None or isinstance(formats, str):
         return [formats] * len(completions)
@@ -77,7 +77,7 @@ def formats_of(completions: Sequence[Completion], columns: dict[str, Any]) -> li
 
 
 def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> list[tuple[str, str]]:
-    """The text of each completion, and the format that it is held to.
+    """Return the text of each completion and the format that it must keep to.
 
     >>> in_formats(["#### 7"], {"answer_format": ["gsm8k"]}), in_formats(["#### 7"], {})
     ([('#### 7', 'gsm8k')], [('#### 7', 'xml')])
@@ -87,7 +87,7 @@ def in_formats(completions: Sequence[Completion], columns: dict[str, Any]) -> li
 
 
 def lengths_of(completions: Sequence[Completion], columns: dict[str, Any]) -> list[int]:
-    """Tokens where TRL passes ``completion_ids``; words where nobody does."""
+    """Return the length of each completion in tokens, or in words without TRL's ``completion_ids``."""
     ids = columns.get("completion_ids")
     if ids is not None:
         return [len(row) for row in ids]

@@ -19,11 +19,11 @@ from grpo_math.rewards.columns import Completion, Reward
 from grpo_math.run.signals import Stopped
 from grpo_math.run.user_functions import said_by
 
-SLOW = 60.0  # seconds after which a reward function that still runs is named
+SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 
 
 def name_of(reward: Any) -> str:
-    """The name of a reward function, also of a partial one or of an object that can be called.
+    """Return the name of a reward function, which may be a partial function or a callable object.
 
     >>> import functools
     >>> name_of(functools.partial(name_of))
@@ -34,7 +34,7 @@ def name_of(reward: Any) -> str:
 
 
 def is_async(reward: Any) -> bool:
-    """Return True if calls of the reward are awaited, as TRL decides: an object with ``async __call__`` is one too.
+    """Return True if calls of the reward are awaited, by TRL's rule. An object with ``async __call__`` counts too.
 
     >>> async def later(completions, **columns): ...
     >>> is_async(later), is_async(name_of)
@@ -54,7 +54,7 @@ class RewardContext:
 
 
 def checked(reward: Reward, context: RewardContext | None = None) -> Reward:
-    """Return the same reward with failures that name it: one clear `RewardError`, never an invented zero.
+    """Wrap a reward function: if it fails, one clear `RewardError` names it, and no zero is invented.
 
     With ``context``, as in training, its columns are added, and a function that raises is called once more with the
     same arguments. The error of the second call is stored in the context instead of raised, because all ranks have to
@@ -115,7 +115,7 @@ class _Call:
             self.error, self.tries = error, self.tries - 1
             if self.context is not None and self.tries:
                 self.context.retries += 1
-                _warn(f"reward function {self.name} raised {said_by(error)} at {_place(error)}: it is called once more")
+                _warn(f"reward function {self.name} raised {said_by(error)} at {_line(error)}: it is called once more")
 
     def rewards(self, count: int) -> list[float | None]:
         """Return the values of the last attempt. An error is raised, or stored in training."""
@@ -123,7 +123,7 @@ class _Call:
             if isinstance(self.error, UserError):
                 raise self.error
             if self.error is not None:
-                twice = f" twice in a row at {_place(self.error)}" if self.context is not None else ""
+                twice = f" twice in a row at {_line(self.error)}" if self.context is not None else ""
                 message = f"reward function {self.name} raised {said_by(self.error)}{twice}"
                 raise RewardError(f"{message}: training stops instead of assuming a reward of 0") from self.error
             return _verified(self.name, self.values, count)
@@ -136,8 +136,8 @@ class _Call:
 
 @contextmanager
 def _watched(name: str) -> Iterator[None]:
-    """Name a reward function that takes long, and restore what would change how the model is trained: torch's grad
-    mode and default dtype."""
+    """Warn about a slow reward function. Restore torch's grad mode and default dtype if the function changed them,
+    because they affect training."""
     slow = threading.Timer(SLOW, _warn, [f"reward function {name} has been running for {SLOW:g} seconds"])
     slow.daemon = True
     torch: Any = sys.modules.get("torch")  # not imported for the check of a recipe
@@ -159,8 +159,8 @@ def _verified(name: str, values: Any, count: int) -> list[float | None]:
         raise _returned(name, type(values).__name__, "return a list with one number a completion")
     items = list(values)
     if len(items) != count:
-        what = f"{len(items)} rewards for {count} completions"
-        raise _returned(name, what, "return one number or None for each")
+        returned = f"{len(items)} rewards for {count} completions"
+        raise _returned(name, returned, "return one number or None for each")
     return [None if item is None else _number(name, row, item) for row, item in enumerate(items)]
 
 
@@ -169,12 +169,12 @@ def _number(name: str, row: int, item: Any) -> float:
     is_real = isinstance(number, numbers.Real)
     if is_real and abs(number) < 1e30:  # not NaN; the squares of larger ones are not finite in float32 sums
         return float(number)
-    what = number if is_real else f"a {type(number).__name__}"
-    raise _returned(name, f"{what} for row {row}", "return a finite number or None")
+    returned = number if is_real else f"a {type(number).__name__}"
+    raise _returned(name, f"{returned} for row {row}", "return a finite number or None")
 
 
-def _returned(name: str, what: str, remedy: str) -> RewardError:
-    return RewardError(f"reward function {name} returned {what}: {remedy}")
+def _returned(name: str, returned: str, remedy: str) -> RewardError:
+    return RewardError(f"reward function {name} returned {returned}: {remedy}")
 
 
 def _warn(warning: str) -> None:
@@ -183,8 +183,8 @@ def _warn(warning: str) -> None:
     tqdm.write(f"warning: {warning}", file=sys.stderr)
 
 
-def _place(error: BaseException) -> str:
+def _line(error: BaseException) -> str:
     """Return file:line of the last frame in the reward function's own file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, contextlib.__file__)]
-    place = next((f for f in reversed(frames) if f.filename == frames[0].filename), None)
-    return f"{place.filename}:{place.lineno}" if place else "its call"
+    frame = next((f for f in reversed(frames) if f.filename == frames[0].filename), None)
+    return f"{frame.filename}:{frame.lineno}" if frame else "its call"

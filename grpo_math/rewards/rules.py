@@ -1,6 +1,6 @@
 """The reward functions that ship, one formula each: verdicts, formats and lengths -> numbers.
 
-Each takes TRL's columns as keyword lists and gives one number a completion, or None where the grader could not decide.
+Each takes TRL's columns as keyword lists and returns one number per completion, or None if the grader could not decide.
 
 Does not grade (grading/ does), and does not catch what a function raises (guard.py does).
 """
@@ -31,12 +31,12 @@ from grpo_math.rewards.guard import name_of
 
 
 def is_right(g: Grade) -> float | None:
-    """1 for a right answer in whatever form, 0 for any other, None where it could not be graded."""
+    """Return 1 for a right answer in any form, 0 for a wrong one, None if the answer could not be graded."""
     return None if g.verdict.ungradable else float(g.verdict is Verdict.CORRECT)
 
 
 def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 for a right answer in whatever form, 0 for any other, None where it could not be graded.
+    """1 for a right answer in any form, 0 for a wrong one, None if the answer could not be graded.
 
     >>> accuracy([""], ["anything"], answer=[""])
     [None]
@@ -45,7 +45,7 @@ def accuracy(prompts: Sequence[Any], completions: Sequence[Completion], **column
 
 
 def r1_zero(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 for a right answer inside ``</think> <answer>..</answer>``; out of the format no answer counts.
+    """1 for a right answer inside ``</think> <answer>..</answer>``; other answers get 0.
 
     >>> r1_zero(["", ""], ["so </think> <answer>7</answer>", "so <answer>7</answer>"], answer=["7", "7"])
     [1.0, 0.0]
@@ -59,8 +59,8 @@ def gsm8k(prompts: Sequence[Any], completions: Sequence[Completion], **columns: 
 
 
 def _within_format(name: str, completions: Sequence[Completion], columns: dict[str, Any]) -> list[float | None]:
-    """The rule that an answer only counts within the format; only a gold that cannot be graded excuses a broken one."""
-    if any(f != name for f in formats_of(completions, columns)):  # the grades at hand were made for another format
+    """Return 1 for a right answer in the format, else 0. A gold answer that cannot be graded gives None."""
+    if any(f != name for f in formats_of(completions, columns)):  # the existing grades are for another format
         columns = {**columns, "answer_format": name, "grade": None}
     return [
         is_right(g) if g.verdict is Verdict.BAD_GOLD or in_format(text_of(completion), name) else 0.0
@@ -71,7 +71,7 @@ def _within_format(name: str, completions: Sequence[Completion], columns: dict[s
 def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
     """1 for a right answer; a wrong number p for the gold g gets ``0.5 * (1 - |p - g| / max(|p|, |g|))``, at least 0.
 
-    So a near miss stays at or below one half, and any other wrong answer gets 0.
+    So a near miss gets at most one half. A wrong answer that is not a number gets 0.
 
     >>> proximity([""] * 3, ["#### 100", "#### 90", "#### -100"], answer=["100"] * 3)
     [1.0, 0.45, 0.0]
@@ -86,9 +86,9 @@ def proximity(prompts: Sequence[Any], completions: Sequence[Completion], **colum
 
 
 def _nearness(p: Fraction, q: Fraction) -> float:
-    """``1 - |p - q| / max(|p|, |q|)``, at least 0: the smaller over the larger one, where both have one sign."""
+    """Return ``1 - |p - q| / max(|p|, |q|)``, at least 0: the smaller over the larger number if the signs agree."""
     products = abs(p.numerator * q.denominator), abs(q.numerator * p.denominator)
-    return min(products) / max(products) if (p > 0) == (q > 0) else 0.0  # without a fraction: its gcd would cost
+    return min(products) / max(products) if (p > 0) == (q > 0) else 0.0  # no Fraction here: its gcd is slow
 
 
 def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
@@ -104,7 +104,7 @@ def number_match(prompts: Sequence[Any], completions: Sequence[Completion], **co
 
 
 def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, max_length: int | None = None) -> Reward:
-    """A reward that adds ``correct`` for the right answer, ``kept`` for the format, and up to ``short`` for brevity.
+    """Make a reward: ``correct`` for the right answer plus ``kept`` for the format plus up to ``short`` for brevity.
 
     The last part is ``short * max(0, 1 - length / max_length)``.
     """
@@ -126,7 +126,7 @@ def make_shaped(correct: float = 1.0, kept: float = 0.1, short: float = 0.05, ma
 
 
 def format_strict(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 where the whole completion keeps the format that was asked for.
+    """1 if the whole completion keeps to the requested format, else 0.
 
     >>> format_strict(["", ""], ["so\\n#### 7", "#### 7 or\\n#### 8"], answer_format=["gsm8k", "gsm8k"])
     [1.0, 0.0]
@@ -135,23 +135,23 @@ def format_strict(prompts: Sequence[Any], completions: Sequence[Completion], **c
 
 
 def format_soft(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 where the tags of the format all occur in their order, whatever is around them.
+    """1 if all tags of the format occur in order, with any text around them, else 0.
 
     >>> format_soft([""], ["Well: <reasoning>1</reasoning> ok <answer>7</answer>."], answer_format=["xml"])
     [1.0]
     """
     rewards: list[float | None] = []
     for text, f in in_formats(completions, columns):
-        for tag in FORMATS[f].tags:  # each behind the one before
-            _, found, text = text.partition(tag)
-            if not found:
+        for tag in FORMATS[f].tags:  # each after the previous tag
+            _, match, text = text.partition(tag)
+            if not match:
                 break
-        rewards.append(float(bool(found)))
+        rewards.append(float(bool(match)))
     return rewards
 
 
 def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """Partial credit: 1/n for each of the format's n tags that occurs exactly once, less 0.001 a trailing character.
+    """Partial credit: 1/n for each of the format's n tags that occurs exactly once, minus 0.001 per trailing character.
 
     Never below 0.
 
@@ -168,7 +168,7 @@ def xml_count(prompts: Sequence[Any], completions: Sequence[Completion], **colum
 
 
 def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float | None]:
-    """1 where the answer is an integer, right or wrong.
+    """1 if the answer is an integer, right or wrong, else 0.
 
     >>> integer_only(["", ""], ["#### 1,200", "#### 7.5"], answer=["1", "1"])
     [1.0, 0.0]
@@ -178,7 +178,7 @@ def integer_only(prompts: Sequence[Any], completions: Sequence[Completion], **co
 
 
 def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Reward:
-    """``reward`` where ``on`` is above 0, and 0 elsewhere, so that format alone earns nothing.
+    """Make a reward that is ``reward`` if ``on`` is above 0, else 0, so that the format alone earns nothing.
 
     >>> gated(format_strict)([""], ["#### 8"], answer=["7"], answer_format=["gsm8k"])
     [0.0]
@@ -197,7 +197,7 @@ def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Rew
 
 
 def make_overlong(max_length: int | None = None, cache: int | None = None) -> Reward:
-    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), on the length n of a completion in tokens:
+    """Make DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) of a completion with n tokens:
 
         0                              n <= max_length - cache
         (max_length - cache - n)/cache in between
@@ -220,7 +220,9 @@ def make_overlong(max_length: int | None = None, cache: int | None = None) -> Re
 
 
 def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
-    """``-penalty * (1 - distinct n-grams / n-grams)`` over the words of a completion; 0 for fewer than n words.
+    """Make a reward ``-penalty * (1 - distinct n-grams / n-grams)`` over the words of a completion.
+
+    A completion of at most n words gets 0.
 
     >>> make_repetition(ngram=2)(["", ""], ["a b a b a", "a b c"])
     [-0.5, 0.0]

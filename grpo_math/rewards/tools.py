@@ -1,7 +1,7 @@
-"""What a completion's calls are worth: the reward `tool_use`, and which results the model had said itself.
+"""The reward `tool_use`, and the search for tool results that the model had written before the call.
 
-A call has effect where its result gives the answer and the model had not said the answer by then, in its code or beside
-it. The rule and the search that holds it are in docs/tools.md.
+A call has an effect if its result is the answer and the model had not written the answer before the result, in its code
+or next to it. docs/tools.md explains the rule and how it is checked.
 
 Does not run a call, and does not grade.
 """
@@ -22,23 +22,23 @@ Message = Mapping[str, Any]
 
 
 def results_of(completion: Completion) -> list[tuple[str, Message]]:
-    """Of each call: what the model had written by then, its code with it, and the message with its result.
+    """Return, for each call, the text and code that the model had written by then, and the message with the result.
 
     >>> code = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
     >>> calls = {"role": "assistant", "content": "Let me see.", "tool_calls": [code]}
     >>> results_of([calls, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "#### 7"}])
     [('Let me see.\\nprint(3 + 4)', {'role': 'tool', 'content': '7'})]
     """
-    said: list[str] = []
-    found: list[tuple[str, Message]] = []
+    written: list[str] = []
+    results: list[tuple[str, Message]] = []
     for message in completion if not isinstance(completion, str) else ():
         content = str(message.get("content") or "")
         if message.get("role") == "tool":
-            found.append(("\n".join(said), message))
+            results.append(("\n".join(written), message))
             continue
-        said += [content, *(_code(call) for call in message.get("tool_calls") or ())]
-        said = [text for text in said if text]
-    return found
+        written += [content, *(_code(call) for call in message.get("tool_calls") or ())]
+        written = [text for text in written if text]
+    return results
 
 
 def _code(call: Message) -> str:
@@ -47,31 +47,31 @@ def _code(call: Message) -> str:
 
 
 def echoed(completion: Completion) -> list[bool]:
-    """Of each result, whether the model had written it already: ``print(391)``, or the answer and then the call.
+    """Return, for each result, True if the model had written it already, as in ``print(391)``.
 
     >>> call = {"function": {"name": "python", "arguments": {"code": "print(391)"}}}
     >>> echoed([{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "391"}])
     [True]
     """
-    results = [(said, str(message["content"]).strip()) for said, message in results_of(completion)]
-    return [bool(result) and _says(said, result) for said, result in results]
+    results = [(written, str(message["content"]).strip()) for written, message in results_of(completion)]
+    return [bool(result) and _contains(written, result) for written, result in results]
 
 
-def _says(said: str, result: str) -> bool:
-    """Whether a text holds a result: a number whatever its sign and its separators, anything else word for word."""
+def _contains(text: str, result: str) -> bool:
+    """Return True if a text contains a result: a number with any sign and separators, or else the exact text."""
     number = value(result)
     if number is None:
-        return result in said
-    written = {*NUMBER.findall(said), *NUMBER.findall(re.sub("[,_]", "", said))}
-    return any(Fraction(found) == abs(number) for found in written)
+        return result in text
+    literals = {*NUMBER.findall(text), *NUMBER.findall(re.sub("[,_]", "", text))}
+    return any(Fraction(literal) == abs(number) for literal in literals)
 
 
 def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
-    """``effect`` for a right answer that a call has given, less ``failed`` for each that failed.
+    """Make a reward: ``effect`` for a right answer that a call produced, minus ``failed`` for each failed call.
 
-    A call has given the answer where the last line of its result is the answer, and the model had not written it by
-    then. So a completion earns nothing by a call that prints what it knows, by one whose result it does not use, by a
-    second one, or by any call before a wrong answer.
+    A call produced the answer if the last line of its result is the answer and the model had not written the answer
+    before. So a call earns nothing if it prints a known answer, if its result is not used, if it is a second call, or
+    if the answer is wrong.
     """
     if effect < 0 or failed < 0:
         raise ConfigError("effect" if effect < 0 else "failed", min(effect, failed), "is negative", "give 0 or more")
@@ -81,17 +81,17 @@ def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
         for grade, completion in zip(grades_of("tool_use", completions, columns), completions, strict=True):
             right, results = is_right(grade), results_of(completion)
             lost = failed * sum("status" in message for _, message in results)
-            gave = right and any(_gives(message, said, (grade.answer or "").strip()) for said, message in results)
+            gave = right and any(_gives(message, written, (grade.answer or "").strip()) for written, message in results)
             rewards.append(None if right is None else effect * bool(gave) - lost)
         return rewards
 
     return tool_use
 
 
-def _gives(result: Message, said: str, answer: str) -> bool:
+def _gives(result: Message, written: str, answer: str) -> bool:
     lines = str(result["content"]).strip().splitlines()
     if not lines or not answer or "status" in result:
         return False
-    last, wanted = lines[-1].strip(), value(answer)
-    same = last == answer if wanted is None else value(last) == wanted
-    return same and not _says(said, answer)
+    last, expected = lines[-1].strip(), value(answer)
+    same = last == answer if expected is None else value(last) == expected
+    return same and not _contains(written, answer)

@@ -48,7 +48,7 @@ def read_tools(names: Sequence[str], limits: PythonLimits) -> list[Tool]:
 
 
 def environment(names: Sequence[str], limits: PythonLimits) -> Callable[[], PythonSession] | None:
-    """Return TRL's ``environment_factory`` for these tools, or None if no state is kept.
+    """Return TRL's ``environment_factory`` for these tools, or None if the tools keep no state.
 
     >>> environment(["python"], PythonLimits()) is None, environment(["python"], PythonLimits(session=True)) is None
     (True, False)
@@ -70,7 +70,7 @@ def _python(limits: PythonLimits) -> Tool:
 
 
 def limits_of(tool: Tool) -> PythonLimits | None:
-    """Return the limits of a ``python`` tool or of an environment's; None for a user function.
+    """Return the limits of a ``python`` tool, also of an environment's, or None for a user function.
 
     >>> [tool] = read_tools(["python"], PythonLimits(cpu_seconds=3))
     >>> limits_of(tool).cpu_seconds, limits_of(PythonSession().python).session, limits_of(len)

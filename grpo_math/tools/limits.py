@@ -14,18 +14,18 @@ WALLS = ("all", "any")
 
 @dataclass(frozen=True)
 class PythonLimits:
-    """Limits of one call, or of all calls of a completion together where the field says so."""
+    """Limits of one call. A comment names the limits that apply to all calls of a completion together."""
 
     cpu_seconds: int = 5  # of the program; in a session of all its calls together
     wall_seconds: float = 10.0  # of each call
-    memory_mb: int = 512  # beyond what the interpreter itself takes
-    output_chars: int = 2000  # a program that prints more is ended, and its output is cut
+    memory_mb: int = 512  # in addition to the interpreter itself
+    output_chars: int = 2000  # a program that prints more is killed, and its output is truncated
     session: bool = False  # names stay from call to call of a completion
     walls: str = "all"  # any: run with the layers of the sandbox that this machine supports
 
 
 MOST = {"cpu_seconds": 3600, "wall_seconds": 3600, "memory_mb": 1_000_000, "output_chars": 1_000_000}
-# For the type of a default: the types that a value may have, what they are called, and the least number.
+# Type of the default -> accepted types, their name in a message, the smallest number.
 KINDS: dict[type, tuple[Any, str, float]] = {
     bool: (bool, "true or false", 0),
     int: (int, "a whole number", 1),

@@ -1,10 +1,10 @@
-"""Runs the programs that a sandboxed process is sent, one after the other, each as a Python prompt would.
+"""Run the programs that a sandboxed process receives, one after the other, like a Python prompt.
 
-Output goes to file 1: what a program prints, then the value of a last line that is an expression, or the last line of
-its error. Names stay from one program to the next. After each program one byte goes back: 1 if it ran to its end, 0 if
-it raised.
+Output goes to file descriptor 1: the program's output, then the value of its last line if that is an expression, or the
+last line of its error. Variables stay from one program to the next. After each program one byte goes back: 1 if the
+program ran to its end, 0 if it raised.
 
-Does not enter the sandbox: by now the process is in it.
+Does not enter the sandbox: the process is already in it.
 """
 
 import ast

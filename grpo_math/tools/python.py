@@ -1,7 +1,7 @@
-"""The Python tool: a program in, its output out, in a sandboxed process that has nothing of the trainer.
+"""The Python tool: run a program in a sandboxed process that shares nothing with the trainer, and return its output.
 
-A call forks a warm server twice (server.py). The process next to the program measures it; this end sends the program
-and receives a bounded answer. Any thread may call.
+A call forks a warm server twice (server.py). A supervisor process measures the program. This module sends the program
+and receives an answer of limited length. Any thread may call.
 
 Does not set up the sandbox: sandbox.py does.
 """
@@ -32,8 +32,8 @@ START_SECONDS = 60.0  # for the server, which imports numpy and sympy, and for a
 PAUSES = (0.2, 1.0, 5.0)  # seconds between attempts to get a process for a program
 PACKAGES = ("numpy", "sympy", "mpmath")
 SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
-# The server gets nothing else of the trainer's environment. Hashes are alike in all programs, so that a run can be
-# repeated.
+# The server gets no other variable of the trainer's environment. Hashes are the same in all programs, so that a run
+# can be repeated.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
@@ -59,8 +59,8 @@ class Server(NamedTuple):
     requests: socket.socket
 
 
-# By process, since a fork shares nothing with its parent, and with numpy and sympy imported or not: to fork a process
-# with sympy takes five times as long, to import it a hundred times.
+# By process id, because a fork must not use its parent's server, and by whether numpy and sympy are imported. Forking a
+# process with sympy takes five times as long; importing sympy takes a hundred times as long.
 _servers: dict[tuple[int, bool], Server] = {}
 _lock = threading.Lock()
 
@@ -91,7 +91,7 @@ def _start_server(packages: Sequence[str]) -> Server:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={**ENVIRONMENT, "TMPDIR": tempfile.gettempdir(), "PYTHONPATH": path},
-                start_new_session=True,  # Ctrl-C goes to the trainer alone, which has a step to finish
+                start_new_session=True,  # Ctrl-C reaches only the trainer, which finishes its step
             )
         if ours.recv(1):
             return Server(process, ours)
@@ -116,14 +116,14 @@ def _package_folders() -> list[str]:
 
 
 class PythonSession:
-    """TRL's environment of one completion: names that a program sets stay for the completion's next call."""
+    """TRL's environment of one completion: the variables of a program stay for the completion's next call."""
 
     def __init__(self, limits: PythonLimits | None = None) -> None:
         self._limits = limits or PythonLimits(session=True)
         self._process: socket.socket | None = None  # its supervisor
 
     def reset(self, **row: Any) -> None:
-        """Begin a new completion, without names. The columns of the problem, ``row``, are ignored."""
+        """Begin a new completion, without variables. The columns of the problem, ``row``, are ignored."""
         if self._process is not None:
             with suppress(OSError):
                 self._process.shutdown(socket.SHUT_RDWR)  # a forked process may have a copy of the socket
@@ -174,7 +174,7 @@ def _start(limits: PythonLimits, packages: bool) -> socket.socket:
 
 
 def _ask(process: socket.socket, line: str = "") -> Any:
-    """Return the next message, after a call if there is one; None if the process is gone."""
+    """Send a call if ``line`` is not empty. Return the next message, or None if the process has ended."""
     with suppress(OSError, ValueError):
         process.sendall(f"{line}\n".encode() if line else b"")
         return json.loads(process.makefile().readline())
@@ -182,13 +182,13 @@ def _ask(process: socket.socket, line: str = "") -> Any:
 
 
 def call(code: str, limits: PythonLimits) -> Answer:
-    """Run one program in a process of its own. Raises `ToolError` if the machine has no process for it."""
+    """Run one program in a separate process. Raises `ToolError` if the machine has no process for it."""
     with PythonSession(limits) as session:
         return session.python(code)  # type: ignore[return-value]
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return the result of each call, in order; as many run at once, in threads, as this process has cores.
+    """Run the calls in threads, one per core of this process, and return their results in order.
 
     >>> together([lambda: 1, lambda: 2])
     [1, 2]

@@ -1,4 +1,4 @@
-"""The sandbox of a program: Landlock, seccomp and resource limits, each set by the kernel's own calls.
+"""The sandbox of a program: Landlock, seccomp and resource limits, each set by system calls.
 
 `enter` is called in the program's own process and cannot be undone there. A layer that `layers` has reported is set up
 or raises `OSError`: no program runs with less protection than was reported.
@@ -29,7 +29,7 @@ REFER, TRUNCATE, IOCTL = 1 << 13, 1 << 14, 1 << 15
 PATH_BENEATH = 1
 
 DEVICES = ("/dev/null", "/dev/urandom")
-FILE_MB = 64  # of one file; server.py limits the whole folder to as much
+FILE_MB = 64  # of one file; server.py applies the same limit to the whole folder
 OPEN_FILES = 64
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -45,7 +45,7 @@ def layers() -> dict[str, int]:
 
 
 def require_layers(limits: PythonLimits) -> list[str]:
-    """Raise `UserError` if the kernel lacks a layer of the sandbox; with ``walls: any`` return a warning instead."""
+    """Raise `UserError` if the kernel lacks a layer of the sandbox; with ``walls: any`` return warnings instead."""
     without = {
         "landlock": "no Landlock (Linux 5.13 or newer, not gVisor): a program can read and change your files",
         "seccomp": "no seccomp: a program can open connections, start programs and signal other processes",
@@ -58,7 +58,7 @@ def require_layers(limits: PythonLimits) -> list[str]:
 
 
 def enter(support: dict[str, int], limits: dict[str, int], paths: Sequence[str], folder: str) -> None:
-    """Restrict this process for good. ``paths`` can be read, ``folder`` also written; nothing else can be opened."""
+    """Restrict this process permanently. It can read ``paths``, read and write ``folder``, and open nothing else."""
     memory = memory_in_use() + (limits["memory_mb"] << 20)
     for kind, limit in (
         (resource.RLIMIT_CPU, limits["cpu_seconds"]),
@@ -85,14 +85,14 @@ def enter(support: dict[str, int], limits: dict[str, int], paths: Sequence[str],
 
 
 def memory_in_use() -> int:
-    """Return the bytes of address space of this process: a program's limit counts from there."""
+    """Return the address space of this process in bytes. A program's memory limit is added to it."""
     with open("/proc/self/statm") as pages:
         return int(pages.read().split()[0]) * os.sysconf("SC_PAGESIZE")
 
 
 def _restrict_files(version: int, paths: Sequence[str], folder: str) -> None:
-    # Each version of Landlock knows more rights. One that it does not know is refused by seccomp: emptying a file
-    # that is open for reading (before 3), connections (before 4), signals (before 6).
+    # Each version of Landlock supports more rights. Seccomp rejects the operations whose rights are missing: emptying a
+    # file that is open for reading (before 3), connections (before 4), signals (before 6).
     known = (1 << 13) - 1 | (REFER if version >= 2 else 0) | (TRUNCATE if version >= 3 else 0)
     known |= IOCTL if version >= 5 else 0
     rules = struct.pack("QQQ", known, 3 if version >= 4 else 0, 3 if version >= 6 else 0)

@@ -1,12 +1,12 @@
 """The processes behind the Python tool: a server, and for each session a supervisor and the program's own process.
 
 ``python -m grpo_math.tools.server PATHS LAYERS PACKAGES`` is the server. It never had the trainer's memory or
-environment. It imports the packages once and then takes requests on its standard input, a socket: limits as JSON, with
-the socket of a session. It ends when the trainer's end of the socket is closed.
+environment. It imports the packages once and then takes requests on its standard input, a socket. A request is the
+limits as JSON, with the socket of a session. The server exits when the trainer's end of the socket is closed.
 
 For each request the server forks a supervisor, which forks the program's process, hands it the calls of the session,
-and ends it if it exceeds a limit. A call is one JSON line from the trainer. Its answer is one JSON line back: the text,
-the status, and whether the program's process is still there for the next call.
+and kills it if it exceeds a limit. A call is one JSON line from the trainer. The answer is one JSON line: the text, the
+status, and whether the program's process is still running for the next call.
 
 Does not restrict the program: sandbox.py does.
 """
@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from grpo_math.tools import program, sandbox
 
 PREPARED = ("itertools", "fractions", "decimal", "collections", "math")
-CHECK = 0.1  # seconds between two looks at a program's folder and threads
+CHECK = 0.1  # seconds between two checks of a program's folder and threads
 FOLDER_MB, FILES, THREADS = sandbox.FILE_MB, 1024, 64
 NOTHING = "(no output)"
 
@@ -43,7 +43,7 @@ def main() -> None:
     # A program must not find this process's folder or environment.
     sys.path[:] = [entry for entry in sys.path if any(f"{entry}/".startswith(f"{path}/") for path in paths)]
     os.environ.clear()
-    gc.freeze()  # the collector of a forked program leaves these objects alone, and their pages stay shared
+    gc.freeze()  # a forked program's collector ignores these objects, so their pages stay shared
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a supervisor that ends leaves no zombie
     requests.send(b"R")
     while True:
@@ -91,7 +91,7 @@ class Program:
     ) -> None:
         self.session, self.limits, self.folder = session, limits, folder
         self.control, theirs = socket.socketpair()
-        # The program's end stays open here too: a program that closes its output does not keep wait() awake.
+        # The program's end stays open here too: otherwise wait() returns at once after the program closes its output.
         self.out, self.written = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -108,12 +108,12 @@ class Program:
         return self.session in ready
 
     def answer(self, call: bytes) -> tuple[str, str, bool]:
-        """Return a program's output or the last line of its error, the status, and whether its process goes on."""
+        """Return a program's output or the last line of its error, the status, and whether its process still runs."""
         deadline = time.monotonic() + self.limits["wall_seconds"]
         limit, most = self.limits["output_chars"], 4 * self.limits["output_chars"] + 4  # characters, bytes
         printed, ending = b"", ""
         reply: bytes | None = None
-        with suppress(OSError):  # a program that is gone is noticed below
+        with suppress(OSError):  # a program that has ended is noticed below
             self.control.sendall(call)
         while reply is None and not ending and len(printed) <= most:
             ready = wait([self.session, self.control, self.out], CHECK)
@@ -138,7 +138,7 @@ class Program:
         return "\n".join(filter(None, (text, ending))) or NOTHING, status, False
 
     def end(self) -> str:
-        """Kill the program; return how it had ended, or nothing after exit code 0."""
+        """Kill the program. Return how it had ended, or an empty string after exit code 0."""
         wait([os.pidfd_open(self.pid)], 1.0)  # a program that has closed its socket is about to end
         os.kill(self.pid, signal.SIGKILL)
         _, status, used = os.wait4(self.pid, 0)
@@ -150,12 +150,12 @@ class Program:
         return f"the program was ended by signal {-code} ({signal.strsignal(-code)})"
 
     def exceeded(self) -> str:
-        """Return which limit of the folder or of threads the program exceeds, or nothing."""
+        """Return the folder or thread limit that the program exceeds, or an empty string."""
         sizes: list[int] = []
         threads = 0
         with suppress(OSError):  # the program has ended
             threads = len(os.listdir(f"/proc/{self.pid}/task"))
-            # A deleted file takes space for as long as it is open.
+            # A deleted file takes space until it is closed.
             for file in os.listdir(f"/proc/{self.pid}/fd"):
                 opened = os.stat(f"/proc/{self.pid}/fd/{file}")
                 sizes += [opened.st_size] if stat.S_ISREG(opened.st_mode) and not opened.st_nlink else []
@@ -164,7 +164,7 @@ class Program:
                 sizes += [0] * len(folders) + [_size(name, at) for name in files]
                 if len(sizes) > FILES:
                     break
-        except RecursionError:  # so many folders inside one another
+        except RecursionError:  # folders nested too deeply
             sizes = [0] * (FILES + 1)
         limits = {
             f"{THREADS} threads": threads > THREADS,
@@ -175,7 +175,7 @@ class Program:
 
 
 def _read(end: socket.socket) -> bytes:
-    """Return the bytes that have arrived; nothing if there are none or the program has ended."""
+    """Return the bytes that have arrived, or b"" if none have arrived or the program has ended."""
     with suppress(OSError):
         return end.recv(65536, socket.MSG_DONTWAIT)
     return b""
@@ -195,7 +195,7 @@ def _run(
     control: socket.socket,
     out: socket.socket,
 ) -> NoReturn:
-    """Enter the sandbox and run what is sent. Does not return."""
+    """Enter the sandbox and run the programs that arrive. Does not return."""
     try:
         null, channel = os.open(os.devnull, os.O_RDWR), os.dup(control.detach())
         for number, file in enumerate((null, out.fileno(), null, channel)):

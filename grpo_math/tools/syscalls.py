@@ -1,7 +1,7 @@
 """The system calls that a program may not make, as a seccomp filter: their numbers, and the filter's instructions.
 
-The filter refuses sockets, new processes, starting programs, signals to and control of other processes, namespaces and
-mounts, changes of a file's owner, mode and times, memory and disk space that no limit counts, and what only
+The filter rejects sockets, new processes, starting programs, signals to and control of other processes, namespaces and
+mounts, changes of a file's owner, mode and times, memory and disk space that no limit counts, and the calls that only
 administrators need. The numbers are those of Linux on x86-64 and ARM64; other machines have no filter.
 
 Does not install the filter: sandbox.py does.
@@ -42,18 +42,18 @@ quotactl_fd 443 443 | settimeofday 164 170 | clock_settime 227 112 | adjtimex 15
 sethostname 170 161 | setdomainname 171 162 | iopl 172 - | ioperm 173 - | personality 135 92 | vhangup 153 58
 """
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH of <linux/audit.h>
-X32 = 0x40000000  # numbers from here on are another interface to the same kernel
+X32 = 0x40000000  # higher numbers belong to another interface of the same kernel
 
-FORKS = (57, 58)  # fork and vfork exist on x86-64 alone
-IN_MEMORY = ((435, 435), (437, 437))  # clone3, openat2: a filter cannot read their flags; the C library takes others
+FORKS = (57, 58)  # fork and vfork exist only on x86-64
+IN_MEMORY = ((435, 435), (437, 437))  # clone3, openat2: a filter cannot read their flags; the C library has a fallback
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06  # of <linux/bpf_common.h>
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # of <linux/seccomp.h>
 NUMBER, ARCH, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32  # offsets in struct seccomp_data: low halves of arguments
 Filter = list[tuple[int, int, int, int]]  # code, jump if true, jump if false, value
 
 EMPTIES = 0o1000 | 0o3  # O_TRUNC | O_ACCMODE: Landlock before version 3 lets a file be emptied without a right to write
-# Calls that are refused if a condition on one argument goes on to the next instruction; a jump of 1 passes that one.
-# Numbers of both machines, the argument, the condition, the error.
+# Calls that are rejected depending on one argument. The condition falls through to the next instruction to reject the
+# call; a jump of 1 skips that instruction. Each row: numbers of both machines, the argument, the condition, the error.
 CONDITIONS: list[tuple[tuple[int, int], int, Filter, int]] = [
     ((56, 220), FIRST, [(ANY_BIT, 0, 1, 0x7E020080)], errno.EPERM),  # clone with any new namespace
     ((56, 220), FIRST, [(ANY_BIT, 1, 0, 0x00010000)], errno.EAGAIN),  # clone without CLONE_THREAD
@@ -69,14 +69,14 @@ CONDITIONS: list[tuple[tuple[int, int], int, Filter, int]] = [
         for numbers, argument in (((2, -1), SECOND), ((257, 56), THIRD))
         for flags in (0o1000, 0o1003)
     ),
-    # mkdir and mkdirat of a folder that its owner, the supervisor's user too, could not measure and delete
+    # mkdir and mkdirat of a folder that its owner, and so the supervisor, could not measure and delete
     ((83, -1), SECOND, [(AND, 0, 0, 0o700), (EQUAL, 1, 0, 0o700)], errno.EPERM),
     ((258, 34), THIRD, [(AND, 0, 0, 0o700), (EQUAL, 1, 0, 0o700)], errno.EPERM),
 ]
 
 
 def machine() -> int | None:
-    """Return the table's column for this machine, or None if there is none."""
+    """Return the table's column for this machine, or None on another machine."""
     column = MACHINES.get(platform.machine())
     return column[0] if column and struct.calcsize("P") == 8 else None
 

@@ -1,1 +1,1 @@
-"""Whether an answer equals a gold answer: compare.py is the way in."""
+"""Compare an answer with a gold answer. The entry point is compare.py."""

@@ -1,4 +1,4 @@
-r"""One spelling for characters and LaTeX commands that mean the same, and nothing that changes a value.
+r"""Normalise characters and LaTeX commands that mean the same, without changing a value.
 
 >>> clean(r"\dfrac{1}{2}"), clean("x² ≤ ４２"), clean(r"$74^\circ$"), clean("−1½")
 ('\\frac{1}{2}', 'x^{2} <= 42', '74°', '-1\\frac{1}{2}')
@@ -13,7 +13,7 @@ from functools import lru_cache
 from grpo_math.grading.equal import spelled
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
 
-CACHED_CHARACTERS = 300  # golds and ordinary answers recur; a cache of hostile ones would only fill memory
+CACHED_CHARACTERS = 300  # gold answers and ordinary answers recur; a cache of hostile answers would only fill memory
 
 CHARACTERS = {
     **dict.fromkeys("−–—‒﹣－‐‑", "-"),
@@ -31,7 +31,7 @@ TABLE = str.maketrans(CHARACTERS)
 SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
-MONEY = "\x01"  # stands for an escaped dollar sign while the others, which enclose mathematics, are dropped
+MONEY = "\x01"  # replaces an escaped dollar sign while the dollar signs around mathematics are removed
 COMMANDS = {
     **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac"),
     **dict.fromkeys(("cdot", "times", "ast", "cdotp"), "*"),
@@ -68,12 +68,12 @@ FONT = re.compile(
     r"\\(?:operatorname(?=\*?\s*\{[A-Za-z ]*\})"
     r"|mathrm|mathbf|mathit|mathsf|mathnormal|boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*"
 )
-INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas, which it must not glue together
+INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas that must stay separate
 QUAD = re.compile(  # between two values: a list
     r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])"
     r"|\\text\s*\{\s*\(?[A-JMO-UX-Z](?![A-Za-z]))"
 )
-JOINS = re.compile(  # words in \text that join two values, or stand beside one
+JOINS = re.compile(  # words in \text between two values, or next to a value
     r"\\(?:text|textrm|mbox|mathrm)\s*\{\s*,?\s*(and|or|to|\(approximately\))\s*,?\s*\}"
 )
 WHOLE_TEXT = re.compile(r"\A\\text\s*\{([^{}]*\d[^{}]*)\}\Z")
@@ -88,7 +88,7 @@ INTEGER = re.compile(r"\s*[,(]\s*([a-z])\s*\\in\s*\\mathbb\s*\{?\s*[ZN]\s*\}?\s*
 
 
 def clean(text: str) -> str:
-    """The canonical spelling of an answer."""
+    """Return the normal form of an answer."""
     return _clean(text) if len(text) <= CACHED_CHARACTERS else _clean.__wrapped__(text)
 
 
@@ -141,7 +141,7 @@ def _clean(text: str) -> str:
 
 
 def _without_aside(text: str) -> str:
-    """Without "(approximately)", and without the number in words behind the same in digits: "7 (seven)"."""
+    """Remove "(approximately)", and a number in words after the same number in digits: "7 (seven)"."""
     before, _, inside = text[:-1].rpartition(" (")
     aside, number = ASIDE.fullmatch(inside), re.search(r"-?\d.*", before)
     if aside is None or number is None:
@@ -150,7 +150,7 @@ def _without_aside(text: str) -> str:
 
 
 def _single_backslashes(text: str) -> str:
-    r"""Undo doubled escapes: ``\\\\le`` is ``\\le``, unless the double backslash ends a row of a matrix."""
+    r"""Replace doubled escapes, ``\\\\le`` by ``\\le``, unless the double backslash ends a row of a matrix."""
     return text if "\\begin" in text else re.sub(r"\\\\(?=[A-Za-z]{2})", r"\\", text)
 
 
@@ -159,7 +159,7 @@ def _ascii(text: str) -> str:
     text = re.sub("[⁰¹²³⁴-⁹⁻⁺ⁿ]+", lambda m: "^{" + m.group().translate(SUPERSCRIPT) + "}", text)
     text = re.sub(r"√\s*(\d+|[a-z])(?![\d.])", r"\\sqrt{\1}", text.translate({ord("∛"): "\\sqrt[3]"}))
     text = unicodedata.normalize("NFKC", text.translate(TABLE))
-    if len(text) > MAX_CHARACTERS:  # one character can stand for eighteen
+    if len(text) > MAX_CHARACTERS:  # NFKC can turn one character into eighteen
         return text
     text = text.translate(TABLE)
     if text.isascii():

@@ -1,7 +1,7 @@
-r"""Two answer texts -> a verdict, or None where only symbolic mathematics can tell.
+r"""Two answer texts -> a verdict, or None if only a worker can decide.
 
-The order is exact numbers, the same text, words and choice letters (words.py), and then the trees (structure.py) of
-every way in which the texts can be read: with a unit or without, with a label such as "Area =" or without.
+The order is exact numbers, the same text, words and choice letters (words.py), and then the trees (structure.py) of all
+readings of the texts: with or without a unit, with or without a label such as "Area =".
 
 >>> compare("1/2", r"\frac{1}{2}")[0].value, compare("3", "4")[0].value, compare(r"\sqrt{12}", r"2\sqrt{3}")[0] is None
 ('correct', 'wrong', True)
@@ -29,15 +29,15 @@ from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 ASIDE = re.compile(r"(?<=[\d}]) ?\(([A-Za-z]{2}[A-Za-z \-]{0,40})\)\Z")
 THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
-QUICK_CHARACTERS = 400  # of a text that is compared in the calling process
-ORDINARY = 160  # characters; golds of GSM8K and MATH have at most 159
+QUICK_CHARACTERS = 400  # of a text compared in the calling process
+ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
 LABEL = re.compile(
     r"(?:\\text\s*\{[^{}\d\\]*\}|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
     r"|P\([^()]{1,24}\)"
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 
-LEAD = re.compile(  # before a number alone: "What is 4 + 1" is no answer 5
+LEAD = re.compile(  # before a single number: "What is 4 + 1" is not the answer 5
     r"(?:[A-Za-z]{2,}[,:]? ){1,4}(?=-?\$?[\d,.]+%?(?: [A-Za-z]+){0,3}\Z)"
 )
 NO_LABEL = re.compile(r"\b(?:not|but|or|and|with)\b", re.IGNORECASE)
@@ -54,7 +54,7 @@ class Reading(NamedTuple):
 def compare(
     gold: str, answer: str, rules: Rules | None = None, policy: GradingPolicy = POLICY
 ) -> tuple[Verdict | None, str]:
-    """The verdict on an extracted answer and the rule that gave it; None where `rules` cannot tell."""
+    """Return the verdict on an extracted answer, or None if `rules` cannot decide, and the rule that decided."""
     gold_number, answer_number = _fast_number(gold), _fast_number(answer)
     if gold_number is not None and answer_number is not None:
         (p, p_percent), (q, q_percent) = gold_number, answer_number
@@ -85,7 +85,7 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str
     if decided is not None:
         return (Verdict.CORRECT if decided else Verdict.WRONG), "text"
     try:
-        golds = readings(gold)[: 1 if THOUSANDS.fullmatch(gold) else None]  # a gold 1,200 is no list
+        golds = readings(gold)[: 1 if THOUSANDS.fullmatch(gold) else None]  # a gold answer 1,200 is not a list
     except TooLarge as error:
         return Verdict.BAD_GOLD, f"the gold is {error}"
     try:
@@ -98,7 +98,8 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str
         if not golds and not beyond(gold):
             return Verdict.WRONG, "text"
         return None, "unreadable"
-    united = any(g.unit and a.unit for g in golds for a in answers)  # both name a unit: no reading without counts
+    # If both have a unit, readings without a unit do not count.
+    united = any(g.unit and a.unit for g in golds for a in answers)
     pairs = [
         (g, a) for g in golds for a in answers if not united or (g.unit and a.unit and units.agree(g.unit, a.unit))
     ]
@@ -109,7 +110,7 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | None, str
 
 
 def is_text_only(gold: str) -> bool:
-    r"""Return whether a gold answer has no structure. Apart from case and articles, only its own text is right.
+    r"""Return True if a gold answer has no structure: only the same text, up to case and articles, is correct.
 
     >>> [is_text_only(gold) for gold in (r"\forall x", "east", r"\frac{1}{2}", "4:30 p.m.", r"\sum_{i=1}^{9} i")]
     [True, True, False, False, False]
@@ -123,7 +124,7 @@ def is_text_only(gold: str) -> bool:
 
 
 def value(text: str) -> Fraction | None:
-    r"""The rational number that a text is, units and labels aside; None where it is none.
+    r"""Return a text as a rational number, without units and labels, or None if it is not one.
 
     >>> value("$1,200"), value(r"x = \frac{3}{4}"), value("five"), value("a lot")
     (Fraction(1200, 1), Fraction(3, 4), Fraction(5, 1), None)
@@ -133,8 +134,8 @@ def value(text: str) -> Fraction | None:
         return fast[0] / 100 if fast[1] else fast[0]
     with suppress(TooLarge):
         for reading in readings(clean(text)) if len(text) <= QUICK_CHARACTERS else ():
-            found = stated(reading.tree)
-            numbers = {rational(side) for side in ((reading.tree,) if found is None else found[1])}
+            assignment = stated(reading.tree)
+            numbers = {rational(side) for side in ((reading.tree,) if assignment is None else assignment[1])}
             if len(numbers) == 1 and None not in numbers:
                 return numbers.pop()
     return None
@@ -142,17 +143,17 @@ def value(text: str) -> Fraction | None:
 
 @lru_cache(maxsize=4096)
 def _fast_number(text: str) -> tuple[Fraction, bool] | None:
-    found = FAST_NUMBER.fullmatch(text) if len(text) < 900 else None
-    if found is None:
+    match = FAST_NUMBER.fullmatch(text) if len(text) < 900 else None
+    if match is None:
         return None
-    sign, whole, decimals, percent = found.groups()
+    sign, whole, decimals, percent = match.groups()
     whole = whole.replace(",", "")
     number = Fraction(int(whole)) if decimals is None else Fraction(whole + decimals)
     return (-number if sign else number), percent is not None
 
 
 def _spaceless(text: str) -> str:
-    """Without the spaces that separate nothing.
+    """Return the text without spaces, except between digits.
 
     >>> _spaceless("x + 4 2")
     'x+4 2'
@@ -162,20 +163,20 @@ def _spaceless(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
-    short = len(text) <= ORDINARY  # a longer one is read as it stands, with its unit or without
+    short = len(text) <= ORDINARY  # longer texts are read as they are, with and without a unit
     label, aside = (LABEL.match(text), ASIDE.search(text)) if short else (None, None)
     if label is not None and NO_LABEL.search(label.group()):
         label = None  # "anything but x ="
     if aside is not None and units.measure(aside[1]) is not None:  # "5 (cm)"
         text = f"{text[: aside.start()]} {aside[1]}"
-    # Words that lead up to a value, as in "about 5", unless they change it.
+    # Drop words before a value, as in "about 5", unless they change the value.
     lead = LEAD.match(text) if short and answer else None
     if lead is not None and units.measure(lead.group()) is not None:
         text = text[lead.end() :]
-    found: list[Reading] = []
+    results: list[Reading] = []
     for candidate in [text] if label is None else [text[label.end() :], text]:
         bare, unit = _without_units(candidate)
-        chain = candidate.count("=") > 1  # in which 6 cm cannot be 6 times c times m, a name
+        chain = candidate.count("=") > 1  # in a chain, cm is a unit and cannot be the product of c and m
         spellings = [(bare, unit)] if unit is None or chain else [(bare, unit), (candidate, None)]
         for spelling, its_unit in spellings:
             for thousands in (True, False) if short and re.search(r"\d,\d{3}(?!\d)", spelling) else (True,):
@@ -187,13 +188,13 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
                     continue
                 kind = _SIGNS.get((tree[1] if tree[0] == "neg" else tree)[0])
                 reading = Reading(tree, its_unit or kind)
-                if reading not in found:
-                    found.append(reading)
-    return tuple(found)
+                if reading not in results:
+                    results.append(reading)
+    return tuple(results)
 
 
 def _without_units(text: str) -> tuple[str, Unit | None]:
-    """Without the unit at its end, and in a chain of equalities without the same one behind the other members."""
+    """Split off the unit at the end, and in a chain of equalities the same unit after the other members."""
     bare, unit = units.split(text)
     if "=" not in bare:
         return bare, unit
@@ -212,6 +213,6 @@ def _without_units(text: str) -> tuple[str, Unit | None]:
 def readings(text: str, answer: bool = False) -> tuple[Reading, ...]:
     """Return every way to read a cleaned text: with its unit or without, "1,200" as a number or a list.
 
-    The words that lead up to the value of an ``answer`` are left out, unless they change it.
+    Words before the value of an ``answer`` are dropped, unless they change the value.
     """
     return (_readings if len(text) <= CACHED_CHARACTERS else _readings.__wrapped__)(text, answer)

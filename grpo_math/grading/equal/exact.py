@@ -4,8 +4,8 @@ r"""The exact rational number of a tree, if the tree is one: standard-library fr
 >>> rational(parse(r"\frac{1}{2} + 0.25")), rational(parse("2^{10}")), rational(parse(r"\sqrt{2}")) is None
 (Fraction(3, 4), Fraction(1024, 1), True)
 
-Does not take long: a number of more than 4,000 bits gives None before it is computed, and so do functions other than
-the root of a square. A worker decides those by their values (numeric.py).
+Does not take long: a number of more than 4,000 bits gives None before it is computed. Functions other than the root of
+a square give None too; a worker compares them by their values (numeric.py).
 """
 
 import math
@@ -21,9 +21,9 @@ class _Undecided(Exception):
 
 
 def rational(tree: Tree) -> Fraction | None:
-    """Return the exact value of a tree; None if it is no rational number, or has more than `BITS` bits on the way.
+    """Return the exact value of a tree. None if it is not a rational number, or a result has more than `BITS` bits.
 
-    A percent sign divides by 100; degrees stay as they are.
+    A percent sign divides by 100; a degree sign is ignored.
     """
     try:
         return _value(tree)

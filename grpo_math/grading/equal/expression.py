@@ -15,8 +15,8 @@ A tree is a tuple whose first item names its kind:
 >>> parse("1 1/2"), parse("1,200")
 (('num', Fraction(3, 2)), ('num', Fraction(1200, 1)))
 
-Words are no products of letters: a word that is no part of the notation makes the text `Unreadable`. So do integrals
-and limits, which go to Math-Verify.
+Words are not parsed as products of letters: a word outside the notation makes the text `Unreadable`. So do integrals
+and limits, which Math-Verify reads.
 
 Does not evaluate.
 """
@@ -56,7 +56,7 @@ SHORT = (
     "may me my no nor not now odd of off old on one or our out per she six so sum ten the to too two up us via was "
     "way we who why yes yet"
 )
-SHORT_WORDS = frozenset(SHORT.split())  # words of four letters and more are never read as factors
+SHORT_WORDS = frozenset(SHORT.split())  # longer words are never read as factors
 NOT_FACTORS = ("\\cup", "\\cap", "\\pm", "\\mp", "\\ne", "\\in", "\\approx", "\\equiv", "\\}", "\\{", "\\\\", "\\end",
                "\\text", "\\setminus", "\\to", "\\mod", "\\pmod", "\\bmod", "\\ldots", "\\cdots", "\\dots",
                "\\rfloor", "\\rceil")  # fmt: skip
@@ -89,7 +89,7 @@ MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[c
 
 
 def parse(text: str, thousands: bool = True) -> Tree:
-    """The tree of a cleaned text. With ``thousands`` false, "1,200" is the list of 1 and 200."""
+    """Return the tree of a cleaned text. With ``thousands`` false, "1,200" is the list of 1 and 200."""
     reader = _Reader(text, thousands)
     tree = reader.answer()
     reader.skip()
@@ -100,7 +100,7 @@ def parse(text: str, thousands: bool = True) -> Tree:
 
 
 def _check_depth(tree: Tree) -> None:
-    """Chains such as 3!!!! and 1/1/1/1 nest without brackets: everything that walks a tree relies on this limit."""
+    """Raise `TooLarge` for a deep tree, because other functions recurse over it. 3!!!! and 1/1/1/1 nest deeply too."""
     level: list[Tree] = [tree]
     for _ in range(2 * MAX_DEPTH):
         level = [part for parent in level for part in parent if isinstance(part, tuple)]
@@ -114,7 +114,7 @@ class _Reader:
         self.text, self.at, self.depth, self.thousands = text, 0, 0, thousands
         self.bars = 0
         self.joined: set[str | None] = set()  # the words between the members of the last list
-        self.reread = 0  # characters within braces that were read twice; bounded, so that the pass stays linear
+        self.reread = 0  # characters in braces that were read twice; limited, so that the pass stays linear
 
     # -- characters
 
@@ -123,7 +123,7 @@ class _Reader:
             self.at += 1
 
     def peek(self, *options: str) -> str | None:
-        """The first of the options that stands here; a command must not go on in a letter."""
+        """Return the first option at this position. A letter must not follow an option that ends in a letter."""
         self.skip()
         for option in options:
             if self.text.startswith(option, self.at):
@@ -134,22 +134,22 @@ class _Reader:
         return None
 
     def take(self, *options: str) -> str | None:
-        found = self.peek(*options)
-        if found is not None:
-            self.at += len(found)
-        return found
+        option = self.peek(*options)
+        if option is not None:
+            self.at += len(option)
+        return option
 
     def need(self, *options: str) -> str:
-        found = self.take(*options)
-        if found is None:
+        option = self.take(*options)
+        if option is None:
             raise Unreadable(f"{options[0]!r} is missing")
-        return found
+        return option
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        found = pattern.match(self.text, self.at)
-        if found is not None:
-            self.at = found.end()
-        return found
+        match = pattern.match(self.text, self.at)
+        if match is not None:
+            self.at = match.end()
+        return match
 
     def deeper(self, read: Callable[[], Tree]) -> Tree:
         self.depth += 1
@@ -193,7 +193,7 @@ class _Reader:
         return self.congruence(tree, self.argument())
 
     def congruence(self, tree: Tree, modulus: Tree) -> Tree:
-        r"""``a \equiv b \pmod m`` is ``a \bmod m = b``, with b reduced."""
+        r"""``a \equiv b \pmod m`` -> ``a \bmod m = b``, with b reduced."""
         if tree[0] != "relation" or tree[2::2] != ("=",):
             raise Unreadable("a modulus without its congruence")
         residue = tree[3]
@@ -304,7 +304,7 @@ class _Reader:
         return ("pow", tree, self.exponent()) if self.take("^", "**") else tree
 
     def group(self) -> Tree:
-        """What stands in braces."""
+        """Read an expression in braces."""
         self.need("{")
         return self.deeper(self.in_braces)
 
@@ -316,7 +316,7 @@ class _Reader:
         return inner
 
     def braces(self) -> Tree:
-        """Braces that are no argument: a group, or a set written without backslashes."""
+        """Read braces that are not an argument: a group, or a set without backslashes."""
         start, depth = self.at, self.depth
         try:
             return self.group()
@@ -330,13 +330,13 @@ class _Reader:
             return self.members("}")
 
     def members(self, closing: str) -> Tree:
-        """The set whose members stand here."""
+        """Read the members of a set."""
         items = self.items()
         self.need(closing)
         return ("set", *items)
 
     def argument(self) -> Tree:
-        r"""An argument of \frac or \sqrt: braces, or one digit, letter, or command."""
+        r"""Read an argument of \frac or \sqrt: braces, or one digit, letter or command."""
         if self.peek("{"):
             return self.group()
         char = self.text[self.at : self.at + 1]
@@ -385,10 +385,10 @@ class _Reader:
         based = self.match(BASED)
         if based is not None:
             return ("base", based[1], int(based[2] or based[3]))
-        found = self.match(NUMBER if self.thousands else PLAIN)
-        if found is None:
+        number = self.match(NUMBER if self.thousands else PLAIN)
+        if number is None:
             raise Unreadable("a lone point")
-        digits = found.group()
+        digits = number.group()
         value = _number(digits)
         exponent = self.match(EXPONENT)
         if exponent is not None:
@@ -426,10 +426,10 @@ class _Reader:
             return self.members("\\}")
         if self.peek("\\begin"):
             return self.matrix()
-        found = self.match(COMMAND)
-        if found is None:
+        command = self.match(COMMAND)
+        if command is None:
             raise Unreadable("a stray backslash")
-        name = found[1]
+        name = command[1]
         if name in ("frac", "binom", "dbinom", "tbinom"):
             kind = ("div",) if name == "frac" else ("call", "binom")
             return (*kind, self.argument(), self.argument())
@@ -490,7 +490,7 @@ class _Reader:
         return tree if power is None else ("pow", tree, power)
 
     def word(self, word: str) -> Tree:
-        """What a run of letters means that was just read: all of it, or only its first letter."""
+        """Return the tree of the letters just read. If they are factors, read only the first letter."""
         lower = word.lower()
         if lower in WORDS:
             return WORDS[lower]
@@ -504,7 +504,7 @@ class _Reader:
             return ("call", "binom" if word == "C" else "perm", *self.atom()[3:])
         if (lower in SHORT_WORDS and (not word.isupper() or lower in ("and", "or", "not"))) or lower in NUMBER_WORDS:
             raise Unreadable(f"{word[:20]!r} is a word")
-        if len(word) > 1 and word.isupper():  # a segment, an ordering, a word: its letters do not multiply
+        if len(word) > 1 and word.isupper():  # a segment, an ordering or a word: not a product of letters
             return self.named(word)
         self.at -= len(word) - 1  # letters that are factors: read the first
         if len(word) > 3:
@@ -522,8 +522,8 @@ class _Reader:
         return ("var", name + primes) if primes or len(name) > 1 else _letter(name)
 
     def matrix(self) -> Tree:
-        found = self.match(MATRIX)
-        if found is None:
+        environment = self.match(MATRIX)
+        if environment is None:
             raise Unreadable("an environment that is no matrix")
         rows: list[list[Tree]] = [[self.sum()]]
         while sign := self.take("&", "\\\\"):
@@ -534,9 +534,9 @@ class _Reader:
             else:
                 rows.append([self.sum()])
         self.need("\\end")
-        self.need("{" + found[1] + "}")
+        self.need("{" + environment[1] + "}")
         matrix: Tree = ("matrix", *(tuple(row) for row in rows))
-        return ("call", "det", matrix) if found[1] in ("vmatrix", "Vmatrix") else matrix
+        return ("call", "det", matrix) if environment[1] in ("vmatrix", "Vmatrix") else matrix
 
 
 def _number(digits: str) -> Fraction:
@@ -545,7 +545,7 @@ def _number(digits: str) -> Fraction:
 
 
 def _names_only(tree: Tree) -> bool:
-    """Letters and digits, a letter among them, as under the bar of a segment or of a number in digits."""
+    """Return True for letters and digits with at least one letter, as under the bar of a segment or of a number."""
     parts = tree[1:] if tree[0] == "mul" else (tree,)
     return any(p[0] != "num" for p in parts) and all(
         p[0] in ("var", "num") or p in (("const", "e"), ("const", "i")) for p in parts
@@ -553,7 +553,7 @@ def _names_only(tree: Tree) -> bool:
 
 
 def negated(tree: Tree) -> Tree:
-    """The tree of its opposite: a number stays a number."""
+    """Return the negated tree. A number stays a number."""
     return ("num", -tree[1]) if tree[0] == "num" else ("neg", tree)
 
 

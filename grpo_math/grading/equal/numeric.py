@@ -1,11 +1,10 @@
-r"""Worker side: are two expressions equal, by their values at high precision in a few points?
+r"""Compare two expressions by their values at high precision in a few points. Runs in the worker.
 
-Two constants are equal where their difference vanishes as fast as the precision grows; expressions in variables where
-that holds at every sampled point. The precision goes beyond what the largest part needs before the point and the
-smallest behind it, so that no term is lost beside another.
+Two constants are equal if their difference shrinks as fast as the precision grows. Expressions with variables are equal
+if this is true at each sampled point. The precision covers the digits of the largest term before the decimal point and
+of the smallest term after it, so that no term is lost in a sum.
 
-This says "different" with certainty (up to mpmath's own correctness) and "equal" with a chance of error that no model
-output will meet.
+The result "different" is certain if mpmath is correct. The result "equal" is wrong only with negligible probability.
 
 >>> from grpo_math.grading.equal.expression import parse
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}")), equal(parse("(x+1)^2"), parse("x^2+1"))
@@ -27,8 +26,8 @@ from grpo_math.grading.equal.relations import names as names_of
 from grpo_math.grading.equal.structure import Rules, exact_leaf, places
 from grpo_math.grading.verdict import POLICY
 
-LOW, HIGH = 40, 90  # decimal digits, beyond those that the largest and the smallest term of a sum need
-MOST = 10_000  # of these
+LOW, HIGH = 40, 90  # decimal digits, in addition to those that the largest and the smallest term of a sum need
+MOST = 10_000  # of these additional digits
 SAMPLES = ((1, 1), (2, 1), (3, -1), (4, -1))  # (number of the point, sign of every second variable)
 MAX_EXPONENT = 10**15
 
@@ -38,7 +37,7 @@ class Overflow(Exception):
 
 
 def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | None:
-    """True, False, or None where neither can be evaluated anywhere; `Overflow` where a power is beyond computing."""
+    """Return True, False, or None if no point gives a value. Raises `Overflow` if a power is too large."""
     exact = exact_leaf(gold, answer, digits)
     if exact is not None:
         return exact
@@ -54,26 +53,26 @@ def equal(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | None:
 
 
 def _stands_for(decimal: Tree, exact: Tree, digits: int) -> bool:
-    """Is one a decimal of so many significant digits or more that the other is rounded or cut off to?"""
+    """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
     at = places(decimal[1], digits) if decimal[0] == "num" else None
-    found = None if at is None else _real(exact, at + 20)
+    number = None if at is None else _real(exact, at + 20)
     with mp.workdps((at or 0) + 30):
-        return found is not None and abs(_value(decimal, {}) - found) * 10 ** (at or 0) < 1
+        return number is not None and abs(_value(decimal, {}) - number) * 10 ** (at or 0) < 1
 
 
 def _real(tree: Tree, precision: int = LOW) -> Any:
-    """The real number that a tree is, to 10 digits less than the precision; None where it is none."""
+    """Return the value of a tree, to 10 digits less than the precision, or None if it is not a real number."""
     try:
         with mp.workdps(precision):
-            found = _value(tree, {})
+            number = _value(tree, {})
         with mp.workdps(precision - 10):
-            return +mpmath.re(found) if mpmath.im(found) == 0 and mpmath.isfinite(found) else None
+            return +mpmath.re(number) if mpmath.im(number) == 0 and mpmath.isfinite(number) else None
     except (ArithmeticError, ValueError, TypeError, KeyError):
         return None
 
 
 def proportional(gold: Tree, answer: Tree, positive: bool) -> bool | None:
-    """Is gold = k * answer for one number k (positive where asked), not 0?"""
+    """Return True if gold = k * answer for one number k that is not 0, or that is positive with ``positive``."""
     names = sorted(names_of(gold) | names_of(answer))
     if names_of(gold) != names_of(answer):
         return False if names else None
@@ -108,7 +107,7 @@ def _equal_at(gold: Tree, answer: Tree, point: dict[str, Any], real: bool) -> bo
 
 
 def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: int = 0) -> bool | None:
-    """Does the difference vanish as the precision grows, with ``apart`` digits more? None where a side has no value."""
+    """Return True if the difference shrinks with the precision, None without a value. ``apart``: additional digits."""
     gaps = []
     for digits in (LOW + apart, HIGH + apart):
         with mp.workdps(digits):
@@ -125,7 +124,7 @@ def _near(gold: Tree, answer: Tree, point: dict[str, Any], real: bool, apart: in
 
 
 def _places(tree: Tree, point: dict[str, Any]) -> int:
-    """How many decimal digits the largest term of a tree's sums has before the point, or zeros the smallest behind it.
+    """Return the digits before the point of the largest term of a tree's sums, or the zeros after it of the smallest.
 
     >>> from grpo_math.grading.equal.expression import parse
     >>> _places(parse("2^{2005} + 1"), {}), _places(parse("1 + 10^{-400}"), {}), _places(parse("2^{2005} / 7"), {})
@@ -139,7 +138,7 @@ def _places(tree: Tree, point: dict[str, Any]) -> int:
 
 
 def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
-    """Values that are fixed, distinct, and of no special form."""
+    """Return values for the names that are fixed, distinct and arbitrary."""
     values = {}
     for index, name in enumerate(names):
         fraction = ((index + 1) * 0.6180339887 + number * 0.4142135623) % 1
@@ -149,7 +148,7 @@ def _point(names: list[str], number: int, sign: int) -> dict[str, Any]:
 
 
 def _value(tree: Tree, point: dict[str, Any], terms: list[Any] | None = None) -> Any:
-    """The value of a tree; those of its sums' terms and of its functions' arguments go to ``terms``."""
+    """Return the value of a tree. Append the values of terms of sums and arguments of functions to ``terms``."""
     kind = tree[0]
     if kind == "num":
         return mpmath.mpf(tree[1].numerator) / tree[1].denominator

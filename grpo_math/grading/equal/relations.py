@@ -1,6 +1,6 @@
-r"""What a relation states: ``x = 5`` the value 5, ``1 < x <= 2`` an interval, ``x < 1 or x > 3`` a union of them.
+r"""The meaning of relations: ``x = 5`` is the value 5, ``1 < x <= 2`` an interval, ``x < 1 or x > 3`` a union.
 
-A chain of equalities states all of its members: ``x = 5 = 6`` is no answer 6.
+A chain of equalities gives all of its members: ``x = 5 = 6`` is not the answer 6.
 
 >>> from grpo_math.grading.equal.expression import parse
 >>> stated(parse("x = 2 + 3"))
@@ -21,31 +21,31 @@ JOINED = ("list", "both", "either")
 
 
 def has_kind(tree: object, kind: str) -> bool:
-    """Does the kind occur anywhere in a tree?"""
+    """Return True if the kind occurs anywhere in a tree."""
     return isinstance(tree, tuple) and bool(tree) and (tree[0] == kind or any(has_kind(p, kind) for p in tree[1:]))
 
 
 def has_names(tree: object) -> bool:
-    """Does a variable occur anywhere in a tree?"""
+    """Return True if a variable occurs anywhere in a tree."""
     return has_kind(tree, "var")
 
 
 def names(tree: object) -> set[str]:
-    """The variables of a tree."""
+    """Return the variables of a tree."""
     if not isinstance(tree, tuple) or not tree:
         return set()
     return {tree[1]} if tree[0] == "var" else set().union(*map(names, tree[1:]))
 
 
 def loose_names(tree: object) -> bool:
-    """Does a variable occur outside of every function, so that the tree is no number (``sin^2 x + cos^2 x`` is one)?"""
+    """Return True if a variable occurs outside of functions. ``sin^2 x + cos^2 x`` has none and can be a number."""
     if not isinstance(tree, tuple) or not tree or tree[0] == "call":
         return False
     return tree[0] == "var" or any(map(loose_names, tree[1:]))
 
 
 def is_infinite(tree: Tree) -> bool:
-    """Plus or minus infinity?"""
+    """Return True for plus or minus infinity."""
     return tree in (INFINITE, ("neg", INFINITE))
 
 
@@ -53,9 +53,9 @@ def is_infinite(tree: Tree) -> bool:
 
 
 def sides(tree: Tree) -> list[Tree] | None:
-    """The members of a chain of equalities; None for any other tree.
+    """Return the members of a chain of equalities, or None for any other tree.
 
-    A number after "is about" is a rounded form of the member before. It is left out if nothing is equal to it.
+    A number after "is about" is the rounded form of the member before. It is dropped if no member equals it.
     """
     if tree[0] != "relation" or any(sign not in ("=", "~") for sign in tree[2::2]):
         return None
@@ -69,37 +69,37 @@ def sides(tree: Tree) -> list[Tree] | None:
 def stated(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:
     """``x = 2 + 3 = 5`` -> (x, (2 + 3, 5)); ``2 + 3 = 5`` -> ("", (2 + 3, 5)); None for an equation to be solved.
 
-    The name is a variable, a label of geometry, or ``f(x)``; it may stand first or last.
+    The name is a variable, a label of geometry, or ``f(x)``. It is the first or the last member.
     """
     chain = sides(tree)
     if chain is None:
         return None
     if len(chain) == 1:
         return "", tuple(chain)
-    first, rest = chain[0], tuple(chain[1:])
-    if first[0] in ("var", "mul") and names(first) & set().union(*map(names, rest)):
+    first, others = chain[0], tuple(chain[1:])
+    if first[0] in ("var", "mul") and names(first) & set().union(*map(names, others)):
         return None  # x = 5 = 2x
-    if any(has_names(side) and side[0] != "var" and not _is_label(side) for side in dropwhile(has_names, rest)):
+    if any(has_names(side) and side[0] != "var" and not _is_label(side) for side in dropwhile(has_names, others)):
         return None  # x = 5 = 6k
     if first[0] == "var":
-        return first[1], rest
+        return first[1], others
     if chain[-1][0] == "var":
         return chain[-1][1], tuple(chain[:-1])
     valued = tuple(side for side in chain if not has_names(side))
     if len(valued) == len(chain):
         return "", valued
-    return ("", rest) if _is_function(first) and first not in rest else None
+    return ("", others) if _is_function(first) and first not in others else None
 
 
 def values(tree: Tree) -> tuple[Tree, ...] | None:
-    """All that a chain of equalities gives as a value: what an answer by value must agree with, every one.
+    """Return the values of a chain of equalities. An answer must agree with each of them.
 
-    ``sin x = 1/2`` and ``x + y = 10`` give their numbers, which may have been asked for; ``5x = 6`` is an equation that
-    nobody has solved, and gives none.
+    ``sin x = 1/2`` and ``x + y = 10`` give their numbers, because a problem may ask for them. ``5x = 6`` is an unsolved
+    equation and gives no value.
     """
-    found = stated(tree)
-    if found is not None:
-        return found[1]
+    assignment = stated(tree)
+    if assignment is not None:
+        return assignment[1]
     chain = sides(tree)
     if chain is None:
         return None
@@ -112,7 +112,7 @@ def values(tree: Tree) -> tuple[Tree, ...] | None:
 
 
 def _unsolved(tree: Tree) -> bool:
-    """``5x``, ``x + 1``, ``7AB``: an equation with it on the left is not solved by its right side."""
+    """Return True for ``5x``, ``x + 1`` or ``7AB``: an equation with such a left side is not solved."""
     scaled = tree[0] == "mul" and has_names(tree) and any(part[0] == "num" for part in tree[1:])  # 2 sin x
     if not (scaled or loose_names(tree)) or _is_label(tree) or _is_function(tree):
         return False
@@ -120,7 +120,7 @@ def _unsolved(tree: Tree) -> bool:
 
 
 def _has_numbers(tree: Tree) -> bool:
-    """Outside of exponents: ``a^2 + b^2`` may have been asked for, ``2a + 1`` is to be solved."""
+    """Return True if a tree has numbers outside of exponents. A problem may ask for ``a^2 + b^2``, not ``2a + 1``."""
     if tree[0] in ("num", "call", "base"):
         return True
     parts = tree[1:2] if tree[0] == "pow" else tree[1:]
@@ -128,14 +128,14 @@ def _has_numbers(tree: Tree) -> bool:
 
 
 def _is_label(tree: Tree) -> bool:
-    """A name of geometry on the left of a value: ``AB = 4``, ``NO/BO = 2``, ``V_1 : V_2 = 11 : 21``."""
+    """Return True for a name of geometry, as on the left of ``AB = 4``, ``NO/BO = 2``, ``V_1 : V_2 = 11 : 21``."""
     if tree[0] == "var":
         return tree[1][0].isupper() or "_" in tree[1]
     return tree[0] in ("mul", "div", "ratio") and all(_is_label(part) for part in tree[1:])
 
 
 def _is_function(tree: Tree) -> bool:
-    """``f(x)`` or ``P(2)``, which read as a letter times something."""
+    """Return True for ``f(x)`` or ``P(2)``, which are parsed as products."""
     if tree[0] != "mul" or len(tree) != 3 or tree[1][0] != "var" or tree[1][1][0] not in "fghFGHPpQqSTVA":
         return False
     arguments = tree[2][3:] if tree[2][0] == "tuple" else tree[2:]
@@ -158,7 +158,7 @@ def difference(relation: Tree) -> tuple[Tree, str] | None:
 
 
 def _is_name(tree: Tree) -> bool:
-    """``x`` or ``f(x)``"""
+    """Return True for ``x`` or ``f(x)``."""
     return tree[0] == "var" or (tree[0] == "mul" and len(tree) == 3 and all(part[0] == "var" for part in tree[1:]))
 
 
@@ -185,7 +185,7 @@ def interval(relation: Tree) -> Tree | None:
 
 
 def resolved(tree: Tree) -> Tree:
-    """A membership is its set, an inequality its interval, several of them (or ``x != 2``) a union."""
+    """Return the set of a membership, the interval of an inequality, the union of several (or of ``x != 2``)."""
     if tree[0] == "relation":
         if len(tree) == 4 and tree[2] == "!=" and tree[1][0] == "var" and not has_names(tree[3]):
             below, above = ("tuple", "(", ")", ("neg", INFINITE), tree[3]), ("tuple", "(", ")", tree[3], INFINITE)
@@ -199,20 +199,20 @@ def resolved(tree: Tree) -> Tree:
             and tree[3][0] in ("set", "tuple", "union", "meet")
         ):
             return tree[3]
-        found = interval(tree)
-        return tree if found is None else found
+        span = interval(tree)
+        return tree if span is None else span
     if tree[0] in JOINED and all(item[0] == "relation" and interval(item) is not None for item in tree[1:]):
         return ("meet" if tree[0] == "both" else "union", *(interval(item) for item in tree[1:]))
     return ("list", *tree[1:]) if tree[0] in JOINED else tree
 
 
-Number = Callable[[Tree], Any]  # the value of a tree as something that can be ordered, or None
+Number = Callable[[Tree], Any]  # the value of a tree as an object with an order, or None
 
 
 def as_union(tree: Tree, number: Number) -> list[tuple[Any, bool, Any, bool]] | None:
-    """A set of real numbers as intervals that neither touch nor overlap, in order: (start, closed, end, closed).
+    """Return a set of real numbers as separate intervals in order: (start, closed, end, closed).
 
-    None where the tree is no interval, union or intersection, or where an end has no value.
+    Return None if the tree is not an interval, union or intersection, or if an end has no value.
     """
     parts = tree[1:] if tree[0] in ("union", "meet") else (tree,)
     spans: list[tuple[Any, bool, Any, bool]] = []

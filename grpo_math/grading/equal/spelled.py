@@ -45,8 +45,8 @@ def _digits(run: str) -> str:
 
 
 def _whole(tokens: list[str]) -> int | None:
-    """A cardinal number; None where the words are not exactly one."""
-    total, group, last, seen = 0, 0, 10**15, False  # the words of a group come in falling size: hundred, tens, units
+    """Return a cardinal number, or None if the words are not exactly one number."""
+    total, group, last, seen = 0, 0, 10**15, False  # the words of a group decrease: hundred, tens, units
     floor = 1000
     for at, word in enumerate(tokens):
         if word == "and" and seen and at + 1 < len(tokens):

@@ -1,8 +1,8 @@
-r"""Two trees -> equal, different, or undecided: the structure of answers, with single expressions left to `Rules`.
+r"""Two trees -> equal, different, or undecided. This module compares the structure, and `Rules` single expressions.
 
-Lists and sets have no order, tuples have one, intervals have their brackets; ``x = 5`` is 5, ``1 < x <= 2`` is (1, 2],
-``a \pm b`` is two values; equations are equal up to a factor. Every function is three-valued: None where the rules
-cannot tell. `EXACT` decides rational numbers and equal forms; the rules of numeric.py decide the rest, in the worker.
+Lists and sets have no order; tuples are ordered; intervals have brackets. ``x = 5`` is 5, ``1 < x <= 2`` is (1, 2], and
+``a \pm b`` is two values. Equations are equal up to a factor. The functions return None if the rules cannot decide.
+`EXACT` decides rational numbers and equal forms. The rules of numeric.py decide the others, in the worker.
 
 >>> from grpo_math.grading.equal.expression import parse
 >>> equal(parse("1, 2"), parse("2, 1"), EXACT), equal(parse("(1, 2)"), parse("(2, 1)"), EXACT)
@@ -10,7 +10,7 @@ cannot tell. `EXACT` decides rational numbers and equal forms; the rules of nume
 >>> equal(parse(r"\sqrt{12}"), parse(r"2\sqrt{3}"), EXACT) is None
 True
 
-Does not read texts, and does not know units.
+Does not read texts, and does not compare units.
 """
 
 from collections import Counter
@@ -37,21 +37,21 @@ from grpo_math.grading.equal.relations import (
 from grpo_math.grading.verdict import POLICY, GradingPolicy
 
 CHOICES = frozenset("ABCDEFGHIJ")
-MAX_DIGITS = 60  # significant digits of a decimal that may stand for what it is rounded from
+MAX_DIGITS = 60  # significant digits of a decimal that can equal the number it is rounded from
 
 
 class Rules(NamedTuple):
-    """How single expressions are compared, two left sides of equations, and what number an expression is."""
+    """Functions that compare single expressions and equations, and that return the number of an expression."""
 
-    leaf: Callable[[Tree, Tree, int], bool | None]  # and the policy's digits
+    leaf: Callable[[Tree, Tree, int], bool | None]  # the last argument is the policy's digits
     proportional: Callable[[Tree, Tree, bool], bool | None]
     number: Callable[[Tree], Any]
     policy: GradingPolicy = POLICY
-    items: int = 12  # of an unordered list that holds more than numbers; a longer list is compared in order
+    items: int = 12  # of an unordered list with more than numbers; a longer list is compared in order
 
 
 def equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    """Are two answers equal? None where `rules` cannot tell."""
+    """Return True if two answers are equal, and None if `rules` cannot decide."""
     if gold[0] == "tuple" and answer[0] == "pm":
         return False
     return _equal(expanded(gold), expanded(answer), rules)
@@ -66,7 +66,7 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if answer[0] == "relation":
         return _gives(gold, answer, rules)
     if gold[0] == "relation":
-        # An equation answers with its value: the gold answer a + b = 6 accepts 6.
+        # The value of an equation is an answer: the gold answer a + b = 6 accepts 6.
         given = (values(gold) or ()) if sides(gold) and not has_names(answer) else (stated(gold) or ("", ()))[1]
         if not given and answer[0] != "list":
             return _undecided_unless_equation(gold)
@@ -75,7 +75,7 @@ def _equal(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _gives(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
-    """Does a relation give this value, and no other?"""
+    """Return True if the relation ``answer`` gives the value ``gold`` and no other."""
     if sides(answer) is None:
         return _undecided_unless_equation(answer) if gold[0] in ("tuple", "union", "meet", "set") else False
     if has_names(gold):
@@ -106,7 +106,7 @@ def _equal_relations(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         if not any(map(has_names, one[1] + two[1])):
             return False
     if one and not two and not any(map(has_names, one[1])):
-        return False  # gold x = 5, answer 2x = 10: nobody has solved it
+        return False  # gold x = 5, answer 2x = 10: not solved
     left, right = difference(gold), difference(answer)
     if left is None or right is None:
         numbers = {rational(side) for side in sides(answer) or ()} - {None}
@@ -125,7 +125,7 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         return _equal_matrices(gold, answer, rules)
     if "ratio" in kinds:
         return _equal_ratios(gold, answer, rules)
-    if has_kind(gold, "base") or has_kind(answer, "base"):  # 101_2 is itself in base 2, and no other number
+    if has_kind(gold, "base") or has_kind(answer, "base"):  # 101_2 equals only 101_2
         return gold == answer
     if not any(kind in ("list", "set", "tuple") for kind in kinds):
         return _equal_leaves(gold, answer, rules)
@@ -134,7 +134,7 @@ def _equal_values(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
         if gold_named.keys() != answer_named.keys():
             return False
         return _all(_equal(gold_named[name], answer_named[name], rules) for name in gold_named)
-    for one, two in ((gold, answer), (answer, gold)):  # a pair without its brackets, or a list in them
+    for one, two in ((gold, answer), (answer, gold)):  # a pair without brackets, or a list in brackets
         if one[:3] == ("tuple", "(", ")") and two[0] == "list" and (one is gold or not _could_be_interval(one)):
             return _in_order(_items(gold), _items(answer), rules)
     if "tuple" in (gold[0], answer[0]):
@@ -157,7 +157,7 @@ def _without_zeros(tree: Tree) -> Tree:
 def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
     if any(tree[0] not in ("union", "meet", "tuple", "set") for tree in (gold, answer)):
         return False
-    if any(map(_backwards, (gold, answer))):  # pairs, and no intervals
+    if any(map(_backwards, (gold, answer))):  # pairs, not intervals
         return False
     if gold[0] == answer[0] == "union" and _unordered(gold[1:], answer[1:], rules):
         return True
@@ -166,7 +166,7 @@ def _equal_unions(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _backwards(tree: Tree) -> bool:
-    """Is it, or a part of a union, a pair whose first number is the larger one, and so no interval?"""
+    """Return True if the tree, or a part of a union, is a pair with the larger number first, so not an interval."""
     if tree[0] in ("union", "meet"):
         return any(map(_backwards, tree[1:]))
     ends = [rational(end) for end in tree[3:]] if tree[0] == "tuple" else []
@@ -181,19 +181,20 @@ def _equal_leaves(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
             bare = rules.leaf(gold[1] if kinds[0] else gold, answer[1] if kinds[1] else answer, digits)
             if kind == "degrees" or all(kinds) or (bare and as_number):
                 return bare
-            value = rules.leaf(gold, answer, digits)  # 25% is 0.25, and 25 where the problem asks for a percentage
+            # 25% is 0.25, and also 25, because a problem may ask for a percentage.
+            value = rules.leaf(gold, answer, digits)
             bare = bare if as_number else False
             return True if value else None if None in (bare, value) else False
     return rules.leaf(gold, answer, digits)
 
 
 def _items(tree: Tree) -> tuple[Tree, ...]:
-    """The members of a list, set, or tuple; anything else is its own only member."""
+    """Return the members of a list, set or tuple, or a tuple with just the tree."""
     return tree[1:] if tree[0] in ("list", "set") else tree[3:] if tree[0] == "tuple" else (tree,)
 
 
 def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
-    """``x = 1, y = 2`` -> {x: 1, y: 2}; None where a name is missing or occurs twice, and for a single one."""
+    """``x = 1, y = 2`` -> {x: 1, y: 2}; None if a name is missing or repeated, or there is only one item."""
     if len(items) < 2:
         return None
     named: dict[str, Tree] = {}
@@ -206,9 +207,9 @@ def _named(items: tuple[Tree, ...]) -> dict[str, Tree] | None:
 
 
 def _assigned(item: Tree) -> tuple[str, Tree]:
-    """``x = 1`` -> (x, 1); any other item, and a chain with more than one value, is itself without a name."""
-    found = stated(item)
-    return (found[0], found[1][0]) if found is not None and len(found[1]) == 1 else ("", item)
+    """``x = 1`` -> (x, 1); any other item, and a chain with more than one value -> ("", item)."""
+    assignment = stated(item)
+    return (assignment[0], assignment[1][0]) if assignment is not None and len(assignment[1]) == 1 else ("", item)
 
 
 def _equal_tuples(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
@@ -229,7 +230,7 @@ def _equal_matrices(gold: Tree, answer: Tree, rules: Rules) -> bool | None:
 
 
 def _rows(tree: Tree) -> list[tuple[Tree, ...]] | None:
-    """Return the rows of a matrix. A tuple stands for a column."""
+    """Return the rows of a matrix. A tuple is a column."""
     if tree[0] == "matrix":
         return list(tree[1:])
     if tree[:3] == ("tuple", "(", ")"):
@@ -249,7 +250,7 @@ def _in_order(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> boo
 
 
 def _unordered(gold: Sequence[Tree], answer: Sequence[Tree], rules: Rules) -> bool | None:
-    """Is there a matching of equal members? Values only: ``x = 1, x = 2`` counts as 1, 2."""
+    """Return True if the members can be matched in equal pairs. Names are ignored: ``x = 1, x = 2`` is 1, 2."""
     if len(gold) != len(answer):
         return False
     gold, answer = ([_assigned(tree)[1] for tree in side] for side in (gold, answer))
@@ -276,7 +277,7 @@ def _all(results: object) -> bool | None:
 
 
 def expanded(tree: Tree) -> Tree:
-    r"""``a \pm b`` -> the list of a + b and a - b, wherever it stands."""
+    r"""``a \pm b`` -> the list of a + b and a - b, anywhere in the tree."""
     if not has_kind(tree, "pm"):
         return tree
     if tree[0] in ("list", "either"):
@@ -301,10 +302,10 @@ def _chosen(tree: Tree, minus: bool) -> Tree:
 
 
 def exact_leaf(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | None:
-    """Rational numbers by their value, other expressions by their form; None where the forms differ."""
+    """Compare rational numbers by value and other expressions by form. Return None if the forms differ."""
     if gold == answer:
         return True
-    if loose_names(answer) and not has_names(gold):  # n o t 0 is no way to write 0
+    if loose_names(answer) and not has_names(gold):  # n o t 0 is not 0
         return False
     p, q = rational(gold), rational(answer)
     if p is not None and q is not None:
@@ -316,7 +317,7 @@ def exact_leaf(gold: Tree, answer: Tree, digits: int = POLICY.digits) -> bool | 
 
 
 def places(decimal: Fraction, digits: int = POLICY.digits) -> int | None:
-    """The decimal places of a number that is written with so many significant digits or more; None for any other.
+    """Return the decimal places of a decimal with at least ``digits`` significant digits, else None.
 
     >>> places(Fraction("0.333333333333")), places(Fraction("0.333")), places(Fraction(1, 3))
     (12, None, None)
@@ -333,13 +334,13 @@ def places(decimal: Fraction, digits: int = POLICY.digits) -> int | None:
 
 
 def stands_for(decimal: Fraction, exact: Fraction, digits: int) -> bool:
-    """Is a decimal of so many significant digits or more the other number, rounded or cut off?"""
+    """Return True if a decimal with at least ``digits`` significant digits is ``exact``, rounded or truncated."""
     at = places(decimal, digits)
     return at is not None and abs(decimal - exact) * 10**at < 1
 
 
 def _form(tree: Tree) -> str:
-    """The tree as a text, with the operands of sums and products in one order."""
+    """Return the tree as a text, with the operands of sums and products sorted."""
     if not isinstance(tree, tuple):
         return f"{tree.numerator:x}/{tree.denominator:x}" if isinstance(tree, Fraction) else repr(tree)
     parts = list(_operands(tree, tree[0])) if tree[:1] in (("add",), ("mul",)) else tree

@@ -1,9 +1,9 @@
-r"""The punctuation around a value: what may be taken off both ends of a text without changing what it says.
+r"""Remove the punctuation around a value that does not change its meaning.
 
 >>> strip_wrappers(" **$42$.** "), strip_wrappers(r"\[ x^2 \]"), strip_wrappers("`5`")
 ('42', 'x^2', '5')
 
-Does not take off what means something: a unit, a sign, a bracket.
+Does not remove units, signs or brackets.
 """
 
 import re
@@ -16,7 +16,7 @@ PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), (
 
 
 def strip_wrappers(text: str) -> str:
-    """Without the punctuation, bold marks, and dollar signs around a value."""
+    """Return a text without the punctuation, bold marks and dollar signs around it."""
     while True:  # at most once for each kind of pair: an inner one of the same kind is kept
         text = _edged(text)
         for opening, closing in PAIRS:
@@ -30,7 +30,7 @@ def strip_wrappers(text: str) -> str:
 
 
 def _edged(text: str) -> str:
-    r"""Without blanks and quotes at both ends, and without the full stop or comma at the end: ``\,`` is a space."""
+    r"""Return a text without blanks and quotes at both ends and without punctuation at the end. ``\,`` is a space."""
     text = text.strip(EDGE)
     bare = text.rstrip(EDGE + STOPS)
     if bare.endswith("\\") and text[len(bare) :].startswith((",", ";", ":")):

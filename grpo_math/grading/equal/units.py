@@ -1,8 +1,8 @@
 r"""Split an answer into its value and its unit.
 
-A unit is a measure ("cm^2", "miles per hour", "\$") or words that measure nothing ("red apples", "in total"). It is
+A unit is a measure ("cm^2", "miles per hour", "\$") or words without a measure ("red apples", "in total"). It is
 recognised inside ``\text{}``, after a number and a space, and as a sign of money or degrees. Words that change a value
-are no unit: "5 million", "5 or 6", "5 squared".
+are not a unit: "5 million", "5 or 6", "5 squared".
 
 >>> split("5 centimeters"), split(r"12\text{ cm}^2"), split("3 red apples"), split("3a"), split("5 or 6")
 (('5', {'cm': 1}), ('12', {'cm': 2}), ('3', {}), ('3a', None), ('5 or 6', None))
@@ -47,7 +47,7 @@ _CHANGING = (
 )
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
 _CHANGES = NUMBER_WORDS | _PARTS | {*_CHANGING.split()}
-_LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # that are no measure, inside \\text{} either
+_LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(r"\^\s*\{?\s*(-?\d)\s*\}?|(/)|(M_\\odot|[A-Za-zµΩ'’&]+(?:-[A-Za-z]+)*|[°€£¥₹¢$元]|[一-鿿]+)")
 _FILLER = re.compile(r"[\s.*~\\·]*")
@@ -120,7 +120,7 @@ def measure(words: str) -> Unit | None:
 
 
 def agree(gold: Unit | None, answer: Unit | None) -> bool:
-    """Return whether these may be the units of equal answers: one side may leave out a measure, or all of them."""
+    """Return True if equal answers may have these units. One side may omit some or all measures."""
     if not gold or not answer:
         return True
     if "unit" in (*gold, *answer):  # "square units" are any measure of an area
@@ -130,7 +130,7 @@ def agree(gold: Unit | None, answer: Unit | None) -> bool:
 
 
 def _may_follow(word: str) -> bool:
-    """Return whether a word behind a number, outside of ``\\text{}``, is no variable and no product of variables."""
+    """Return True if a word after a number, outside of ``\\text{}``, is not a variable or a product of variables."""
     if len(word) == 1:
         return word in _SHORT or word == "a" or not word.isascii() or not word.isalpha()
     short = word.lower() in SHORT_WORDS or re.fullmatch("[^aeiou][aeiou].", word.lower())

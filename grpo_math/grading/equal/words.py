@@ -1,9 +1,9 @@
-r"""Answers that are no expression: times of day, dates, choice letters, plain words.
+r"""Answers that are not expressions: times of day, dates, choice letters, plain words.
 
 >>> same_words("8:34 pm", "20:34", compare=None), same_words("Tuesday", "It is tuesday", compare=None)
 (True, True)
 
-Does not read mathematics: None means that the texts are for expression.py.
+Does not read mathematics: None means that expression.py has to read the texts.
 """
 
 import re
@@ -39,7 +39,7 @@ NOTHING = {f"no {kind}solution{s}" for kind in ("", "real ", "such ") for s in (
 }
 ALL_REALS = {"all real numbers", "all reals", "real numbers", "all real values", "set of real numbers"}
 SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none", "may"}
-BEYOND = re.compile(  # what our grammar does not read, and Math-Verify does
+BEYOND = re.compile(  # notation that our grammar cannot read and Math-Verify can
     r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
     r"|begin\s*\{[pb]matrix\})(?![A-Za-z])|\\\{[^{}]*(?:\\mid|[|:])"
 )
@@ -50,10 +50,10 @@ OF_FORMULAS = (
     "infty emptyset varnothing mathbb circ prime partial sup bmod pmod mod equiv lfloor rfloor lceil rceil"
 )
 COMMANDS = frozenset((*OF_FORMULAS.split(), *FUNCTIONS, *GREEK))
-FORMULA = re.compile(  # one, by its commands and characters: no text, no fonts, no invisible parts, no list of answers
+FORMULA = re.compile(  # tokens of one formula: no text, no fonts, no invisible parts, no list of answers
     rf"\\(?:(?:{'|'.join(sorted(COMMANDS))})(?![A-Za-z])|begin\s*\{{[a-z]*matrix|[^A-Za-z])|[^\\$%;\"`~\n]"
 )
-SEVERAL = re.compile(  # joins or ends formulas; a value beside a set multiplies nothing
+SEVERAL = re.compile(  # signs that join or end formulas; a value next to a set is not a product
     r"\A(?:[_^]|\.\.)|\d\s*_|matrix\}\s*\^\s*\{?\s*\\circ|_\s*\{[^{}]*\\begin|[$;\"'`~\n]|(?<!\\)\\[][()]|\\begin\s*\{(?:array|cases)|\\(?:q?quad|neq?|lor|land|vee|wedge|approx|sim|hat|infty\s*(?=[\\\d]))(?![A-Za-z])|\\\}\s*(?=[\w(^]|\\(?:[dt]?frac|begin|sqrt|left|\{))"
     r"|(?:[\d)}^*/]|\\(?:sqrt|div|cdot)|(?<![\\A-Za-z])[A-Za-z])\s*\\(?:left\s*\\)?\{"
 )
@@ -61,7 +61,7 @@ ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty
 
 
 def is_time_date_or_choice(text: str) -> bool:
-    """Return whether a cleaned text is a time of day, a date or a choice, which `same_words` reads.
+    """Return True if a cleaned text is a time of day, a date or a choice, which `same_words` compares.
 
     >>> [is_time_date_or_choice(text) for text in ("4:30 p.m.", "June 20", "(B) 12", "Tuesday")]
     [True, True, True, False]
@@ -71,9 +71,9 @@ def is_time_date_or_choice(text: str) -> bool:
 
 
 def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
-    """Are two cleaned texts the same time of day, date, choice, or words? None where the gold is none of them.
+    """Return True if two cleaned texts are the same time of day, date, choice or words.
 
-    ``compare`` is asked where a choice is a letter with its text, as in "(B) 12".
+    Return None if the gold answer is something else. ``compare`` compares the texts of choices such as "(B) 12".
     """
     plain_gold, plain_answer = _plain(gold), _plain(answer)
     gold_time, answer_time = _time(plain_gold), _time(plain_answer)
@@ -86,15 +86,15 @@ def same_words(gold: str, answer: str, compare: Compare) -> bool | None:
         return _date(gold_date) == _date(answer_date)
     gold_choice = _choice(plain_gold)
     if gold_choice is not None and gold_choice[0].isupper():
-        letter, rest = gold_choice
+        letter, label = gold_choice
         answer_choice = _choice(plain_answer)
         if answer_choice is not None:
-            if answer_choice[0].upper() != letter or (not rest and BESIDE.match(answer_choice[1])):
+            if answer_choice[0].upper() != letter or (not label and BESIDE.match(answer_choice[1])):
                 return False
-            return not rest or not answer_choice[1] or compare(rest, answer_choice[1])[0] is not Verdict.WRONG
-        if not rest and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
+            return not label or not answer_choice[1] or compare(label, answer_choice[1])[0] is not Verdict.WRONG
+        if not label and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
             return False  # B/E times E, A or C = A
-        verdict = compare(rest, plain_answer)[0] if rest else None
+        verdict = compare(label, plain_answer)[0] if label else None
         return None if verdict is None else verdict is Verdict.CORRECT
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return plain_gold.lower() == ARTICLE.sub("", plain_answer.lower())
@@ -116,15 +116,15 @@ Time = tuple[int, int | None, int, str]
 
 
 def _time(text: str) -> Time | None:
-    """Hour, minute, second, and half of the day; None for what is no time, a bare number too."""
-    found = TIME.fullmatch(text)
-    if found is None or (found[2] is None and found[4] is None) or int(found[1]) > 24 or int(found[2] or 0) > 59:
+    """Return hour, minute, second and half of the day, or None for other texts and bare numbers."""
+    match = TIME.fullmatch(text)
+    if match is None or (match[2] is None and match[4] is None) or int(match[1]) > 24 or int(match[2] or 0) > 59:
         return None
-    return int(found[1]), None if found[2] is None else int(found[2]), int(found[3] or 0), (found[4] or "").lower()
+    return int(match[1]), None if match[2] is None else int(match[2]), int(match[3] or 0), (match[4] or "").lower()
 
 
 def _same_time(one: Time, two: Time) -> bool:
-    """Are two times of day equal, where "8:34 pm" may be written 20:34 or 8:34?"""
+    """Return True if two times of day are equal. "8:34 pm" equals 20:34 and 8:34."""
     if ((one[1] or 0), one[2]) != ((two[1] or 0), two[2]):
         return False
     hours = [(hour, hour % 12 + (12 if half == "p" else 0) if half else None) for hour, _, _, half in (one, two)]
@@ -134,18 +134,18 @@ def _same_time(one: Time, two: Time) -> bool:
     return written in (other_written, other_meant) or other_written == meant
 
 
-def _date(found: re.Match[str]) -> tuple[str, int]:
-    return (found[1] or found[4]).lower(), int(found[2] or found[3])
+def _date(match: re.Match[str]) -> tuple[str, int]:
+    return (match[1] or match[4]).lower(), int(match[2] or match[3])
 
 
 def _choice(text: str) -> tuple[str, str] | None:
-    """The letter of a multiple-choice answer and what stands beside it."""
-    found = LETTER.fullmatch(text) if len(text) < 400 else None
-    return None if found is None else (found[1] or found[2] or found[3], found[4].strip())
+    """Return the letter of a multiple-choice answer and the text after it."""
+    match = LETTER.fullmatch(text) if len(text) < 400 else None
+    return None if match is None else (match[1] or match[2] or match[3], match[4].strip())
 
 
 def _words(text: str) -> str:
-    """A text of words in one spelling, or "" where it is mathematics."""
+    """Return a text of words in a normal form, or "" if the text is mathematics."""
     if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*", text):
         return ""
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
@@ -157,7 +157,7 @@ def _everything(text: str, words: str) -> bool:
 
 
 def several(text: str) -> set[str]:
-    r"""The signs in a text that it holds more than one formula.
+    r"""Return the signs that show that a text contains more than one formula.
 
     >>> several(r"$1$2$ \lor 3") == {"$", r"\lor"}, several(r"\{1, 2\} \cup \{3\}")
     (True, set())
@@ -166,10 +166,10 @@ def several(text: str) -> set[str]:
 
 
 def for_math_verify(text: str) -> bool:
-    r"""Is a text that our grammar cannot read mathematics of the kinds that Math-Verify is kept for, and no words?
+    r"""Return True if only Math-Verify can read a text: it has such notation, and no words.
 
-    Sums, integrals, limits, sets in builder notation. It takes seconds over other texts, and pays the last member of a
-    chain of equalities.
+    The notation is sums, integrals, limits and sets in builder notation. Other texts are not given to Math-Verify: they
+    can take seconds, and it accepts the last member of a chain of equalities.
 
     >>> for_math_verify(r"\sum_{i=1}^{9} i"), for_math_verify("not 6"), for_math_verify(r"not \sum_{i=1}^{3} i")
     (True, False, False)
@@ -178,13 +178,13 @@ def for_math_verify(text: str) -> bool:
 
 
 def beyond(text: str) -> bool:
-    """Does it hold what our grammar does not read?"""
+    """Return True if a text contains notation that our grammar cannot read."""
     return BEYOND.search(text) is not None
 
 
 def pure(text: str) -> bool:
-    """Is it one formula, and no words?"""
-    if text.count("=") > text.count("_{") + 1 or text.count("\\{") != text.count("\\}"):  # a set that never ends
+    """Return True if a text is one formula without words."""
+    if text.count("=") > text.count("_{") + 1 or text.count("\\{") != text.count("\\}"):  # a set that is never closed
         return False
     if FORMULA.sub("", text) or SEVERAL.search(text) is not None or re.search(r"\?|[\])\d]\s*\\\{", text) is not None:
         return False
