@@ -166,7 +166,7 @@ def alternatives(numbers: Sequence[int]) -> str:
 
 
 def nearest(value: int, unit: int) -> int:
-    """Return the positive multiple of ``unit`` nearest to ``value``. Of two equally near, it is the larger.
+    """Return the positive multiple of ``unit`` nearest to ``value``. If two are equally near, return the larger.
 
     >>> nearest(5, 4), nearest(6, 4), nearest(1, 4)
     (4, 8, 4)
