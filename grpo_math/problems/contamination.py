@@ -41,8 +41,8 @@ def words(text: str) -> list[str]:
 def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM) -> dict[str, Any]:
     """Count the ``problems`` that share ``ngram`` consecutive words with a training problem, or are equal to one.
 
-    ``equal`` counts problems that differ only in case, spaces and final punctuation. ``examples`` are the worst overlaps:
-    the problem, the training problem that shares most of its n-grams, and the shared part.
+    ``equal`` counts problems that differ only in case, spaces and final punctuation. ``examples`` has the worst
+    overlaps: the problem, the training problem that shares most of its n-grams, and the shared part.
 
     >>> train = [{"id": "t", "problem": "What is 3 + 4?"}]
     >>> result = overlap([{"id": "a", "problem": "what is 3+4"}, {"id": "b", "problem": "What is 3 + 5?"}], train)

@@ -71,9 +71,10 @@ def load_problems(
     ``columns`` names columns without a common name: ``problem=query,answer=meta.gold``.
 
     ``test`` and ``heldout`` mean the same. A file has one split, under any name. ``seed`` draws ``limit`` rows, which
-    stay in the order of the file. For generated problems ``seed`` selects the problems, evenly from the levels. The first
-    bad row raises `DataError`. With ``skip_bad_rows``, and in the built-in data sets, bad rows are left out, and one log
-    line counts them.
+    stay in the order of the file. For generated problems ``seed`` selects the problems, evenly from the levels.
+
+    The first bad row raises `DataError`. With ``skip_bad_rows``, and in the built-in data sets, bad rows are left out,
+    and one log line counts them.
 
     >>> [row["problem"] for row in load_problems("generated:products", limit=2, seed=1)]
     ['What is 2 * 12?', 'What is 9 * 5?']

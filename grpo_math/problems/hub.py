@@ -22,8 +22,9 @@ Rows = Iterator[tuple[int, Mapping[str, Any]]]
 def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
     """Return the rows of a split, numbered from 1. ``split`` may be cut, as in ``train[:500]``.
 
-    ``known``: ``split`` is the data set's name for the split, and is not looked up. Raises `ConfigError` for ``name`` if
-    the data set cannot be loaded, or has no such split, configuration or column.
+    ``known``: ``split`` is the data set's name for the split, and is not looked up.
+
+    Raises `ConfigError` for ``name`` if the data set cannot be loaded, or has no such split, configuration or column.
     """
     import datasets
 
