@@ -1,4 +1,4 @@
-"""What is wrong with a run and what to do about it, as findings: of the doctor before a run, of the diagnosis after it.
+"""Findings: what is wrong with a run, and what to do about it. The doctor runs before a run, the diagnosis after it.
 
 >>> finding = Finding("warning", "truncation", "completions are cut: 31%", "max_completion_length: 512")
 >>> finding.line()
@@ -9,12 +9,12 @@ Does not import torch, and does not change a run.
 
 from typing import NamedTuple
 
-LEVELS = ("error", "warning", "info")  # learns nothing or gets worse; learns less than it could; normal, explained
+LEVELS = ("error", "warning", "info")  # learns nothing or gets worse; learns less than possible; normal, explained
 
 
 class Finding(NamedTuple):
-    """``message``: symptom, figures and cause. ``remedy`` ends in a line for the recipe, and is empty if there is
-    nothing to change."""
+    """A problem of a run. ``message`` contains symptom, figures and cause. ``remedy`` ends in a line for the recipe;
+    it is empty if there is nothing to change."""
 
     level: str
     check: str
@@ -22,6 +22,6 @@ class Finding(NamedTuple):
     remedy: str
 
     def line(self) -> str:
-        """The finding as a line for a terminal."""
+        """Return the finding as a line for a terminal."""
         remedy = f". Remedy: {self.remedy}" if self.remedy else ""
         return f"{self.level}: {self.message}{remedy} ({self.check})"

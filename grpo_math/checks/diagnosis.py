@@ -1,9 +1,9 @@
 """A run's history -> findings: symptom, figures and steps, cause, and the line of the recipe that may help.
 
-A line may lack any key or hold None, and lines may repeat steps as a resumed run's do: the newest attempt counts.
+A line may lack any key, and a value may be None. Lines of a resumed run may repeat steps: the newest attempt counts.
 
-Does not read files, nor look for a symptom (symptoms.py does), and does not say that a run is good: a run without a
-finding shows none of these symptoms.
+Does not read files and does not find symptoms (symptoms.py does). A run without a finding shows none of these symptoms;
+that does not make it a good run.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ class Check(NamedTuple):
     level: str = "warning"
 
 
-# Each by the name of its function in symptoms.py
+# The key is the name of the function in symptoms.py.
 CHECKS: dict[str, Check] = {
     "flat_reward": Check(
         "the reward does not rise",
@@ -157,7 +157,7 @@ CHECKS: dict[str, Check] = {
     ),
 }
 
-# A finding that another one explains is left out: one line for one cause.
+# A finding is left out if another finding explains it: one line for each cause.
 EXPLAINED_BY: dict[str, set[str]] = {
     "flat_reward": {"learning_rate_too_low", "adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
     "learning_rate_too_low": {"adapter_not_moving", "reward_stuck_low", "reward_stuck_high"},
@@ -172,12 +172,12 @@ EXPLAINED_BY: dict[str, set[str]] = {
 def diagnose(
     history: Iterable[Mapping[str, Any]], config: Mapping[str, Any] | None = None, checkpoints: Iterable[str] = ()
 ) -> list[Finding]:
-    """The findings of a history (lines of history.jsonl) under the settings of its config.yaml, worst level first.
+    """Return the findings of a history (lines of history.jsonl) with the settings of config.yaml, worst level first.
 
-    A held-out line of step 0 is the base model's accuracy. Settings that are absent count as TRL's defaults.
-    ``checkpoints`` are the folders (``checkpoint-20``) that a collapse can go back to.
+    A held-out line of step 0 contains the base model's accuracy. An absent setting has TRL's default.
+    ``checkpoints`` names the folders (``checkpoint-20``) to return to after a collapse.
 
-    >>> diagnose([{"step": 1, "reward": 0.5}])  # too little to say anything
+    >>> diagnose([{"step": 1, "reward": 0.5}])  # too few lines for a finding
     []
     >>> lines = [{"step": i, "completions/clipped_ratio": 0.31} for i in range(1, 31)]
     >>> [finding] = diagnose(lines, {"max_completion_length": 256})
@@ -187,7 +187,7 @@ def diagnose(
     'allow longer completions: max_completion_length: 512'
     """
     run = Run(history, config or {}, checkpoints)
-    seen: dict[str, symptoms.Seen] = {name: found for name in CHECKS if (found := getattr(symptoms, name)(run))}
+    seen: dict[str, symptoms.Symptom] = {name: symptom for name in CHECKS if (symptom := getattr(symptoms, name)(run))}
     findings = []
     for name, (words, setting) in seen.items():
         if not EXPLAINED_BY.get(name, set()) & seen.keys():

@@ -1,7 +1,7 @@
-"""`grpo-math doctor`: everything that can be known of a run before it starts, as findings, each as soon as it is known.
+"""`grpo-math doctor`: check a run before it starts, and print each finding at once.
 
-First what needs no torch (checks/), then the settings as training parses them, then the tokenizer; with ``deep`` also
-the model, on a few problems. A later stage is left out where an earlier one has found an error.
+The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer, and with
+``deep`` the model, on a few problems. After an error, the later stages are left out.
 
 Does not train, and writes nothing. Imports the checks when they run, so that ``--help`` answers at once.
 """
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Print each finding as soon as it is known, and answer with all of them."""
+    """Print each finding at once, and answer with all of them."""
     from grpo_math.checks import prompts, table
 
     argv = ["--config", args.config, *args.fields]
@@ -45,17 +45,17 @@ def run(args: argparse.Namespace) -> Answer:
         return table.tables() if args.table else prompts.show(argv, args.show)
     findings = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
+        warnings.simplefilter("ignore", FutureWarning)  # about names that transformers has changed
         for finding in doctor(argv, deep=args.deep, accelerate_config=args.accelerate_config):
             findings.append(finding)
             if not args.json:
                 print(finding.line(), flush=True)
-    found = answer(findings)
-    return Answer(found, summary(findings), found["ok"])
+    result = answer(findings)
+    return Answer(result, summary(findings), result["ok"])
 
 
 def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | None = None) -> Iterator[Finding]:
-    """The findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` for a file that is no recipe."""
+    """Yield the findings of ``--config RECIPE --FIELD VALUE ...``. Raises `UserError` if the file is not a recipe."""
     from grpo_math.checks.preflight import CHECKS, finding_of, preflight
     from grpo_math.checks.setup import Setup
     from grpo_math.settings import accelerate, recipe
@@ -79,7 +79,7 @@ def doctor(argv: Sequence[str], *, deep: bool = False, accelerate_config: str | 
 
 
 def _as_training(read: Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
-    """What the classes of TRL refuse, then the tokenizer, then the model."""
+    """Yield the findings of TRL's classes, then of the tokenizer, then of the model."""
     from grpo_math.checks.preflight import WITH_TOKENIZER, finding_of, preflight
     from grpo_math.checks.training import probe
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
@@ -109,22 +109,23 @@ def _as_training(read: Recipe, setup: Setup, deep: bool) -> Iterator[Finding]:
 
 
 def answer(findings: Sequence[Finding]) -> dict[str, Any]:
-    """What `grpo-math doctor --json` prints.
+    """Return the output of `grpo-math doctor --json`.
 
     >>> answer([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0")])["ok"]
     True
     """
     return {
-        "ok": all(found.level != "error" for found in findings),
-        "findings": [found._asdict() for found in findings],
+        "ok": all(finding.level != "error" for finding in findings),
+        "findings": [finding._asdict() for finding in findings],
     }
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """
+    """Return the last line of the text output.
+
     >>> summary([Finding("warning", "adapter", "dropout", "lora_dropout: 0.0")])
     'ok: no error, 1 warning'
     """
     counts = {level: sum(finding.level == level for finding in findings) for level in ("error", "warning")}
-    found = ", ".join(f"{n or 'no'} {level}{'s' * (n > 1)}" for level, n in counts.items())
-    return f"{'not ok' if counts['error'] else 'ok'}: {found}"
+    counted = ", ".join(f"{n or 'no'} {level}{'s' * (n > 1)}" for level, n in counts.items())
+    return f"{'not ok' if counts['error'] else 'ok'}: {counted}"

@@ -1,6 +1,6 @@
-"""The diagnosis while a run goes on, as a transformers callback.
+"""Diagnose a run during training, as a transformers callback.
 
-Does not look for anything itself: diagnosis.py does.
+Does not find symptoms itself: diagnosis.py does.
 """
 
 import json
@@ -17,25 +17,25 @@ from grpo_math.grading import GRADER
 from grpo_math.run import metrics
 from grpo_math.run.log import History, Tell
 
-MOST = 2000  # lines that a look parses
+MOST = 2000  # lines that one diagnosis parses
 
 
 class Diagnosis(TrainerCallback):
-    """One line on the terminal when a warning or an error appears for the first time; asked every so many steps.
+    """Print a line when a warning or an error appears for the first time. Diagnoses every ``interval`` steps.
 
-    ``tell`` gets it too, as text, but for what only the end of training shows: trackers are closed by then.
+    ``tell`` gets the line too, except for findings at the end of training: trackers are closed by then.
     """
 
     def __init__(
-        self, history: History, settings: dict[str, Any], every: int = 10, tell: Tell = lambda *told: None
+        self, history: History, settings: dict[str, Any], interval: int = 10, tell: Tell = lambda *told: None
     ) -> None:
-        self.history, self.settings, self.every, self.tell = history, settings, every, tell
-        self.asked, self.said = 0, set[str]()
+        self.history, self.settings, self.interval, self.tell = history, settings, interval, tell
+        self.last_step, self.reported = 0, set[str]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         last = state.global_step >= state.max_steps
-        every = max(self.every, state.global_step // 50)  # each look goes through the whole file
-        if logs and metrics.LOSS in logs and (last or state.global_step - self.asked >= every):
+        interval = max(self.interval, state.global_step // 50)  # each diagnosis reads the whole file
+        if logs and metrics.LOSS in logs and (last or state.global_step - self.last_step >= interval):
             for finding in self.look(state):
                 self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})
 
@@ -43,18 +43,18 @@ class Diagnosis(TrainerCallback):
         self.look(state)
 
     def look(self, state: Any) -> list[Finding]:
-        """What is found for the first time, printed."""
+        """Print and return the findings that are new."""
         if not state.is_world_process_zero or not self.history.path.exists():
             return []
-        self.asked = state.global_step
+        self.last_step = state.global_step
         before = self.history.path.with_name("before.json")
         base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
         # A resumed run may have been evaluated by another grader. Its accuracy is not compared with this grader's.
         base = base if base and base.get("grader") == GRADER else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        found = diagnose([*evaluation_line(0, base), *self.history.lines(MOST)], self.settings, checkpoints)
-        new = [finding for finding in found if finding.check not in self.said and finding.level != "info"]
+        findings = diagnose([*evaluation_line(0, base), *self.history.lines(MOST)], self.settings, checkpoints)
+        new = [finding for finding in findings if finding.check not in self.reported and finding.level != "info"]
         for finding in new:
-            self.said.add(finding.check)
+            self.reported.add(finding.check)
             tqdm.write(f"step {state.global_step}: {finding.line()}", file=sys.stderr)
         return new

@@ -1,6 +1,6 @@
-"""Checks of the machine: versions, devices and number formats, memory, disk, the folder that the run writes to.
+"""Checks of the machine: versions, devices and number formats, memory, disk, and the run's folder.
 
-Does not import torch: GPUs are asked for through nvidia-smi.
+Does not import torch: nvidia-smi lists the GPUs.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from grpo_math import planner
 from grpo_math.checks.prompts import lengths_of
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import CheckResult, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.planner import devices, memory
 from grpo_math.planner.settings import resolve
@@ -36,10 +36,10 @@ from grpo_math.tools.python import server
 
 ALWAYS = ("torch", "trl", "transformers", "accelerate", "peft", "datasets")
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
-# What a checkpoint holds: weights or an adapter, and those of DeepSpeed and of FSDP
 WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
+# Files with the weights of a checkpoint: of a model or an adapter, of DeepSpeed, and of FSDP
 WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "global_step*", "*_fsdp*")
-# What an attention implementation needs; a name with a slash is a kernel that transformers fetches.
+# The package of each attention implementation. A name with a slash is a kernel that transformers downloads.
 ATTENTION = {
     **dict.fromkeys(("eager", "sdpa", "flex_attention")),
     "flash_attention_2": "flash_attn",
@@ -50,17 +50,17 @@ ATTENTION = {
 
 @cache
 def supported() -> dict[str, Requirement]:
-    """The range of each package that pyproject.toml states: the checkout's, or the installed package's metadata."""
+    """Return the supported range of each package, from the checkout's pyproject.toml or the installed metadata."""
     checkout = Path(__file__).parents[2] / "pyproject.toml"
     if checkout.exists():
         project = tomllib.loads(checkout.read_text(encoding="utf-8"))["project"]
         lines = [*project["dependencies"], *(x for extra in project["optional-dependencies"].values() for x in extra)]
     else:
         lines = metadata.requires("grpo_math") or []
-    return {found.name: found for found in map(Requirement, lines) if found.specifier}
+    return {required.name: required for required in map(Requirement, lines) if required.specifier}
 
 
-def versions(setup: Setup) -> Iterator[Said]:
+def versions(setup: Setup) -> Iterator[CheckResult]:
     """The packages that this run needs are there, in a version of the range that pyproject.toml states."""
     s = setup.settings
     needed: dict[str, str] = dict.fromkeys(ALWAYS, "every run")
@@ -73,17 +73,17 @@ def versions(setup: Setup) -> Iterator[Said]:
         needed["bitsandbytes"] = bits[0] if bits else f"optim={s['optim']}"
     for name, why in needed.items():
         required = supported().get(name)
-        # vLLM asks for older versions of what training needs, so pip would break this environment.
-        own = "set vllm_mode: server, whose vLLM has its own environment: grpo-math serve --make_env"
-        remedy = own if name == "vllm" else f'pip install "{required or name}"'
+        # vLLM needs older versions of packages that training uses, so pip would break this environment.
+        separate = "set vllm_mode: server, whose vLLM has its own environment: grpo-math serve --make_env"
+        remedy = separate if name == "vllm" else f'pip install "{required or name}"'
         try:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Said("error", f"{why} needs {name}, which is not installed", remedy)
+            yield CheckResult("error", f"{why} needs {name}, which is not installed", remedy)
             continue
         if required and not required.specifier.contains(installed, prereleases=True):
             message = f"{name} {installed} is not a version that this works with ({required.specifier})"
-            yield Said("error", message, remedy)
+            yield CheckResult("error", message, remedy)
     no_liger = s["use_liger_kernel"] and not importlib.util.find_spec("liger_kernel")
     setup.refuse("use_liger_kernel", no_liger, "needs liger_kernel, which is not installed", LEAVE)
 
@@ -95,7 +95,7 @@ def _kind(setup: Setup) -> Any:
 
 @cache
 def capabilities() -> tuple[float, ...]:
-    """The compute capability of each GPU, as nvidia-smi says; empty without one, or with CUDA_VISIBLE_DEVICES empty."""
+    """Return each GPU's compute capability, from nvidia-smi; () without a GPU, or if CUDA_VISIBLE_DEVICES is empty."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "x").strip() in ("", "-1"):
         return ()
     try:
@@ -104,7 +104,7 @@ def capabilities() -> tuple[float, ...]:
         return ()
 
 
-def number_formats(setup: Setup) -> Iterator[Said]:
+def number_formats(setup: Setup) -> Iterator[CheckResult]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
     s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
     launched = (setup.accelerate or {}).get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
@@ -116,7 +116,7 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     setup.refuse("dtype", is_old and s["dtype"] == "bfloat16", old, float32)
     no_gpu = not gpus and not s["use_cpu"]
     setup.refuse("bf16", no_gpu and s["bf16"], "needs a GPU, and there is none", "set bf16: false, or use_cpu: true")
-    # bitsandbytes drops a scale on a CPU that DoRA's norm needs.
+    # On a CPU bitsandbytes drops a scale that DoRA's norm needs.
     dora_on_cpu = s["load_in_8bit"] and s["use_dora"] and not gpus
     setup.refuse("use_dora", dora_on_cpu, "cannot be trained in 8 bit on a CPU", "use load_in_4bit, or leave it out")
     kernel = s["attn_implementation"]
@@ -128,12 +128,14 @@ def number_formats(setup: Setup) -> Iterator[Said]:
     copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or _kind(setup) in WITH_COPY
     if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
-        yield Said("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
+        yield CheckResult("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
     if no_gpu:
-        yield Said("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
+        yield CheckResult(
+            "info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant"
+        )
 
 
-def launched(setup: Setup) -> Iterator[Said]:
+def launched(setup: Setup) -> Iterator[CheckResult]:
     """DeepSpeed's file is there, and JSON; it, FSDP and a backend have several processes, or a launcher."""
     s = setup.settings
     deepspeed_config(s, None)
@@ -146,32 +148,37 @@ def launched(setup: Setup) -> Iterator[Said]:
     yield from ()
 
 
-def memory_plan(setup: Setup) -> Iterator[Said]:
+def memory_plan(setup: Setup) -> Iterator[CheckResult]:
     """Does it fit, as `grpo-math plan` counts it: where there is a GPU, and on a CPU."""
     s = setup.settings
     gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
     if not gpus and not s["use_cpu"]:
-        yield Said("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
+        yield CheckResult(
+            "info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB"
+        )
         return
     given = {name: s[name] for name in setup.given if name in s}
     launch = {"num_processes": setup.processes, **(setup.accelerate or {})}
     try:
-        there: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
-        there["prompt_tokens"] = max(lengths_of(setup), default=None)
-        answer = planner.plan(given, **there, accelerate=launch, offline=True)
+        measured: dict[str, Any] = {"gpus": gpus or None, "gpu_gb": gpu_gb or None}
+        measured["prompt_tokens"] = max(lengths_of(setup), default=None)
+        answer = planner.plan(given, **measured, accelerate=launch, offline=True)
     except UserError as error:
-        yield Said("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
+        yield CheckResult("info", f"memory is not planned: {' '.join(str(error).split())}", "see grpo-math plan --help")
         return
     if answer["fits"]:
         prompts = f"prompts of {answer['assumed']['prompt_tokens']} tokens"
-        yield Said("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
+        yield CheckResult("info", f"memory: {answer['peak_gb']:.1f} GB at the peak, as planned for {prompts}")
     else:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
-        yield Said("warning", f"memory: {'; '.join(answer['problems'])}", changes or "see grpo-math plan")
+        yield CheckResult("warning", f"memory: {'; '.join(answer['problems'])}", changes or "see grpo-math plan")
 
 
 def checkpoint_bytes(setup: Setup) -> tuple[int, int]:
-    """(one checkpoint, all that the run keeps at a time with what it writes last); 0 checkpoints with saving off."""
+    """Return the bytes of one checkpoint, and the most bytes in the run's folder at a time, with the final weights.
+
+    With saving off, only the final weights count.
+    """
     s = setup.settings
     tensors = memory.trainable(setup.shape, resolve(s))
     width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
@@ -179,27 +186,27 @@ def checkpoint_bytes(setup: Setup) -> tuple[int, int]:
     one = weights + (0 if s["save_only_model"] else memory.optimizer_bytes(tensors, s["optim"], width))
     if s["save_strategy"] in ("no", False):
         return one, weights
-    steps, every = s["max_steps"], s["save_steps"]
-    count = int(steps / every) if s["save_strategy"] == "steps" and steps > 0 and every >= 1 else 2
+    steps, interval = s["max_steps"], s["save_steps"]
+    count = int(steps / interval) if s["save_strategy"] == "steps" and steps > 0 and interval >= 1 else 2
     return one, max(1, min(count, s["save_total_limit"] or count)) * one + weights
 
 
-def disk(setup: Setup) -> Iterator[Said]:
+def disk(setup: Setup) -> Iterator[CheckResult]:
     """The disk has room for the checkpoints that the run keeps."""
     try:
         one, kept = checkpoint_bytes(setup)
     except UserError as error:
-        yield Said("info", f"disk space is not checked: {error}", "see that there is room for the checkpoints")
+        yield CheckResult("info", f"disk space is not checked: {error}", "see that there is room for the checkpoints")
         return
     folder = existing(Path(str(setup.settings["output_dir"])))
     free = shutil.disk_usage(folder).free
     if kept > free:
         message = f"checkpoints come to {kept / GB:.1f} GB, and {folder} has {free / GB:.1f} GB free"
         fewer = "name another output_dir" if kept <= 2 * one else "set save_total_limit: 1, or name another output_dir"
-        yield Said("error" if one > free else "warning", message, fewer)
+        yield CheckResult("error" if one > free else "warning", message, fewer)
 
 
-def in_use(setup: Setup) -> Iterator[Said]:
+def in_use(setup: Setup) -> Iterator[CheckResult]:
     """No other process trains in the run's folder."""
     name = setup.settings["output_dir"]
     if name and (owner := lock.owner(Path(name))):
@@ -207,7 +214,7 @@ def in_use(setup: Setup) -> Iterator[Said]:
     yield from ()
 
 
-def output_dir(setup: Setup) -> Iterator[Said]:
+def output_dir(setup: Setup) -> Iterator[CheckResult]:
     """The run's folder can be written, and holds no run of other settings."""
     s = setup.settings
     name, asked, model = s["output_dir"], s["resume_from_checkpoint"], str(s["model_name_or_path"])
@@ -231,18 +238,18 @@ def output_dir(setup: Setup) -> Iterator[Said]:
         setup.refuse("resume_from_checkpoint", no_weights, "has no weights", checkpoint)
     held = resume.config_of(run_dir)
     known = isinstance((held or {}).get("stated"), dict)
-    if held is None or (not known and named):  # another program made the checkpoint: take it as it is
+    if held is None or (not known and named):  # another program made the checkpoint, so there is nothing to compare
         return
     if not known:
         reason = "holds a run that cannot be continued, since its config.yaml does not say what it was"
         raise ConfigError("output_dir", name, reason, "name a new folder")
     defaults = {field.name: field.default for field in fields.fields().values()}
     resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
-    if named is None and (found := checkpoints.checkpoints(folder)):
-        yield Said("info", f"goes on with the run in {name}, whose last checkpoint is of step {found[0][0]}")
+    if named is None and (saved := checkpoints.checkpoints(folder)):
+        yield CheckResult("info", f"goes on with the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 
 
-def python_tool(setup: Setup) -> Iterator[Said]:
+def python_tool(setup: Setup) -> Iterator[CheckResult]:
     """The kernel can sandbox the programs of the tool `python`, and one such program runs."""
     names, limits = setup.settings.get("tools") or (), read_limits(setup.settings.get("python") or {})
     read_tools(names, limits)
@@ -250,8 +257,8 @@ def python_tool(setup: Setup) -> Iterator[Said]:
         return
     lines = sandbox.require_layers(limits)
     for line in lines:
-        yield Said("warning", line, "run where Landlock and seccomp are allowed")
+        yield CheckResult("warning", line, "run where Landlock and seccomp are allowed")
     server()  # raises if no process can be started
     if not lines:
         landlock = sandbox.layers()["landlock"]
-        yield Said("info", f"the Python tool is sandboxed by Landlock {landlock}, seccomp and limits")
+        yield CheckResult("info", f"the Python tool is sandboxed by Landlock {landlock}, seccomp and limits")

@@ -1,6 +1,6 @@
-"""Checks of the model, in its folder or on the Hub, and of the adapter on it.
+"""Checks of the model, in its folder or on the Hub, and of its adapter.
 
-Does not load weights or a tokenizer. A question to the Hub waits a few seconds at most.
+Does not load weights or a tokenizer. A request to the Hub waits a few seconds at most.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from grpo_math.checks.services import SECONDS, offline
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import CheckResult, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.generation.models import model_path
 from grpo_math.planner.model import Shape, is_folder, targets
@@ -21,7 +21,7 @@ GIVE_A_MODEL = "give a folder, a Hub id, or 'embedded'"
 WRITING = ("CausalLM", "LMHead", "ConditionalGeneration")  # in the names of classes that generate
 
 
-def model(setup: Setup) -> Iterator[Said]:
+def model(setup: Setup) -> Iterator[CheckResult]:
     """The model is a folder with a config.json and weights, or is on the Hub or in its cache."""
     s = setup.settings
     name = model_path(s["model_name_or_path"])
@@ -38,7 +38,7 @@ def model(setup: Setup) -> Iterator[Said]:
 
 
 def _check_folder(setup: Setup, name: str) -> None:
-    """A model's folder has a config.json of a model that writes, and weights. check_weights() compares the two."""
+    """Check that the folder has weights, and the config.json of a model that generates text."""
     field, path = "model_name_or_path", home(name)
     setup.refuse(field, not path.is_dir(), "is not a folder", GIVE_A_MODEL)
     config = setup.model_config
@@ -52,7 +52,7 @@ def _check_folder(setup: Setup, name: str) -> None:
 
 
 def _check_hub(name: str, revision: str) -> None:
-    """The Hub, or its cache, has the model's config.json."""
+    """Check that the Hub, or its cache, has the model's config.json."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -67,13 +67,13 @@ def _check_hub(name: str, revision: str) -> None:
         reason, remedy = "is not on the Hub, or needs a login", f"{GIVE_A_MODEL}; hf auth login for a private one"
     except HFValidationError:
         reason = "is neither a folder nor a name on the Hub"
-    except Exception as error:  # the Hub's client raises a dozen kinds for a network that does not work
+    except Exception as error:  # the Hub's client raises a dozen kinds for a broken network
         why = "HF_HUB_OFFLINE is set" if offline() else f"the Hub cannot be reached ({type(error).__name__})"
         reason = f"is neither a folder here nor in the Hub's cache, and {why}"
     raise ConfigError(field, value, reason, remedy) from None
 
 
-def adapter(setup: Setup) -> Iterator[Said]:
+def adapter(setup: Setup) -> Iterator[CheckResult]:
     """The adapter's modules exist, and it is no larger than the model's maps."""
     s = setup.settings
     if not s["use_peft"]:
@@ -88,14 +88,16 @@ def adapter(setup: Setup) -> Iterator[Said]:
     try:
         shape = setup.shape
     except UserError as error:
-        yield Said("info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers")
+        yield CheckResult(
+            "info", f"whether the adapter's modules exist is not checked: {error}", "see the model's layers"
+        )
         return
     _check_modules(setup, shape)
     targets(shape, s)
 
 
 def _check_modules(setup: Setup, shape: Shape) -> None:
-    """The adapter's modules and parameters are those of a layer, and each is named once."""
+    """Check that the adapter's modules and parameters belong to a layer, and that each is named once."""
     s, linears = setup.settings, [linear.name for linear in shape.linears]
     largest = max(max(linear.n_in, linear.n_out) for linear in shape.linears)
     modules = s["lora_target_modules"] or []

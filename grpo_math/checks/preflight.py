@@ -1,12 +1,12 @@
-"""What is checked before a run: settings, problems, rewards, machine and services -> findings, in seconds.
+"""The checks before a run: settings, problems, rewards, machine and services -> findings, in seconds.
 
-`grpo-math doctor` prints them, and training asks for them before weights load. A check is a function of checks/ that
-says what it sees, or raises the `UserError` that training would end with.
+`grpo-math doctor` prints the findings, and training runs the checks before weights load. A check is a function of
+checks/ that yields results, or raises the `UserError` that training would end with.
 
 >>> from grpo_math.settings.recipe import read
 >>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
->>> [found] = [f for f in preflight(Setup(settings.values, settings.given), only=("adapter",))]
->>> found.line()
+>>> [finding] = preflight(Setup(settings.values, settings.given), only=("adapter",))
+>>> finding.line()
 "error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)"
 
 Does not import torch, and does not look at a model's weights: doctor.py does, with --deep.
@@ -15,7 +15,7 @@ Does not import torch, and does not look at a model's weights: doctor.py does, w
 from collections.abc import Callable, Collection, Iterator
 
 from grpo_math.checks import Finding, machine, model, prompts, rewards, services
-from grpo_math.checks.setup import Said, Setup, said
+from grpo_math.checks.setup import CheckResult, Setup, result_of
 from grpo_math.errors import UserError
 from grpo_math.run.main_process import on_main
 from grpo_math.settings import rules
@@ -23,8 +23,7 @@ from grpo_math.settings.recipe import Recipe
 
 
 def ask(setup: Setup, checks: Collection[str]) -> list[str]:
-    """What `grpo-math doctor` finds: the lines of its warnings; an error ends the run, on every process alike."""
-
+    """Return the lines of the warnings, on every process. Raise `UserError` on every process for the first error."""
     return on_main(lambda: warning_lines(setup, checks))
 
 
@@ -39,15 +38,15 @@ def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
     return lines
 
 
-def settings(setup: Setup) -> Iterator[Said]:
+def settings(setup: Setup) -> Iterator[CheckResult]:
     """Settings do not contradict each other, and each has an effect."""
-    lines = [said(line, level) for level, line in rules.violations(setup.settings)]
-    # What has no effect is of interest once the rest works.
+    lines = [result_of(line, level) for level, line in rules.violations(setup.settings)]
+    # Warnings about settings without effect are left out while there are errors.
     yield from [line for line in lines if line.level == "error"] or lines
 
 
-Check = Callable[[Setup], Iterator[Said]]
-# In this order: training ends with the first error. What may ask the network comes late.
+Check = Callable[[Setup], Iterator[CheckResult]]
+# The order matters, because training ends with the first error. Checks that use the network come late.
 CHECKS: dict[str, Check] = {
     "settings": settings,
     "versions": machine.versions,
@@ -68,9 +67,9 @@ CHECKS: dict[str, Check] = {
     "disk": machine.disk,
     "python_tool": machine.python_tool,
 }
-COUNTED = ("settings", "disk", "memory")  # mean nothing for settings that cannot run: left out after an error
-OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # of one that is there, and whose chat template works
-# Those that need the tokenizer, whose package imports torch.
+COUNTED = ("settings", "disk", "memory")  # left out after an error: they mean nothing for settings that cannot run
+OF_MODEL = ("adapter", "end_of_turn", "prompt_lengths")  # left out if the model or its chat template failed
+# The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
     "chat_template": prompts.chat_template,
     "end_of_turn": prompts.end_of_turn,
@@ -81,33 +80,33 @@ WITH_TOKENIZER: dict[str, Check] = {
 
 
 def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool = False) -> Iterator[Finding]:
-    """The findings of these checks, each as soon as it is known. An error that two checks meet is said once.
+    """Yield the findings of the checks named in ``only``. An error that two checks raise is yielded once.
 
-    ``failed``: an error is known already.
+    ``failed``: there was an error before these checks.
     """
-    told, model_failed = set[str](), False
+    yielded, model_failed = set[str](), False
     for name, check in {**CHECKS, **WITH_TOKENIZER}.items():
         if name not in only or (failed and name in COUNTED) or (model_failed and name in OF_MODEL):
             continue
         try:
-            for found in check(setup):
-                failed |= found.level == "error"
-                yield Finding(found.level, name, found.message, found.remedy)
+            for result in check(setup):
+                failed |= result.level == "error"
+                yield Finding(result.level, name, result.message, result.remedy)
         except UserError as error:
             failed, model_failed = True, model_failed or name in ("model", "chat_template")
-            if str(error) not in told:
-                told.add(str(error))
+            if str(error) not in yielded:
+                yielded.add(str(error))
                 yield finding_of(error, name)
 
 
-# What a run can be refused for before torch is imported, and before anyone knows how many processes it will have.
+# Checks that need neither torch nor the number of processes.
 EARLY = (
     *("settings", "versions", "number_format", "deepspeed", "in_use", "problems", "output_dir", "rewards", "trackers"),
 )
 
 
 def refuse_early(read: Recipe) -> None:
-    """Raise what training would end with, where that can be known in a second; training asks for the rest."""
+    """Raise the error that training would end with, if it can be found in a second. Training runs the other checks."""
     warning_lines(Setup(read.sound().values, read.given), EARLY)  # not `ask`, which imports torch
 
 
@@ -118,10 +117,10 @@ def finding_of(error: UserError, check: str) -> Finding:
     >>> finding_of(ConfigError("beta", -1, "is negative", "give 0 or more"), "settings").line()
     'error: beta=-1 is negative. Remedy: give 0 or more (settings)'
     """
-    level, message, remedy = said(error)
+    level, message, remedy = result_of(error)
     return Finding(level, check, message, remedy)
 
 
 def refusal(finding: Finding) -> UserError:
-    """A finding as the one line that a run ends with."""
+    """Return a finding as the error that ends a run."""
     return UserError(f"{finding.message}: {finding.remedy}")

@@ -1,6 +1,6 @@
-"""Checks of the tokenizer: where a turn ends, padding, the length of the prompts.
+"""Checks of the tokenizer: the end of a turn, padding, and the length of the prompts.
 
-Does not load the tokenizer, which is given, and reads no weights.
+Does not load weights or, except for ``--show``, the tokenizer.
 """
 
 import inspect
@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import CheckResult, Setup
 from grpo_math.errors import ConfigError, escaped
 from grpo_math.problems.problem import Problem
 from grpo_math.reading import read_object
@@ -22,7 +22,7 @@ ANSWER = "ANSWER"  # the text of the assistant in the rendered turn
 QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
 
 
-def chat_template(setup: Setup) -> Iterator[Said]:
+def chat_template(setup: Setup) -> Iterator[CheckResult]:
     """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
     tokenizer, chat, name = setup.tokenizer, _is_chat(setup), setup.problems.template.name
     if chat and not tokenizer.chat_template:
@@ -38,7 +38,7 @@ def chat_template(setup: Setup) -> Iterator[Said]:
         ):
             if broken:
                 raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
-    if setup.settings["tools"]:  # before the prompt is rendered, which may hold a call
+    if setup.settings["tools"]:  # before the prompt is rendered, because the prompt may contain a call
         _talk(setup)
     if chat:
         messages = setup.problems.rows[0]["prompt"]
@@ -52,7 +52,7 @@ def chat_template(setup: Setup) -> Iterator[Said]:
     yield from ()
 
 
-def end_of_turn(setup: Setup) -> Iterator[Said]:
+def end_of_turn(setup: Setup) -> Iterator[CheckResult]:
     """The token that ends an assistant's turn in the chat template is one at which generation stops.
 
     TRL stops at the tokenizer's EOS and at those of the model's generation_config.json; vLLM does the same.
@@ -60,21 +60,25 @@ def end_of_turn(setup: Setup) -> Iterator[Said]:
     tokenizer, eos = setup.tokenizer, setup.tokenizer.eos_token_id
     add = "add {} to eos_token_id in generation_config.json"
     if eos is None:
-        yield Said("error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder")
+        yield CheckResult(
+            "error", "the tokenizer has no EOS token: no completion would end", "set eos_token in its folder"
+        )
         return
     configured = _configured_eos(tokenizer)
     if configured and eos not in configured:
         message = f"the tokenizer's EOS is {eos} and generation_config has {sorted(configured)}"
-        yield Said("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
+        yield CheckResult("warning", f"{message}: trainers that look at one of them alone see no end", add.format(eos))
     if not _is_chat(setup) or not tokenizer.chat_template:
         return
     end, stops = turn_end(tokenizer), {eos, *configured}
     if end is None:
-        yield Said("warning", "the chat template ends a turn with no token", "take a chat template that closes a turn")
+        yield CheckResult(
+            "warning", "the chat template ends a turn with no token", "take a chat template that closes a turn"
+        )
     elif end not in stops:
         token = tokenizer.convert_ids_to_tokens(end)
         message = f"a turn ends with {token!r} ({end}), and generation stops at {sorted(stops)}"
-        yield Said("error", f"{message}: no completion would end by itself", add.format(end))
+        yield CheckResult("error", f"{message}: no completion would end by itself", add.format(end))
 
 
 def turn_end(tokenizer: Any) -> int | None:
@@ -90,26 +94,26 @@ def _configured_eos(tokenizer: Any) -> set[int]:
     """Return eos_token_id of generation_config.json or, without that file, of config.json."""
     folder = Path(str(tokenizer.name_or_path))
     config = read_object(folder / "generation_config.json") or read_object(folder / "config.json") or {}
-    found = config.get("eos_token_id")
-    return set(found) if isinstance(found, list) else set() if found is None else {found}
+    ids = config.get("eos_token_id")
+    return set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
 
 
-def padding(setup: Setup) -> Iterator[Said]:
+def padding(setup: Setup) -> Iterator[CheckResult]:
     """Prompts are padded with a token that the embedding has."""
     pad, vocabulary = setup.tokenizer.pad_token_id, setup.model_config.get("vocab_size")
     if isinstance(vocabulary, int) and pad is not None and pad >= vocabulary:
         message = f"the pad token {pad} is not in the model's vocabulary of {vocabulary}"
-        yield Said("error", message, "set pad_token in the tokenizer's folder to a token that the model has")
+        yield CheckResult("error", message, "set pad_token in the tokenizer's folder to a token that the model has")
 
 
-def prompt_lengths(setup: Setup) -> Iterator[Said]:
+def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
     """Prompts and completions together fit the context, and vLLM's where it is used."""
     s, lengths = setup.settings, lengths_of(setup)
     if not lengths:
-        return  # chat_template() has said so
+        return  # chat_template() has reported it
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
-    yield Said("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    yield CheckResult("info", f"prompt tokens of {len(lengths)} problems: {words}")
     limits = {"max_position_embeddings of the model": setup.model_config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]
@@ -120,23 +124,23 @@ def prompt_lengths(setup: Setup) -> Iterator[Said]:
                 f"{over} of {len(lengths)} prompts and max_completion_length={longest} come to more "
                 f"than {name}, {limit} (the longest prompt has {lengths[-1]} tokens)"
             )
-            yield Said("error", message, "shorten max_completion_length, or leave out long problems")
+            yield CheckResult("error", message, "shorten max_completion_length, or leave out long problems")
 
 
 def lengths_of(setup: Setup) -> list[int]:
-    """Return the tokens of a sample of the prompts as training renders them, in rising order; [] if it cannot."""
+    """Return the lengths in tokens of a sample of the prompts, in rising order; [] if they cannot be rendered."""
     if setup.tokenizer is None or (_is_chat(setup) and not setup.tokenizer.chat_template):
         return []
     return sorted(map(len, prompt_ids(setup, setup.problems.sample(PROMPTS))))
 
 
 def prompt_ids(setup: Setup, rows: Sequence[Problem]) -> list[list[int]]:
-    """Return the tokens of these prompts as TRL makes them: a chat template writes its special tokens itself."""
+    """Return the tokens of these prompts, as in TRL: a chat template writes the special tokens itself."""
     return setup.tokenizer(rendered(setup, rows), add_special_tokens=not _is_chat(setup))["input_ids"]
 
 
 def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
-    """Return the prompts of these rows as the text that is tokenized."""
+    """Return the prompts of these rows as text."""
     if not _is_chat(setup):
         return [str(row["prompt"]) for row in rows]
     options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
@@ -147,7 +151,7 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
 
 
 def _talk(setup: Setup) -> Any:
-    """The tools of the recipe, and the tokenizer with a template that renders their calls; `ConfigError` without."""
+    """Return the recipe's tools with a chat template that renders their calls. Raises `ConfigError` without one."""
     from grpo_math.evaluation.toolbox import toolbox
 
     tools = toolbox(setup.settings["tools"], setup.settings["python"])

@@ -1,13 +1,13 @@
 """A run's history as series of numbers: levels, and changes with their certainty. Noise must not look like a finding.
 
-- A *level* is the median of the newest `WINDOW` lines, and a check says how many lines it needs.
-- A *change* of a noisy mean (reward, accuracy) is a difference of two windows' means, set against its standard error.
-  The noise of one line comes from successive differences (von Neumann 1941): sigma^2 = mean((x[i+1] - x[i])^2) / 2,
-  which a slow trend does not enter.
+- A *level* is the median of the newest `WINDOW` lines. Each check sets the number of lines that it needs.
+- A *change* of a noisy mean (reward, accuracy) is a difference of two windows' means, compared with its standard error.
+  The noise of one line comes from successive differences (von Neumann 1941): sigma^2 = mean((x[i+1] - x[i])^2) / 2.
+  A slow trend hardly adds to this estimate.
 
 With ``logging_steps`` above 1 a line is a mean over several steps; windows count lines.
 
-Does not judge them: symptoms.py does.
+Does not judge the series: symptoms.py does.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from grpo_math.run.history import number, settled
 
 TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
 RISE = 0.1  # of the reward's range; a run whose rise is surely below it (two standard errors) counts as not rising
-SATURATED = 0.85  # of the reward's range; from there on a flat reward is a full one
+SATURATED = 0.85  # of the reward's range; above it, a flat reward counts as full
 SURE = 2.0  # standard errors of a stated bound
-FALL = 0.2  # of the reward's range; less is within what a harder stretch of problems costs
-WINDOW = 10  # lines of a level: a median of 10 is unmoved by four outliers
-START = 3  # lines before a run that learns within `WINDOW` lines has learned: the demo at a rate of 5e-4 takes four
+FALL = 0.2  # of the reward's range; a series of harder problems can cost less than that
+WINDOW = 10  # lines of a level: four outliers do not change a median of 10 much
+START = 3  # lines before the rise of a run that learns within `WINDOW` lines: the demo at a rate of 5e-4 takes four
 
 
 @dataclass(frozen=True)
 class Series:
-    """The lines that hold one metric."""
+    """The lines that contain one metric."""
 
     steps: list[int]
     values: list[float]
@@ -67,7 +67,7 @@ class Series:
 
 
 class Change(NamedTuple):
-    """From the first lines, mostly `WINDOW`, to the last third: ``rise`` of the mean and its standard error."""
+    """Change from the first lines (by default `WINDOW`) to the last third: rise of the mean and its standard error."""
 
     early: Series
     late: Series
@@ -75,7 +75,7 @@ class Change(NamedTuple):
     error: float
 
     def below(self, bound: float) -> bool:
-        """Surely smaller than ``bound``."""
+        """Return whether the rise is below ``bound`` by `SURE` standard errors."""
         return self.rise + SURE * self.error < bound
 
     @property
@@ -98,11 +98,11 @@ class Run:
         return default if value is None else value
 
     def series(self, name: str) -> Series:
-        found = [(line[metrics.STEP], line[name]) for line in self.lines if name in line]
-        return Series([step for step, _ in found], [value for _, value in found])
+        points = [(line[metrics.STEP], line[name]) for line in self.lines if name in line]
+        return Series([step for step, _ in points], [value for _, value in points])
 
     def change(self, name: str, lines: int = TREND, start: int = WINDOW) -> Change | None:
-        """From the first ``start`` lines on; None in a run too short to tell."""
+        """Return the change since the first ``start`` lines; None if there are fewer than ``lines`` lines."""
         series = self.series(name)
         if len(series) < lines:
             return None
@@ -116,24 +116,24 @@ class Run:
 
     @cached_property
     def span(self) -> float:
-        """The range of rewards that the run has seen."""
+        """The range of the rewards so far."""
         return (max(self.series(metrics.REWARD_MAX).values, default=1.0) - self.bottom) or 1.0
 
     @cached_property
     def comparable(self) -> bool:
-        """Whether the rewards of early and late steps are of the same problems: not if these were chosen by rewards."""
+        """True if early and late rewards can be compared: no curriculum or resampling chose the problems by reward."""
         return self.get("curriculum", "none") == "none" and not self.get("resample_groups", 0)
 
     @property
     def refreshes(self) -> bool:
-        """Whether the reference of the KL term follows the policy."""
+        """True if the reference of the KL term follows the policy."""
         return bool(self.get("reference_refresh_steps", 0) or self.get("sync_ref_model", False))
 
     @cached_property
     def not_rising(self) -> Change | None:
-        """The reward's change, if surely too small while rewards are not full and held-out accuracy does not rise.
+        """The reward's change, if it is surely too small, rewards are not full, and held-out accuracy does not rise.
 
-        What it surely rose since the first `START` lines counts too.
+        None if the reward surely rose since the first `START` lines.
         """
         change = self.change(metrics.REWARD) if self.comparable else None
         if change is None or not change.below(RISE * self.span):
@@ -148,13 +148,13 @@ class Run:
         return None if full and change.rise > -FALL * self.span else change
 
     def learning_rate(self, factor: float) -> str:
-        """The setting times a factor, to two digits."""
+        """Return the setting times a factor, to two digits."""
         rate = self.get("learning_rate", 0.0) or max(self.series(metrics.LEARNING_RATE).values, default=0.0)
         return f"learning_rate: {rate * factor or 1e-5:.2g}"
 
 
 def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """A held-out evaluation (before.json as step 0, after.json as the last) as lines to go with a history.
+    """Return a held-out evaluation (before.json as step 0, after.json as the last step) as lines of a history.
 
     >>> evaluation_line(0, {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 64})
     [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64, 'heldout/accuracy_in_format': 0.25}]

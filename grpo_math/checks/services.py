@@ -1,6 +1,6 @@
-"""Checks of what a run talks to: the Hub, trackers, a vLLM server.
+"""Checks of the services that a run uses: the Hub, trackers, a vLLM server.
 
-Each question waits a few seconds at most. Does not print a key; the Hub's goes to the Hub alone.
+Each request waits a few seconds at most. Does not print a key, and sends the Hub's key to the Hub only.
 """
 
 import importlib.util
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from grpo_math.checks.setup import Said, Setup
+from grpo_math.checks.setup import CheckResult, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.generation.server import Server
 from grpo_math.run.http import ServerError, reachable
 from grpo_math.run.machine import port_is_free
 from grpo_math.run.redact import is_address
 
-SECONDS = 5.0  # that an answer may take
-# transformers' names of trackers, and the package of each
+SECONDS = 5.0  # time limit of a request
+# transformers' name of each tracker, and its package
 TRACKERS = {
     name: {"azure_ml": "azureml", "flyte": "flytekit"}.get(name, name)
     for name in (
@@ -31,7 +31,7 @@ def offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
 
 
-def hub(setup: Setup) -> Iterator[Said]:
+def hub(setup: Setup) -> Iterator[CheckResult]:
     """A run that is to be pushed has a name that the Hub takes, a Hub that it can reach, and a token that may write.
 
     transformers' own push at every save is off: a run is pushed once, when it is whole.
@@ -52,16 +52,16 @@ def hub(setup: Setup) -> Iterator[Said]:
     except UserError:
         raise
     except Exception as error:
-        yield Said("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
+        yield CheckResult("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
         return
     owner = name.rpartition("/")[0]
     if owner and owner not in known:
         message = f"hub_model_id={name!r}: the token is of {known[0]}, and {owner} is none of its organisations"
-        yield Said("warning", message, "see that it may write there")
+        yield CheckResult("warning", message, "see that it may write there")
 
 
 def check_repo_id(field: str, name: str) -> None:
-    """Raise `ConfigError` unless this may be the name of a model repository."""
+    """Raise `ConfigError` unless this can be the name of a model repository."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -73,10 +73,10 @@ def check_repo_id(field: str, name: str) -> None:
 
 
 def owners(token: str | None = None) -> list[str]:
-    """Who a token of the Hub belongs to: the user, then the user's organisations.
+    """Return the owners of a Hub token: the user, then the user's organisations.
 
-    Raises `UserError` if there is no token, if the Hub does not take it, or if it may only read; other failures of the
-    Hub or the network come as they are.
+    Raises `UserError` if there is no token, if the Hub rejects the token, or if the token may only read. Other errors
+    of the Hub or the network are not changed.
     """
     import huggingface_hub
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
@@ -94,16 +94,16 @@ def owners(token: str | None = None) -> list[str]:
         remedy = "run hf auth login again, or set another HF_TOKEN"
         raise UserError(f"{endpoint} does not take this token ({answer.status_code}): {remedy}")
     hf_raise_for_status(answer)
-    found = answer.json()
-    if found.get("auth", {}).get("accessToken", {}).get("role") == "read":
+    account = answer.json()
+    if account.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise UserError(f"this token of {endpoint} may only read: make one that may write, under settings/tokens")
-    return [found["name"], *(one["name"] for one in found.get("orgs", []))]
+    return [account["name"], *(organisation["name"] for organisation in account.get("orgs", []))]
 
 
-def trackers(setup: Setup) -> Iterator[Said]:
+def trackers(setup: Setup) -> Iterator[CheckResult]:
     """Every tracker of report_to is installed; where wandb has no key or no network, it is said to stay offline."""
-    said = setup.settings["report_to"]
-    for name in said if isinstance(said, list) else [said]:
+    report_to = setup.settings["report_to"]
+    for name in report_to if isinstance(report_to, list) else [report_to]:
         if name in (None, "", "none", "all"):
             continue
         one_of("report_to", name, (*TRACKERS, "all", "none"))
@@ -112,13 +112,13 @@ def trackers(setup: Setup) -> Iterator[Said]:
         if not any(map(importlib.util.find_spec, packages)):
             raise ConfigError("report_to", name, f"needs the package {package}", f"pip install {package}, or none")
         if name == "wandb" and (why := wandb_offline()):
-            yield Said("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
+            yield CheckResult("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
 
 
 def wandb_offline() -> str:
-    """Why a run's figures stay here until `wandb sync`; empty where they go to the server as they come.
+    """Return the reason why wandb has to run offline; "" if it can run online.
 
-    Left to itself wandb would ask for a key on the terminal, and wait for a server that does not answer.
+    Otherwise wandb would ask for a key on the terminal, and wait for a server that does not answer.
     """
     if (mode := os.environ.get("WANDB_MODE", "").lower()) in ("offline", "disabled", "dryrun"):
         return f"WANDB_MODE={mode}"
@@ -138,7 +138,7 @@ def _in_netrc(host: str) -> bool:
         return False
 
 
-def vllm_server(setup: Setup) -> Iterator[Said]:
+def vllm_server(setup: Setup) -> Iterator[CheckResult]:
     """In server mode every vLLM server answers, in a version of the supported range."""
     s = setup.settings
     if not s["use_vllm"] or s["vllm_mode"] != "server":
@@ -148,21 +148,21 @@ def vllm_server(setup: Setup) -> Iterator[Said]:
         yield from _vllm_server(url)
 
 
-def _vllm_server(url: str) -> Iterator[Said]:
+def _vllm_server(url: str) -> Iterator[CheckResult]:
     server = Server(url, timeout=SECONDS, retries=0)
     try:
         server.check_version()
     except ServerError as error:
         if error.status is None:
-            yield Said("warning", f"no vLLM server answers at {url}", "start it before the run")
+            yield CheckResult("warning", f"no vLLM server answers at {url}", "start it before the run")
         elif error.status != 404 or not server.healthy():  # TRL's own server has no /version
-            yield Said("error", str(error), "give vllm_server_base_url, or free the port")
+            yield CheckResult("error", str(error), "give vllm_server_base_url, or free the port")
 
 
-def ports(setup: Setup) -> Iterator[Said]:
+def ports(setup: Setup) -> Iterator[CheckResult]:
     """The port that the processes of one machine meet at is free, while none of them has started."""
     if setup.processes < 2 or os.environ.get("RANK"):
         return
     port = int(os.environ.get("MASTER_PORT", 29500))
     if not port_is_free(port):
-        yield Said("error", f"port {port} is taken", "accelerate launch --main_process_port 0")
+        yield CheckResult("error", f"port {port} is taken", "accelerate launch --main_process_port 0")

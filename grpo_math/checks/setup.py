@@ -1,6 +1,7 @@
-"""What the checks before a run look at, and the form in which they say what they find.
+"""The input of the checks before a run (`Setup`), and their output (`CheckResult`).
 
-A check is a function of a `Setup` that yields what it `Said`, or raises the `UserError` that training would end with.
+A check is a function of a `Setup` that yields a `CheckResult` for each finding, or raises the `UserError` that training
+would end with.
 
 Does not check anything.
 """
@@ -15,34 +16,37 @@ from grpo_math.planner.model import Shape, read_config, shape_of
 from grpo_math.problems.of_recipe import RecipeProblems
 
 
-class Said(NamedTuple):
-    """What a check says; preflight.py adds the name of the check."""
+class CheckResult(NamedTuple):
+    """A finding without the name of the check, which preflight.py adds."""
 
     level: str
     message: str
     remedy: str = ""
 
 
-def said(error: UserError, level: str = "error") -> Said:
-    """Return an error as what a check says: the text after the last colon is the remedy.
+def result_of(error: UserError, level: str = "error") -> CheckResult:
+    """Return an error as a `CheckResult`. The text after the last colon is the remedy.
 
-    >>> said(ConfigError("beta", -1, "is negative", "give 0 or more"))
-    Said(level='error', message='beta=-1 is negative', remedy='give 0 or more')
+    >>> result_of(ConfigError("beta", -1, "is negative", "give 0 or more"))
+    CheckResult(level='error', message='beta=-1 is negative', remedy='give 0 or more')
     """
     if isinstance(error, ConfigError):
-        return Said(level, f"{error.field}={cut(error.value)} {error.reason}", error.remedy)
+        return CheckResult(level, f"{error.field}={cut(error.value)} {error.reason}", error.remedy)
     message, _, remedy = " ".join(str(error).split()).rpartition(": ")
-    return Said(level, message or remedy, remedy if message else "correct it")
+    return CheckResult(level, message or remedy, remedy if message else "correct it")
 
 
 @dataclass
 class Setup:
-    """``settings`` has every field, ``given`` names those that the user stated; ``tokenizer`` if it is loaded."""
+    """A run before it starts. ``settings`` has every field; ``given`` names the fields that the user stated.
+
+    ``tokenizer`` is None until it is loaded.
+    """
 
     settings: Mapping[str, Any]
     given: set[str] = field(default_factory=set)
     processes: int = 1
-    accelerate: Mapping[str, Any] | None = None  # the accelerate config, read
+    accelerate: Mapping[str, Any] | None = None  # the content of the accelerate config
     tokenizer: Any = None
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""The symptoms of a run that learns nothing, less than it could, or gets worse; each with its bound.
+"""The symptoms of a run that learns nothing, learns less than it could, or gets worse; each with its bound.
 
-One function a symptom: a `Run` -> what was seen, or None. Bounds that series.py needs too stand there.
+Each symptom has one function: a `Run` -> `Symptom` or None. Bounds that series.py needs too are defined there.
 
-Does not name cause and remedy: the texts of diagnosis.py do.
+Does not name cause and remedy: diagnosis.py does.
 """
 
 import math
@@ -14,55 +14,55 @@ from grpo_math.checks.series import FALL, RISE, SATURATED, SURE, TREND, WINDOW, 
 from grpo_math.run import metrics
 from grpo_math.settings.rules import LOW_LORA
 
-FEW = 20  # lines before a level is judged: the demo's first ten have 30% truncation that goes away by itself
-LONG_TREND = 60  # lines before format and accuracy are set apart: a model learns the format first, and that is right
-GONE = 0.05  # chance of so long a stretch without any reward, if the problems had always been that hard
-FALL_SURE = 4.0  # standard errors; the peak is the best of many windows, and each checks anew
+FEW = 20  # lines before a level is judged: truncation is 30% in the demo's first ten lines, and then falls
+LONG_TREND = 60  # lines before format and accuracy are compared: a healthy run learns the format first
+GONE = 0.05  # probability of a series of lines without a reward, if the problems had always been that hard
+FALL_SURE = 4.0  # standard errors; high, because the peak is the best of many windows
 FORMAT_RISE = 0.2  # of the format's range: a change that can be seen in the completions
 KL_EXPLODED = 5.0  # nats a token; becoming sure costs at most about the reference's entropy, 1 to 2 nats
-KL_LARGE = 1.0  # nats a token; too far only where the reward did not rise with it
-KL_SMALL = 1e-4  # nats a token; after so many steps the policy is the reference for all that sampling can tell
-KL_ZERO = 1e-9  # nats a token; adapter on and adapter off give the same bits
+KL_LARGE = 1.0  # nats a token; too far only if the reward did not rise
+KL_SMALL = 1e-4  # nats a token; below it, samples of policy and reference cannot be told apart
+KL_ZERO = 1e-9  # nats a token; below it, the adapter changes nothing
 KL_FIRST = 0.01  # nats a token at step 1; bfloat16 rounding between two ways to score stays below 0.002
-ENTROPY_SHARE = 0.2  # of the entropy at the start; a healthy run falls as far, but its reward rises with it
+ENTROPY_SHARE = 0.2  # of the entropy at the start; in a healthy run the entropy falls as far, but the reward rises
 TRUNCATED_SHARE = 0.2  # of the completions; the update then mostly teaches to be short
 NONE_ENDED = 0.999  # truncated share at which no completion ended by itself
-LONG_LIMIT = 256  # tokens in which an answer to these problems fits: if nothing ends by then, nothing would
-UNIFORM = 0.8  # share of groups without signal; four fifths of the generation is then for nothing
+LONG_LIMIT = 256  # tokens that an answer to these problems needs at most: if nothing ends by then, nothing would
+UNIFORM = 0.8  # share of groups without signal; four fifths of the generation are wasted
 CLIPPED_SHARE = 0.2  # of the tokens; PPO runs are healthy at a few per cent
 UNCHECKABLE_SHARE = 0.01  # of the answers; each is rewarded like a wrong answer
 CLIP_MAX = "vllm_importance_sampling_clip_max"
-FADED = 0.8  # mean weight of the longest completions; short ones keep all of theirs
+FADED = 0.8  # mean weight of the longest completions; short completions keep a weight of 1
 SAMPLER_APART = 0.1  # nats a token; bfloat16 against bfloat16 differs by 0.02 to 0.05
 WORSE = 0.02  # of the held-out problems
-WORSE_SURE = 2.6  # standard errors, a chance of 1 in 200 for a run that changed nothing
-GRADIENT_GREW = 5.0  # times its median in the first lines; healthy gradients at most about double
+WORSE_SURE = 2.6  # standard errors; a run that changed nothing exceeds them with a probability of 1 in 200
+GRADIENT_GREW = 5.0  # times its median in the first lines; a healthy gradient norm at most doubles
 POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an update early at 0.01 to 0.05
-LOW_FULL = 1e-7  # learning rate under which all weights hardly move in some 100 steps
-ALWAYS = 0.9  # of the calls that fail, or of the results that the model had written: then the tool adds nothing
-LOSS_SMALL = 0.01  # a loss that is read as zero
+LOW_FULL = 1e-7  # learning rate; below it, full fine-tuning hardly changes the weights in 100 steps
+ALWAYS = 0.9  # share of the calls that fail, or that return what the model had written
+LOSS_SMALL = 0.01  # a smaller loss counts as zero
 
 FORMAT_REWARDS = ("format_strict", "format_soft", "xml_count")
 
 
-class Seen(NamedTuple):
-    """What a check has found: the figures in words, and the line of the recipe."""
+class Symptom(NamedTuple):
+    """A symptom of a run: the figures in words, and the line of the recipe."""
 
     words: str
     setting: str
 
 
-def flat_reward(run: Run) -> Seen | None:
+def flat_reward(run: Run) -> Symptom | None:
     """The rise from the first lines to the last third is surely below `RISE` of the range."""
     change = run.not_rising
     fell = change and change.rise < -SURE * change.error - RISE / 2 * run.span
-    return Seen(change.words, run.learning_rate(3)) if change and not fell else None
+    return Symptom(change.words, run.learning_rate(3)) if change and not fell else None
 
 
-def collapse(run: Run) -> Seen | None:
+def collapse(run: Run) -> Symptom | None:
     """The newest window's mean is surely below the best earlier window's, by `FALL` of the range.
 
-    Or no completion is rewarded any more, from a line on that came too early for two windows.
+    Or rewards stopped so early that there are not two windows to compare.
     """
     reward = run.series(metrics.REWARD)
     if not run.comparable:
@@ -78,15 +78,15 @@ def collapse(run: Run) -> Seen | None:
         return _gone(run)
     peak = Series(reward.steps[best : best + WINDOW], [])
     words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
-    return Seen(words, run.learning_rate(0.5))
+    return Symptom(words, run.learning_rate(0.5))
 
 
-def _gone(run: Run) -> Seen | None:
-    """The last ``n`` lines hold no reward above the lowest, of the ``k`` before them ``r`` did, and that is no chance:
+def _gone(run: Run) -> Symptom | None:
+    """The last ``n`` lines have no reward above the lowest, ``r`` of the ``k`` lines before do, beyond chance:
 
         P(none in n | r of k) = B(r + 1, k - r + n + 1) / B(r + 1, k - r + 1) < `GONE`
 
-    with every share of rewarded lines held for equally likely before the run (Laplace's rule of succession).
+    Before the run, all shares of rewarded lines are equally likely (Laplace's rule of succession).
     """
     top = run.series(metrics.REWARD_MAX)
     rewarded = [value > run.bottom + 1e-9 for value in top.values]
@@ -98,11 +98,11 @@ def _gone(run: Run) -> Seen | None:
         return None
     before, none = top.first(k), top.last(n)
     words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
-    return Seen(f"{words}; {_checkpoint(run, before.steps)}", run.learning_rate(0.1))
+    return Symptom(f"{words}; {_checkpoint(run, before.steps)}", run.learning_rate(0.1))
 
 
 def _checkpoint(run: Run, peak: list[int]) -> str:
-    """Which checkpoint to keep: the last one up to the best held-out accuracy, or up to the end of the peak."""
+    """Name the checkpoint to keep: the last one up to the best held-out accuracy, or up to the end of the peak."""
     now, heldout = run.lines[-1][metrics.STEP], run.series(metrics.HELDOUT_ACCURACY)
     known = {step: value for step, value in zip(heldout.steps, heldout.values, strict=True) if 0 < step < now}
     best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
@@ -111,8 +111,8 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
 
 
-def _stuck(run: Run, high: bool) -> Seen | None:
-    """In each of the newest lines the smallest reward is the largest one too."""
+def _stuck(run: Run, high: bool) -> Symptom | None:
+    """In each of the newest lines the smallest reward equals the largest."""
     low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
     if len(low) < WINDOW or low.steps != top.steps:
         return None
@@ -128,12 +128,12 @@ def _stuck(run: Run, high: bool) -> Seen | None:
     if high and for_format:
         setting = "rewards: [accuracy, gated]"
     elif not high and run.series(metrics.TRUNCATED).level > 0.5:
-        setting = _longer(run)  # the format never comes, since it is cut off
+        setting = _longer(run)  # the completion is cut off before the format
     elif not high and share:
-        setting = "rewards: [accuracy]"  # right answers that are not paid for: the format is what is missing
+        setting = "rewards: [accuracy]"  # right answers are not rewarded, because they lack the format
     elif not high and run.series(metrics.verdict_key("no_answer")).level > 0.5:
-        setting = "rewards: [shaped]"  # pays a little for the format
-    return Seen(words, setting)
+        setting = "rewards: [shaped]"  # gives a small reward for the format
+    return Symptom(words, setting)
 
 
 reward_stuck_low, reward_stuck_high = partial(_stuck, high=False), partial(_stuck, high=True)
@@ -147,7 +147,7 @@ def _rewards_format(name: str) -> bool:
     return name in FORMAT_REWARDS or "format" in name
 
 
-def format_without_accuracy(run: Run) -> Seen | None:
+def format_without_accuracy(run: Run) -> Symptom | None:
     """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
@@ -158,41 +158,41 @@ def format_without_accuracy(run: Run) -> Seen | None:
             continue
         rise = -change.rise if key == metrics.verdict_key("no_answer") else change.rise
         if rise - SURE * change.error > FORMAT_RISE:
-            return Seen(f"{key} {change.words}; accuracy {accuracy.words}", "rewards: [accuracy, gated]")
+            return Symptom(f"{key} {change.words}; accuracy {accuracy.words}", "rewards: [accuracy, gated]")
     return None
 
 
-def kl_explosion(run: Run) -> Seen | None:
+def kl_explosion(run: Run) -> Symptom | None:
     """The median of the newest lines is above `KL_EXPLODED`."""
     kl = run.series(metrics.KL).last()
-    seen = Seen(f"{kl.level:.3g} nats a token in {kl.span}", run.learning_rate(0.3))
+    seen = Symptom(f"{kl.level:.3g} nats a token in {kl.span}", run.learning_rate(0.3))
     return seen if len(kl) >= WINDOW and kl.level >= KL_EXPLODED else None
 
 
-def kl_not_zero_at_start(run: Run) -> Seen | None:
-    """The KL of step 1, which is taken before any weight has moved."""
+def kl_not_zero_at_start(run: Run) -> Symptom | None:
+    """The KL at step 1, before any weight has changed, is not zero."""
     kl = run.series(metrics.KL).first(1)
-    # A new adapter adds exactly nothing, with lora_dropout or without it. TRL's disable_dropout turns off modules, and
-    # attention_dropout is none.
+    # A new adapter adds exactly zero, with or without lora_dropout. TRL's disable_dropout turns off modules, and
+    # attention_dropout is not a module.
     setting = "disable_dropout: true, and model_init_kwargs: {attention_dropout: 0.0}"
-    seen = Seen(f"{kl.level:.3g} nats a token at step 1", setting)
+    seen = Symptom(f"{kl.level:.3g} nats a token at step 1", setting)
     return seen if kl.steps == [1] and abs(kl.level) > KL_FIRST and run.get("logging_steps", 1) == 1 else None
 
 
-def entropy_collapse(run: Run) -> Seen | None:
-    """The entropy fell under `ENTROPY_SHARE` of its start while the reward is surely not rising."""
+def entropy_collapse(run: Run) -> Symptom | None:
+    """The entropy fell below `ENTROPY_SHARE` of its start, and the reward surely does not rise."""
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
     before = entropy.first(WINDOW // 2).level
     if change is None or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
         return None
     words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
-    return Seen(words, "entropy_coef: 0.001")
+    return Symptom(words, "entropy_coef: 0.001")
 
 
-def truncation(run: Run) -> Seen | None:
-    """The median of the newest lines, from line `FEW` on."""
+def truncation(run: Run) -> Symptom | None:
+    """The median truncated share of the newest lines is above `TRUNCATED_SHARE`, from line `FEW` on."""
     cut = run.series(metrics.TRUNCATED)
-    seen = Seen(f"{percent(cut.level)} in {cut.last().span}", _longer(run))
+    seen = Symptom(f"{percent(cut.level)} in {cut.last().span}", _longer(run))
     return seen if len(cut) >= FEW and cut.level > TRUNCATED_SHARE else None
 
 
@@ -200,69 +200,70 @@ def _longer(run: Run) -> str:
     return f"max_completion_length: {2 * run.get('max_completion_length', 256)}"
 
 
-def eos_mismatch(run: Run) -> Seen | None:
-    """No completion has ended by itself since the start, though answers are right or the limit is ample."""
+def eos_mismatch(run: Run) -> Symptom | None:
+    """No completion has ended by itself since the start, although answers are right or the limit is ample."""
     cut, best = run.series(metrics.TRUNCATED), max(run.series(metrics.ACCURACY).values, default=0)
     limit = run.get("max_completion_length", LONG_LIMIT)
     if len(cut) < WINDOW or min(cut.values) < NONE_ENDED or (best == 0 and limit < LONG_LIMIT):
         return None
     words = f"all of {cut.span} reach the limit of {limit} tokens, though up to {percent(best)} are right"
-    return Seen(words, "eos_token_id: [...] in generation_config.json")
+    return Symptom(words, "eos_token_id: [...] in generation_config.json")
 
 
-def _uniform(run: Run, kind: str, other: str) -> Seen | None:
-    """The mean share of groups with equal rewards, and which kind of group has the larger one.
+def _uniform(run: Run, kind: str, other: str) -> Symptom | None:
+    """The mean share of groups with equal rewards is at least `UNIFORM`, and most of these groups are of this kind.
 
-    Not the median: in a run of one prompt a step each line's share is 0 or 1.
+    The mean, not the median: in a run with one prompt per step, each line's share is 0 or 1.
     """
     uniform, ours, theirs = (run.series(name).last(FEW) for name in (metrics.DEGENERATE, kind, other))
     words = f"{percent(uniform.mean)} of the groups in {uniform.span}, {percent(ours.mean)} for this cause"
     many = len(uniform) >= FEW and uniform.mean >= UNIFORM
-    return Seen(words, "difficulty_band: [0.1, 0.9]") if many and len(theirs) and ours.mean > theirs.mean else None
+    return Symptom(words, "difficulty_band: [0.1, 0.9]") if many and len(theirs) and ours.mean > theirs.mean else None
 
 
 groups_too_easy = partial(_uniform, kind=metrics.ALL_RIGHT, other=metrics.ALL_WRONG)
 groups_too_hard = partial(_uniform, kind=metrics.ALL_WRONG, other=metrics.ALL_RIGHT)
 
 
-def clipping(run: Run) -> Seen | None:
-    """The mean of the newest `FEW` lines: of two updates on a rollout the first never clips.
+def clipping(run: Run) -> Symptom | None:
+    """The mean clipped share of the newest `FEW` lines is above `CLIPPED_SHARE`.
 
-    Without those of gradient zero: if no completion has an advantage, there is nothing to clip.
+    The mean, because the first of two updates on a rollout never clips. Lines with a gradient of zero do not count:
+    without an advantage there is nothing to clip.
     """
     lines = [line for line in run.lines if metrics.CLIP_REGION in line and line.get(metrics.GRAD_NORM, 1) > 0]
     clipped = Series([line[metrics.STEP] for line in lines], [line[metrics.CLIP_REGION] for line in lines]).last(FEW)
     setting = "num_iterations: 1" if run.get("num_iterations", 1) > 1 else run.learning_rate(0.5)
-    seen = Seen(f"{percent(clipped.mean)} of the tokens in {clipped.span}", setting)
+    seen = Symptom(f"{percent(clipped.mean)} of the tokens in {clipped.span}", setting)
     return seen if len(clipped) >= WINDOW and clipped.mean > CLIPPED_SHARE else None
 
 
-def adapter_not_moving(run: Run) -> Seen | None:
-    """Gradients of zero though advantages are not; or a learning rate of zero; or a KL of zero after ten lines."""
-    what = "the adapter" if run.get("use_peft", False) else "the model"
+def adapter_not_moving(run: Run) -> Symptom | None:
+    """Gradients are zero and advantages are not; or the learning rate is zero; or the KL is zero after `FEW` lines."""
+    trained = "the adapter" if run.get("use_peft", False) else "the model"
     signal = [line for line in run.lines if line.get(metrics.ADVANTAGE_STD, 0) > 0 and metrics.GRAD_NORM in line]
     rate = run.series(metrics.LEARNING_RATE)
     if len(rate) >= WINDOW and max(rate.values) == 0:
-        return Seen(f"a learning rate of 0 in {rate.span}", "learning_rate: 1e-5")
+        return Symptom(f"a learning rate of 0 in {rate.span}", "learning_rate: 1e-5")
     setting = "lora_target_modules: all-linear" if run.get("use_peft", False) else run.learning_rate(3)
     if len(signal) >= WINDOW and all(line[metrics.GRAD_NORM] == 0 for line in signal):
-        return Seen(f"{what} has a gradient of 0 in {len(signal)} steps whose advantages are not 0", setting)
+        return Symptom(f"{trained} has a gradient of 0 in {len(signal)} steps whose advantages are not 0", setting)
     kl = run.series(metrics.KL)
     if len(kl) >= FEW and len(signal) >= WINDOW and not run.refreshes and max(map(abs, kl.values)) < KL_ZERO:
-        return Seen(f"{what} has a KL of 0 to its start in {kl.span}", setting)
+        return Symptom(f"{trained} has a KL of 0 to its start in {kl.span}", setting)
     return None
 
 
-def uncheckable_answers(run: Run) -> Seen | None:
-    """The mean of the newest `FEW` lines."""
+def uncheckable_answers(run: Run) -> Symptom | None:
+    """The mean uncheckable share of the newest `FEW` lines is above `UNCHECKABLE_SHARE`."""
     late = run.series(metrics.verdict_key("uncheckable")).last(FEW)
     longer = f"grade_timeout: {2 * run.get('grade_timeout', 5.0):g}"
-    seen = Seen(f"{percent(late.mean)} of the answers in {late.span}", longer)
+    seen = Symptom(f"{percent(late.mean)} of the answers in {late.span}", longer)
     return seen if len(late) >= FEW and late.mean > UNCHECKABLE_SHARE else None
 
 
-def sampler_apart(run: Run) -> Seen | None:
-    """The median of the newest lines of TRL's mean distance between vLLM's log-probs and the trainer's."""
+def sampler_apart(run: Run) -> Symptom | None:
+    """TRL's mean distance between vLLM's and the trainer's log-probs has a median above `SAMPLER_APART`."""
     apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
     if len(apart) < WINDOW or apart.level <= SAMPLER_APART:
         return None
@@ -270,14 +271,15 @@ def sampler_apart(run: Run) -> Seen | None:
     for name, off in {"staleness": 0, "min_p": 0.0, "top_k": 0, "top_p": 1.0}.items():
         if (value := run.get(name, off)) != off:
             words, setting = f"{words}, with {name}={value:g}", f"{name}: {off}"
-    return Seen(words, setting)
+    return Symptom(words, setting)
 
 
-def long_completions_fade(run: Run) -> Seen | None:
-    """The mean weight of the longest completions under TRL's sequence modes, from the spread of summed log-ratios.
+def long_completions_fade(run: Run) -> Symptom | None:
+    """The longest completions have a mean weight below `FADED` in TRL's sequence modes.
 
-    With independent normal log-ratios of standard deviation sigma and mean -sigma^2 / 2, a completion of T tokens has
-    the weight w with ln w ~ N(-s^2 / 2, s^2), s = sigma sqrt(T). Up to a limit c its mean is
+    The weight follows from the spread of the summed log-ratios. With independent normal log-ratios of standard
+    deviation sigma and mean -sigma^2 / 2, a completion of T tokens has a weight w with ln w ~ N(-s^2 / 2, s^2),
+    s = sigma sqrt(T). Up to a limit c its mean is
 
         E[w; w <= c] = Phi((ln c - s^2 / 2) / s), and with truncation c P(w > c) = c Phi((-ln c - s^2 / 2) / s) more.
     """
@@ -289,21 +291,21 @@ def long_completions_fade(run: Run) -> Seen | None:
     below, above = (NormalDist().cdf((sign * math.log(limit) - s**2 / 2) / s) for sign in (1, -1))
     weight = below + (limit * above if mode == "sequence_truncate" else 0)
     words = f"a completion of {length:,.0f} tokens keeps {percent(weight)} of its gradient in {spread.span}"
-    return Seen(words, "vllm_importance_sampling_mode: token_truncate") if weight < FADED else None
+    return Symptom(words, "vllm_importance_sampling_mode: token_truncate") if weight < FADED else None
 
 
-def heldout_worse(run: Run) -> Seen | None:
-    """The newest held-out accuracy against that of step 0, as two shares: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
+def heldout_worse(run: Run) -> Symptom | None:
+    """The newest held-out accuracy is surely below that of step 0: z = d / sqrt(p (1 - p) (1/n + 1/m))."""
     return _worse(run, metrics.HELDOUT_ACCURACY, run.learning_rate(0.3))
 
 
-def heldout_format_lost(run: Run) -> Seen | None:
-    """The same of the held-out accuracy in the format: answers may be right, and stand elsewhere."""
+def heldout_format_lost(run: Run) -> Symptom | None:
+    """The newest held-out accuracy in the format is surely below that of step 0; right answers may lack the format."""
     names = [str(name) for name in run.get("rewards", [])] or ["accuracy"]
     return _worse(run, metrics.HELDOUT_IN_FORMAT, f"rewards: [{', '.join(dict.fromkeys([*names, 'gated']))}]")
 
 
-def _worse(run: Run, name: str, setting: str) -> Seen | None:
+def _worse(run: Run, name: str, setting: str) -> Symptom | None:
     scores = [line for line in run.lines if name in line and line.get(metrics.HELDOUT_N, 0) > 0]
     if len(scores) < 2 or scores[0][metrics.STEP] != 0:
         return None
@@ -313,31 +315,31 @@ def _worse(run: Run, name: str, setting: str) -> Seen | None:
         return None
     step = scores[-1][metrics.STEP]
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
-    return Seen(words, setting)
+    return Symptom(words, setting)
 
 
-def learning_rate_too_high(run: Run) -> Seen | None:
-    """Gradients `GRADIENT_GREW` times those of the start; or the policy leaves its rollout or its reference."""
+def learning_rate_too_high(run: Run) -> Symptom | None:
+    """Gradients grew `GRADIENT_GREW` times; or the policy moves too far from its rollout or its reference."""
     gradient, moved, kl = (run.series(name) for name in (metrics.GRAD_NORM, metrics.APPROX_KL, metrics.KL))
     ceiling = run.get("max_grad_norm", 1.0) or 1.0
     if len(gradient) >= TREND:
         start, before = gradient.first().span, median(gradient.first().values)
         if before > 0 and gradient.level > max(GRADIENT_GREW * before, ceiling):
             words = f"gradient norm {before:.2g} in {start}, {gradient.level:.2g} in {gradient.last().span}"
-            return Seen(words, run.learning_rate(0.3))
+            return Symptom(words, run.learning_rate(0.3))
     if len(moved) >= FEW and (mean := fmean(moved.last(FEW).values)) > POLICY_MOVED:
         words = f"{mean:.2g} nats a token from sampling to update in {moved.last(FEW).span}"
-        return Seen(words, run.learning_rate(0.3))
+        return Symptom(words, run.learning_rate(0.3))
     if len(kl) >= TREND and kl.level > KL_LARGE and run.not_rising:
         words = f"a KL of {kl.level:.2g} nats a token in {kl.last().span}, and the reward {run.not_rising.words}"
-        return Seen(words, run.learning_rate(0.3))
+        return Symptom(words, run.learning_rate(0.3))
     return None
 
 
-def learning_rate_too_low(run: Run) -> Seen | None:
-    """There are gradients and the KL is tiny, while the reward does not surely rise: it cannot, so close to the start.
+def learning_rate_too_low(run: Run) -> Symptom | None:
+    """There are gradients, the KL is tiny, and the reward does not surely rise.
 
-    Without a KL: the reward surely does not rise, and the learning rate itself is tiny.
+    Without a KL: the reward surely does not rise, and the learning rate is tiny.
     """
     change, kl, gradient = run.change(metrics.REWARD), run.series(metrics.KL), run.series(metrics.GRAD_NORM)
     if change is None or not len(gradient) or gradient.level <= 0:
@@ -346,23 +348,23 @@ def learning_rate_too_low(run: Run) -> Seen | None:
         if abs(kl.level) >= KL_SMALL or change.rise > SURE * change.error:
             return None
         words = f"KL {kl.level:.1g} nats a token in {kl.last().span}, gradient norm {gradient.level:.2g}"
-        return Seen(words, run.learning_rate(10))
+        return Symptom(words, run.learning_rate(10))
     rate = max(run.series(metrics.LEARNING_RATE).values, default=math.inf)
     if run.not_rising is None or rate >= (LOW_LORA if run.get("use_peft", False) else LOW_FULL):
         return None
     words = f"at most {rate:.1g}, gradient norm {gradient.level:.2g}, reward {change.words}"
-    return Seen(words, run.learning_rate(10))
+    return Symptom(words, run.learning_rate(10))
 
 
-def loss_near_zero(run: Run) -> Seen | None:
-    """On policy and without a KL term, the loss is -mean(advantage) in value, and its gradient is not zero."""
+def loss_near_zero(run: Run) -> Symptom | None:
+    """The loss is near zero, as it should be: on policy and without a KL term its value is -mean(advantage)."""
     loss, gradient = run.series(metrics.LOSS).last(), run.series(metrics.GRAD_NORM)
     of_update = run.get("gradient_accumulation_steps", 1)
     reused = run.get("num_iterations", 1) > 1 or run.get("steps_per_generation", 1) > of_update
     if len(loss) < WINDOW or reused or run.get("beta", 0.0) or gradient.level <= 0:
         return None
     size = median(map(abs, loss.values))
-    seen = Seen(f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}", "none")
+    seen = Symptom(f"{size:.1g} in {loss.span}, gradient norm {gradient.level:.2g}", "none")
     return seen if size <= LOSS_SMALL else None
 
 
@@ -370,26 +372,26 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
 
 
-def calls_never_used(run: Run) -> Seen | None:
+def calls_never_used(run: Run) -> Symptom | None:
     """No completion of the last lines calls a tool."""
     calls = run.series(metrics.CALLS).last()
-    seen = Seen(f"0 calls in {calls.span}", "prompt_template: python")
+    seen = Symptom(f"0 calls in {calls.span}", "prompt_template: python")
     return seen if len(calls) >= WINDOW and not any(calls.values) else None
 
 
-def _of_calls(run: Run, name: str, setting: str) -> Seen | None:
+def _of_calls(run: Run, name: str, setting: str) -> Symptom | None:
     """Nearly all calls of the last lines have this property."""
     calls, share = run.series(metrics.CALLS).last(), run.series(name).last()
     shares = Series([], [value for value, n in zip(share.values, calls.values, strict=False) if n])
-    seen = Seen(f"{percent(shares.mean)} of them in {share.span}", setting)
+    seen = Symptom(f"{percent(shares.mean)} of them in {share.span}", setting)
     return seen if len(share) >= WINDOW and len(shares) >= WINDOW / 2 and shares.mean >= ALWAYS else None
 
 
-def calls_always_fail(run: Run) -> Seen | None:
+def calls_always_fail(run: Run) -> Symptom | None:
     """Nearly all calls fail."""
     return _of_calls(run, metrics.FAILURE_FREQUENCY, "python: {wall_seconds: 20, memory_mb: 1024}")
 
 
-def output_echoed(run: Run) -> Seen | None:
-    """Nearly all results stand in the calls that gave them."""
+def output_echoed(run: Run) -> Symptom | None:
+    """Nearly all results are already written in their calls."""
     return _of_calls(run, metrics.ECHO_FREQUENCY, "rewards: [accuracy, tool_use]")

@@ -1,15 +1,15 @@
-"""The troubleshooting tables, from the texts of the checks themselves: `grpo-math doctor --table`.
+"""The troubleshooting tables, made from the texts of the checks: `grpo-math doctor --table`.
 
-The first names what has to hold before a run, check by check; the second what is seen in a run that does not learn, its
-cause and its remedy.
+The first table lists the conditions that are checked before a run. The second lists the symptoms of a run that does not
+learn, each with cause and remedy.
 
-Does not look at a run: preflight.py and diagnosis.py do.
+Does not check a run: preflight.py and diagnosis.py do.
 """
 
 from grpo_math.checks import diagnosis, preflight
 from grpo_math.run.streams import Answer
 
-Table = list[dict[str, str]]  # rows, each from a column's name to its cell
+Table = list[dict[str, str]]  # rows: column name -> cell
 
 
 def tables() -> Answer:
@@ -19,7 +19,7 @@ def tables() -> Answer:
 
 
 def before() -> Table:
-    """A row for each check before a run, in their order: the first sentences of its docstring.
+    """Return a row for each check before a run, in their order, with the first paragraph of its docstring.
 
     >>> before()[1]["check"]
     'versions'
@@ -32,7 +32,7 @@ def before() -> Table:
 
 
 def during() -> Table:
-    """A row for each finding of a history.
+    """Return a row for each finding of a history.
 
     >>> during()[0]["what is seen"], during()[0]["remedy"]
     ('the reward does not rise', 'raise the learning rate')
@@ -44,12 +44,12 @@ def during() -> Table:
 
 
 def markdown(table: Table) -> str:
-    """The first column is a name, and set as one.
+    """Return a table as Markdown. The first column is set as code.
 
     >>> print(markdown([{"check": "disk", "what has to hold": "There is room."}]))
     | check | what has to hold |
     | --- | --- |
     | `disk` | There is room. |
     """
-    rows = [[f"`{name}`", *rest] for name, *rest in (row.values() for row in table)]
+    rows = [[f"`{name}`", *cells] for name, *cells in (row.values() for row in table)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [list(table[0]), ["---"] * len(table[0]), *rows])

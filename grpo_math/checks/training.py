@@ -1,6 +1,6 @@
-"""Probes with the classes of training: what transformers and torch would refuse once weights are loaded.
+"""Try the settings with the classes of training, to find errors that would otherwise come after loading weights.
 
-Does not check what settings mean together: settings/rules.py does.
+Does not check how settings combine: settings/rules.py does.
 """
 
 import copy
@@ -43,13 +43,13 @@ def optimizer_name(config: MathGRPOConfig) -> str:
 
 
 def whole_on_each(config: MathGRPOConfig) -> bool:
-    """Whether each process holds the whole model: not with ZeRO-3 or FSDP."""
+    """Return whether each process has the whole model: False with ZeRO-3 or FSDP."""
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
     return not sharded and "FSDP" not in kinds_of_checkpoint(config)
 
 
 def _check_optim_args(config: MathGRPOConfig) -> None:
-    """Every name in ``optim_args`` is one that this optimizer reads: transformers passes over others."""
+    """Raise `ConfigError` for a name in ``optim_args`` that the optimizer does not read: transformers ignores it."""
 
     def read_with(text: str | None) -> str:
         other = copy.copy(config)
@@ -67,11 +67,11 @@ def _check_optim_args(config: MathGRPOConfig) -> None:
 
 
 def _try_generation(config: MathGRPOConfig) -> None:
-    """Generate two tokens with a model of one small layer, as TRL does: what generate refuses is refused here."""
+    """Generate two tokens with a model of one small layer, as TRL does. Raises `ConfigError` if that fails."""
     stated: Any = config.generation_kwargs or {}
     if config.use_vllm or not (stated or config.cache_implementation):
         return
-    for name in stated:  # transformers keeps a name that it does not know, and ignores it
+    for name in stated:  # transformers ignores an unknown name
         if not hasattr(GenerationConfig(), name):
             raise ConfigError("generation_kwargs", name, "is not a setting of transformers' generate", "leave it out")
     shape: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
@@ -79,9 +79,9 @@ def _try_generation(config: MathGRPOConfig) -> None:
     ids = torch.ones(2, 2, dtype=torch.long, device=device)
     with torch.random.fork_rng(), torch.no_grad():
         model = LlamaForCausalLM(LlamaConfig(vocab_size=2**18, pad_token_id=0, **shape)).to(device)
-        asked = {"max_new_tokens": 2, "do_sample": True, "cache_implementation": config.cache_implementation, **stated}
+        kwargs = {"max_new_tokens": 2, "do_sample": True, "cache_implementation": config.cache_implementation, **stated}
         try:
-            expected = GenerationConfig(pad_token_id=0, **asked)
+            expected = GenerationConfig(pad_token_id=0, **kwargs)
             tokens = model.generate(ids, attention_mask=ids, generation_config=expected)
             if not isinstance(tokens, torch.Tensor):
                 raise TypeError("TRL expects tokens alone")

@@ -1,4 +1,4 @@
-"""A run, an adapter or a model -> sides that answer questions: base and trained, with the run's template and lengths.
+"""A run, an adapter or a model -> models that answer questions: base and trained, with the run's template and lengths.
 
 Does not print: report/conversation.py does.
 """
@@ -17,23 +17,23 @@ from grpo_math.generation.streaming import pieces, tokens
 from grpo_math.problems.prompts import Template, as_template
 from grpo_math.run.resume import config_of
 
-PLAIN = "plain"  # the question as it is, as a chat if the model has a chat template
+PLAIN = "plain"  # the question without a template, as a chat message if the model has a chat template
 
 
 @dataclass
 class Side:
-    """A model under one name, and the conversation with it so far."""
+    """A model with its conversation so far."""
 
     model: Model
-    adapter: bool  # False: an adapter is turned off
+    adapter: bool  # False turns off the adapter
     messages: list[dict[str, str]] = field(default_factory=list)
 
 
 class Asked:
-    """Base and trained side of ``target``, or one of them, loaded and ready to answer.
+    """The base and the trained model of ``target``, loaded and ready to answer.
 
-    ``target`` is a run directory, the folder of an adapter, or a model (a folder, a Hub id, 'embedded'), which has one
-    side only. ``only`` leaves out the other side. ``template`` and ``max_new_tokens`` default to those of the run.
+    ``target`` is a run directory, the folder of an adapter, or a model (a folder, a Hub id, 'embedded'), which has only
+    one side. ``only`` names the side to load. ``template`` and ``max_new_tokens`` default to those of the run.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Asked:
 
 
 def _read(target: str) -> tuple[str, tuple[str, str | None] | None, str | Template, int]:
-    """Return the base, the trained model with its adapter (None: only one model), the template and the length."""
+    """Return the base, the trained model with its adapter (None if there is one model), the template and the length."""
     refuse_missing_folder("target", target)
     folder = Path(target)
     base = base_of_adapter(folder)

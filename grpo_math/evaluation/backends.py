@@ -1,7 +1,7 @@
 """The model of an evaluation, and the backend that generates its completions: transformers, or a vLLM server.
 
 `Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
-and sample at top_p 1 without top_k. vLLM rounds differently from transformers, so that near ties may differ.
+and sample at top_p 1 without top_k. vLLM rounds differently from transformers, so near ties may differ.
 
 Does not batch or grade.
 """
@@ -35,7 +35,7 @@ AT_ONCE = 64  # requests to a server
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn: ``samples`` of each problem at ``temperature``, where 0 is greedy."""
+    """The sampling settings: ``samples`` completions of each problem at ``temperature``, where 0 is greedy."""
 
     samples: int = 1
     temperature: float = 0.0
@@ -57,8 +57,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Backend:
-    """``hf``: transformers in this process. ``vllm``: a vLLM server that is started for the evaluation and stopped
-    after it. ``vllm-server``: the vLLM server at the URL ``server``."""
+    """The program that generates. ``hf``: transformers in this process. ``vllm``: a vLLM server that is started for the
+    evaluation and stopped after it. ``vllm-server``: the vLLM server at the URL ``server``."""
 
     name: str = "hf"
     server: str | None = None
@@ -89,7 +89,7 @@ class Model:
             self.weights, self.tokenizer = model, tokenizer
         if backend.name == "vllm":
             self.executable = executable()
-        # A server may know an adapter by a name that is not a folder.
+        # On a server an adapter may have a name that is not a folder.
         on_server = backend.name == "vllm-server" and adapter is not None and not Path(adapter).exists()
         if adapter is not None and not on_server and not (Path(adapter) / "adapter_config.json").exists():
             raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
@@ -112,7 +112,7 @@ class Model:
 
     @cached_property
     def served(self) -> tuple[Server, str]:
-        """A client of the vLLM server, and the name under which the server knows the model or the adapter."""
+        """A client of the vLLM server, and the server's name for the model or the adapter."""
         client = Server(self.backend.server or self._start_server())
         base = client.models()[0]
         if base not in (self.name, model_path(self.name)):
@@ -141,7 +141,7 @@ class Model:
         process = ServerProcess(Start(command, environment, f"http://127.0.0.1:{port}"), log)
         self._stack.callback(process.stop)
         process.wait(STARTUP)
-        self._stack.callback(shutil.rmtree, log.parent)  # a server that did not start leaves its log
+        self._stack.callback(shutil.rmtree, log.parent)  # keeps the log of a server that did not start
         return process.url
 
     def check(self, prompt: str | list[dict[str, str]]) -> None:
@@ -153,7 +153,7 @@ class Model:
 
     @cached_property
     def context(self) -> int | None:
-        """The most tokens that the model reads; None if its config does not tell."""
+        """The maximum context length in tokens; None if the config does not state it."""
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, _config)
         return getattr(config.get_text_config(), "max_position_embeddings", None)
 
@@ -164,7 +164,7 @@ class Model:
             raise ConfigError("model", self.name, reason, "leave out long problems")
 
     def generator(self, sampling: Sampling, talk: Talk | None = None) -> Generate:
-        """The function that generates a batch. Raises `ConfigError` for a model or an adapter that cannot be loaded."""
+        """Return the function that generates a batch. Raises `ConfigError` if model or adapter cannot be loaded."""
         if self.named and self.backend.name != "hf":
             client, name = self.served
             stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config))
@@ -185,9 +185,9 @@ def check_chat(model: str, tokenizer: Any, prompt: list[dict[str, str]]) -> None
 
 
 def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], sampling: Sampling) -> Generate:
-    """Generate batches with a vLLM server, by the ``name`` of its model or of an adapter that it has loaded.
+    """Return a function that generates batches with a vLLM server. ``name`` is a model or a loaded adapter.
 
-    vLLM gives every prompt of a request the request's seed, so each completion is a request of its own.
+    vLLM uses one seed for all prompts of a request, so each completion is a separate request.
     """
 
     def ask(prompt: list[int], seed: int) -> Completion:
@@ -239,7 +239,7 @@ def _generation_config(path: str) -> Any:
 
     try:
         return GenerationConfig.from_pretrained(path)
-    except OSError:  # a model without the file ends as its tokenizer says
+    except OSError:  # without this file, the tokenizer's EOS ends a completion
         return None
 
 
@@ -247,9 +247,9 @@ def loaded(model: str, load: Callable[[str], Any]) -> Any:
     """Return ``load(folder of the model)``. Any exception becomes a `ConfigError` that names the model."""
     try:
         return load(model_path(model))
-    except ConfigError as error:  # generation/models.py names the recipe's field
+    except ConfigError as error:  # the error names the recipe's field
         raise ConfigError("model", error.value, error.reason, error.remedy) from None
     except UserError:
         raise
-    except Exception as error:  # transformers, safetensors and the Hub each have their own
+    except Exception as error:  # transformers, safetensors and the Hub raise different kinds
         raise ConfigError("model", model, "cannot be loaded", f"{type(error).__name__}: {first_line(error)}") from None

@@ -2,9 +2,9 @@
 
 A row is right if its answer is, in any form; with ``right=IN_FORMAT``, only if it is also in the format. Problems are
 paired: the score of a problem with several samples is their mean. Results over different problems, prompts, graders or
-sampling settings (`SAME`) are refused, since their difference would say nothing about the training.
+sampling settings (`SAME`) are refused, because their difference does not measure the training.
 
-Does not evaluate, and does not draw: it reads what `evaluate` wrote, and report/ shows it.
+Does not evaluate, and does not draw: `evaluate` writes the results, and report/ shows the comparison.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 FORMAT = 1  # of a results file
 
-# What two results must have in common besides the problems, and what to do if they do not.
+# The settings that two results must share, besides the problems, and the remedy if they differ.
 SAME = {
     "template": "evaluate both with the same template to compare them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
@@ -65,8 +65,8 @@ def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> Pa
 def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[Change]:
     """Return the first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
 
-    Of several samples: the problems that are right more often, with a completion that was wrong before and one that is
-    right after; with ``lost`` the other way round.
+    With several samples, these are the problems that are right more often, each with a completion that was wrong before
+    and one that is right after. With ``lost`` it is the reverse.
     """
     changes = []
     for old, new in _by_problem(before, after):
@@ -80,8 +80,8 @@ def changed(before: Results, after: Results, limit: int | None = 3, lost: bool =
 def comparison(before: Results, after: Results, examples: int | None = 3) -> dict[str, Any]:
     """Return all metrics of a comparison, for ``--json``.
 
-    ``p`` is McNemar's exact test, with one sample a problem; with several, the same test on the problems whose share
-    of right answers rose or fell, which is the sign test.
+    With one sample per problem, ``p`` is McNemar's exact test. With several samples it is the sign test: the same test
+    on the problems whose share of right answers rose or fell.
     """
     paired = compare(before, after)
     several = any(row.get("sample", 0) for row in before["rows"])
@@ -156,5 +156,5 @@ def share(results: Results, categories: Sequence[str] = RIGHT) -> float:
 
 
 def categories_of(*several: Results | None) -> list[str]:
-    """Return the categories that occur, in their order."""
+    """Return the categories that occur, in the order of `CATEGORIES`."""
     return [name for name in CATEGORIES if any(results and count(results, name) for results in several)]

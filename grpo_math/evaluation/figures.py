@@ -1,7 +1,7 @@
-"""Graded completions -> the figures of an evaluation: categories, accuracy with its interval, pass@k, and their table.
+"""Graded completions -> the metrics of an evaluation: categories, accuracy with its interval, pass@k, and their table.
 
-``accuracy`` is the share of right answers in whatever form, as in the log of a training run; pass@k, maj@k and the
-parts count the same. ``accuracy_in_format`` is the share of those that are also in the format that was asked for.
+``accuracy`` is the share of right answers in any form, as in the log of a training run; pass@k, maj@k and the parts
+count in the same way. ``accuracy_in_format`` is the share of answers that are right and in the requested format.
 
 Does not grade and does not ask a model: results.py does.
 """
@@ -16,14 +16,14 @@ from grpo_math.grading import Grade, Verdict
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
-CALLS = ("calls", "failures", "timeouts")  # of a completion with tools
+CALLS = ("calls", "failures", "timeouts")  # counted for each completion with tools
 WITH = {"with_call": "with", "without_call": "without"}
 Record = dict[str, Any]
 Results = dict[str, Any]
 
 
 def category(grade: Grade, truncated: bool) -> str:
-    """Which of `CATEGORIES` a completion falls in.
+    """Return the category of a completion, from `CATEGORIES`.
 
     >>> category(Grade(Verdict.CORRECT, "7", in_format=False), truncated=False)
     'correct_answer_bad_format'
@@ -40,10 +40,10 @@ def category(grade: Grade, truncated: bool) -> str:
 
 
 def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
-    """Return the summary metrics of graded records, ``samples`` consecutive ones for each problem.
+    """Return the summary metrics of graded records. Each problem has ``samples`` consecutive records.
 
-    ``mean@n`` has its standard error over problems, ``ci95`` is `wilson_of_means`; pass@k and maj@k are exact, for k of
-    powers of 2 and ``samples`` itself. ``by_subject`` and ``by_level`` exist if the problems have them.
+    ``mean@n`` has its standard error over problems, and ``ci95`` is `wilson_of_means`. pass@k and maj@k are exact; k is
+    each power of 2 up to ``samples``, and ``samples``. ``by_subject`` and ``by_level`` exist if the problems have them.
 
     >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
     ...         {"id": "b", "category": "bad_format", "answer": None}]
@@ -72,7 +72,7 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
 
 
 def _calling(records: Sequence[Record]) -> dict[str, Any]:
-    """Calls, failures and timeouts for each answer, and how many answers with and without a call are right.
+    """Return calls, failures and timeouts per answer, and the accuracy of answers with and without a call.
 
     >>> _calling([{"calls": 2, "failures": 1, "timeouts": 0, "category": "correct"}])["with_call"]
     {'n': 1, 'accuracy': 1.0}
@@ -131,7 +131,7 @@ def text_of(results: Results) -> str:
         mean = results["mean@n"]
         error = "" if mean["standard_error"] is None else f"  standard error {100 * mean['standard_error']:.1f} points"
         lines.append(f"{f'mean@{samples}':<19} {mean['mean']:6.1%}{error}")
-        for name in ("pass@k", "maj@k"):  # pass@1 is the accuracy, and maj@1 nearly so
+        for name in ("pass@k", "maj@k"):  # pass@1 equals the accuracy, and maj@1 nearly does
             shares = [f"{k}: {value:.1%}" for k, value in results[name].items() if k != "1"]
             lines.append(f"{name:<18}  " + "  ".join(shares))
     rows = [

@@ -1,6 +1,6 @@
-"""Short hashes of what must be the same for two evaluations to be one, or to be compared.
+"""Short hashes of prompt, problems and weights, which must be equal to continue or to compare evaluations.
 
-Does not compare anything: journal.py and compare.py do. The grader has a number instead (`GRADER`).
+Does not compare: journal.py and compare.py do. The grader has a number instead of a hash (`GRADER`).
 """
 
 import json
@@ -27,7 +27,7 @@ def prompt_hash(rows: Sequence[Row], tokenizer: Any = None) -> str:
     """
     row = rows[0]
     problem, prompt = (json.dumps(row.get(name), ensure_ascii=False) for name in ("problem", "prompt"))
-    around = prompt.replace(problem[1:-1], PROBLEM)  # within the quotes
+    around = prompt.replace(problem[1:-1], PROBLEM)  # without the quotes
     chat = None if isinstance(row.get("prompt"), str) else getattr(tokenizer, "chat_template", None)
     return short_hash([row.get("answer_format"), around, chat])
 
@@ -40,7 +40,7 @@ def problems_hash(rows: Sequence[Row]) -> str:
 def weights_hash(*folders: str | None) -> str:
     """Return a hash of the names, sizes and modification times of the weights in each folder.
 
-    An adapter that was trained again has another hash. Of a Hub id the name is hashed: it is not looked up.
+    An adapter that was trained again has another hash. For a Hub id the name is hashed, without a request to the Hub.
     """
     files = []
     for folder in folders:

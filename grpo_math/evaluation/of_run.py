@@ -17,17 +17,17 @@ FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]  # w
 
 
 class OfRun(NamedTuple):
-    """``trained`` is a model and its adapter; base.json and trained.json go into ``folder``."""
+    """The models and settings of a run. ``trained`` is a model and its adapter; ``folder`` is for the results files."""
 
     base: str
     trained: tuple[str, str | None]
     template: Template
     max_new_tokens: int
     folder: Path
-    tools: dict[str, Any]  # of the recipe: tools, python, max_tool_calling_iterations
+    tools: dict[str, Any]  # the recipe's tools, python and max_tool_calling_iterations
 
     def models(self) -> dict[str, tuple[str, str | None, str]]:
-        """Model, adapter and results file of each side."""
+        """Return model, adapter and results file of each side."""
         sides = {"base": (self.base, None), "trained": self.trained}
         return {name: (*side, str(self.folder / f"{name}.json")) for name, side in sides.items()}
 
@@ -61,7 +61,7 @@ def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _of_revision(name: str, revision: str) -> str:
-    """Return the model, or the folder of a revision other than main, which only models on the Hub have."""
+    """Return the model's name, or the downloaded folder of a revision other than main."""
     if revision == "main":
         return name
     from huggingface_hub import snapshot_download

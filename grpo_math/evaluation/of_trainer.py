@@ -1,6 +1,6 @@
-"""`evaluate` as scripts call it: a trainer, or a model, on rows of any kind with a prompt and a gold answer.
+"""`evaluate` for scripts: a trainer or a model, on any rows with a prompt and a gold answer.
 
-Does not generate or grade (results.py does), and imports no trainer: TRL's own will do.
+Does not generate or grade (results.py does), and does not import a trainer: TRL's trainer works too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ def over_ranks(
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
 ) -> Results:
-    """Return the results over all ranks, on every rank. Rank r evaluates each n-th row from row r on."""
+    """Return the results over all ranks, on every rank. Rank r of n evaluates rows r, r + n, r + 2n, ..."""
     accelerator = trainer.accelerator
     local_rows = rows[accelerator.process_index :: accelerator.num_processes] or rows[:1]
     output = replace(output, progress=output.progress and accelerator.is_main_process)
@@ -108,7 +108,7 @@ def over_ranks(
 
 
 def rows_of(problems: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the rows with all that an evaluation reads: a missing id, problem or gold answer is added.
+    """Return the rows with all columns that an evaluation reads. Adds a missing id, problem or ``answer``.
 
     >>> rows_of([{"prompt": [{"role": "user", "content": "1 + 1?"}], "solution": 2}])[0]["problem"]
     '1 + 1?'

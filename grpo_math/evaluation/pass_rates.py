@@ -1,13 +1,13 @@
-r"""The pass rate of each problem, measured once with the model that is to be trained, and kept in a file.
+r"""The pass rate of each problem, measured once with the model before training, and stored in a file.
 
 .. math:: \text{pass rate} = \frac{\text{completions graded correct}}{\text{completions that could be graded}}
 
-The file is JSONL: one line states what was measured (model, template, temperature, longest completion, completions per
-problem), then there is one line for each problem. It is written while problems are measured, so that an interrupted
-measurement continues. It serves every data set whose problems are in it. problems/difficulty.py selects and orders by
-the rates.
+The file is JSONL. The first line states the conditions (model, template, temperature, longest completion, completions
+per problem), and each other line is one problem. The file is written during the measurement, so that an interrupted
+measurement continues. Any data set can use the rates of its problems. problems/difficulty.py selects and orders by the
+rates.
 
-Does not use vLLM, and does not look again: the rates are those of the model before training.
+Does not use vLLM, and does not measure again during training.
 """
 
 import json
@@ -28,23 +28,23 @@ from grpo_math.problems.problem import Problem
 FIELD = "difficulty_file"
 
 
-def default_file(output_dir: str | Path, about: Mapping[str, Any]) -> Path:
-    """Beside the run's folder, one file for each way of measuring, so that the next run finds it.
+def default_file(output_dir: str | Path, conditions: Mapping[str, Any]) -> Path:
+    """Return the file for these conditions, next to the run's folder, so that the next run finds the file.
 
-    >>> about = {"model": "org/Small", "template": "gsm8k"}
-    >>> default_file("runs/demo", about).as_posix()
+    >>> conditions = {"model": "org/Small", "template": "gsm8k"}
+    >>> default_file("runs/demo", conditions).as_posix()
     'runs/pass_rates/Small-f2b3cb20.jsonl'
     """
-    digest = sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:8]
-    return Path(output_dir).parent / "pass_rates" / f"{Path(str(about['model'])).name}-{digest}.jsonl"
+    digest = sha256(json.dumps(dict(conditions), sort_keys=True).encode()).hexdigest()[:8]
+    return Path(output_dir).parent / "pass_rates" / f"{Path(str(conditions['model'])).name}-{digest}.jsonl"
 
 
-def read(path: Path, about: Mapping[str, Any]) -> Rates:
-    """Return the rates in a file that `measure` wrote; none if there is no file.
+def read(path: Path, conditions: Mapping[str, Any]) -> Rates:
+    """Return the rates in a file that `measure` wrote; {} if the file does not exist.
 
-    A file that was measured in another way than ``about`` is a `ConfigError`. A last line that was cut off is left out.
+    Raises `ConfigError` if the file has other conditions. A last line that was cut off is left out.
     """
-    return _rates(journal.read(path, about, FIELD))
+    return _rates(journal.read(path, conditions, FIELD))
 
 
 def measure(
@@ -52,18 +52,18 @@ def measure(
     tokenizer: Any,
     rows: Sequence[Problem],
     path: Path,
-    about: Mapping[str, Any],
+    conditions: Mapping[str, Any],
     *,
     seed: int = 0,
     batch_size: int = 64,
     grade_timeout: float = 5.0,
     tools: Toolbox | None = None,
 ) -> Rates:
-    """The rates of all ``rows``; those that the file lacks are measured, over all processes, and added to it.
+    """Return the rates of all ``rows``. Missing rates are measured, on all processes, and added to the file.
 
-    ``about`` is what the file's first line says: ``samples`` completions of each prompt are drawn at ``temperature``,
-    of at most ``max_tokens`` tokens. The main process alone reads and writes the file. Torch's generators stay as they
-    are, so that a run that measures trains the same as one that finds the file.
+    ``conditions`` is the first line of the file: ``samples`` completions of each prompt are drawn at ``temperature``,
+    with at most ``max_tokens`` tokens. Only the main process reads and writes the file. Torch's generators do not
+    change, so training does not depend on whether the rates were measured or read.
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object
@@ -72,16 +72,16 @@ def measure(
     from grpo_math.run.main_process import on_main
 
     state = PartialState()
-    rates: Rates = on_main(lambda: _rates(journal.resume(path, about, FIELD)))
+    rates: Rates = on_main(lambda: _rates(journal.resume(path, conditions, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
-    samples = about["samples"]
+    samples = conditions["samples"]
     measured = Model(model, tokenizer=tokenizer)
-    sampling = Sampling(samples, about["temperature"], about["max_tokens"], batch_size, seed)
-    share = max(1, batch_size // samples)  # problems of one process at a time
+    sampling = Sampling(samples, conditions["temperature"], conditions["max_tokens"], batch_size, seed)
+    share = max(1, batch_size // samples)  # problems per process at a time
     with Bar(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
         for start in range(0, len(todo), share * state.num_processes):
-            every = todo[start : start + share * state.num_processes]
-            part = every[state.process_index :: state.num_processes]
+            all_ranks = todo[start : start + share * state.num_processes]
+            part = all_ranks[state.process_index :: state.num_processes]
             drawn = replace(sampling, seed=seed + len(rates) * state.num_processes + state.process_index)
             named = [{**row, "id": i} for i, row in enumerate(part)]  # ids of a training set may repeat
             records = answer(measured, named, drawn, tools=tools, grade_timeout=grade_timeout)
@@ -95,7 +95,7 @@ def measure(
             if state.is_main_process:
                 journal.append(path, lines)
             rates.update(_rates(lines))
-            bar.update(len(every))
+            bar.update(len(all_ranks))
     return rates
 
 

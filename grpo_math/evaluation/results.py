@@ -1,11 +1,11 @@
 """A model or adapter on a problem set -> results: accuracy with its interval, categories, and every completion.
 
-``accuracy`` counts a right answer in any form, as training does; how often it was also in the format that the
-prompt asked for is ``accuracy_in_format``. Each batch is graded as it comes and its answers are kept, so that an
-interrupted evaluation continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's
-number (`GRADER`): results that differ in them are not compared.
+``accuracy`` is the share of right answers in any form, as in training; ``accuracy_in_format`` is the share of answers
+that are right and in the requested format. Each batch is graded and stored at once, so that an interrupted evaluation
+continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
+Results with different hashes or numbers are not compared.
 
-Does not compute the figures over the records (figures.py) nor compare two results (compare.py).
+Does not compute the metrics of the records (figures.py) or compare two results (compare.py).
 """
 
 import json
@@ -46,7 +46,7 @@ class Output:
     """The results file and its settings.
 
     ``path`` names the results file; a name that does not end in .json is a folder, in which the settings name the file.
-    ``about`` adds settings to the results, and ``contamination`` what `contamination.overlap` returned.
+    ``about`` adds settings to the results, and ``contamination`` adds the result of `contamination.overlap`.
     """
 
     path: str | Path | None = None
@@ -72,9 +72,9 @@ def evaluate(
     ``accuracy`` is the share of right answers in any form, and ``ci95`` its `wilson_of_means`;
     ``accuracy_in_format`` is the share that is right and in the format.
 
-    Answers are kept next to the results file as they come (`answers_file`). The same call continues an interrupted one
-    and gives the same completions; a call with other settings or other weights raises `ConfigError`. A model that was
-    already loaded has no name to recognise it by, and starts again.
+    Answers are stored next to the results file after each batch (`answers_file`). The same call continues an
+    interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
+    evaluation of a model in memory starts again, because the model has no name to compare.
     """
     _check(model, rows, output, tools)
     started = time.perf_counter()
@@ -130,9 +130,9 @@ def answer(
     keep: Callable[[list[Record]], None] | None = None,
     progress: bool = False,
 ) -> list[Record]:
-    """Return the graded records of each row, its samples together. ``keep`` is called with those of each new batch.
+    """Return the graded records, row by row. ``keep`` is called with the records of each new batch.
 
-    A batch is generated unless all of its records are ``known``. Its seed makes it give the same answers again.
+    A batch is generated unless all its records are ``known``. The same seed gives the same answers again.
     """
     samples, talk = sampling.samples, tools.talk(model.tokenizer) if tools else None
     jobs = [(row, sample) for row in rows for sample in range(samples)]
@@ -166,7 +166,7 @@ def answer(
 
 
 def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | None) -> None:
-    """Refuse what cannot be evaluated, before weights are loaded."""
+    """Raise `ConfigError` for settings that cannot be evaluated, before weights are loaded."""
     if not rows:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
     if len({str(row["id"]) for row in rows}) < len(rows):
@@ -186,7 +186,7 @@ def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | N
 
 
 def answers_file(output: str | Path) -> Path:
-    """Return the file of the answers, which are kept as they come: one line per completion.
+    """Return the file that stores the answers during the evaluation: one line per completion.
 
     >>> answers_file("runs/base.json").as_posix()
     'runs/base.answers.jsonl'
@@ -205,7 +205,7 @@ def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: flo
 
 
 def _known(file: Path, settings: dict[str, Any]) -> Records:
-    """Return the records that an earlier call left."""
+    """Return the records of an earlier call."""
     if file.exists() and not answers_file(file).exists():
         raise ConfigError("output", str(file), "holds results without their answers", "name another file")
     return {_key(line): line for line in journal.resume(answers_file(file), settings, "output")}
@@ -216,7 +216,7 @@ def _key(record: Record) -> tuple[str, int]:
 
 
 def _file_in(folder: Path, settings: dict[str, Any]) -> Path:
-    """Name the file after model, adapter and data, and after a hash of all settings: each way has its own file."""
+    """Return the file named after model, adapter and data, with a hash of all settings: other settings, other file."""
     words = [settings["model"], settings["adapter"], settings.get("data")]
     digest = sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     name = "-".join(Path(word).stem.replace(":", "_") for word in words if word)

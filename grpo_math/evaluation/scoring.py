@@ -1,9 +1,10 @@
-"""Score as the authors of a data set do, if they accept more than the gold answer: numbers within a tolerance.
+"""Accept numbers within a tolerance of the gold answer, if the authors of a data set do.
 
-OlympiadBench takes a number within 1e-8 of the gold, or within the error that the problem states (its evaluation code);
-Minerva one within a relative 1e-5 (arXiv 2206.14858, appendix). Rows of those sets carry it (problems/sources.py).
+OlympiadBench accepts a number within 1e-8 of the gold answer, or within the error that the problem states (its
+evaluation code). Minerva accepts a relative error of 1e-5 (arXiv 2206.14858, appendix). The rows of these sets have a
+tolerance (problems/sources.py).
 
-Does not hold for training, where a number is right if it is the gold.
+Does not apply to training, where a number has to equal the gold answer.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""How sure a score is: accuracy intervals, pass@k, maj@k, mean@n, and the paired difference of two runs.
+"""Scores and their uncertainty: accuracy intervals, pass@k, maj@k, mean@n, and the paired difference of two runs.
 
-Problems are the unit that is resampled, since completions of one problem are not independent of each other. Every
-function is exact or seeded: the same arguments give the same figures on every platform.
+Resampling draws whole problems, because completions of one problem are not independent. Every function is exact or
+seeded: the same arguments give the same results on every platform.
 
-Does not grade and does not read files; it takes counts, flags and scores.
+Does not grade and does not read files: the arguments are counts, flags and scores.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
-TAIL = 0.025  # left out at each end of a 95% interval
+TAIL = 0.025  # probability outside each end of a 95% interval
 Z2 = NormalDist().inv_cdf(1 - TAIL) ** 2
 
 
@@ -33,7 +33,7 @@ class MeanAtN(NamedTuple):
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:
-    """Return Wilson's 95% score interval of a share (Wilson 1927). It stays inside [0, 1] and is honest near both ends.
+    """Return Wilson's 95% score interval of a share (Wilson 1927). It is inside [0, 1] and accurate near both ends.
 
     With p = successes / n and z = 1.96, the normal quantile:
 
@@ -47,21 +47,21 @@ def wilson(successes: float, n: float) -> tuple[float, float]:
     share = successes / n
     centre = share + Z2 / (2 * n)
     half = math.sqrt(Z2 * (share * (1 - share) / n + Z2 / (4 * n * n)))
-    # The ends are exact in algebra and off by a rounding in floats: 0 of n has the bound 0, n of n the bound 1.
+    # Exact bounds for 0 of n and n of n, which the formula gives only up to rounding.
     lo = 0.0 if successes == 0 else (centre - half) / (1 + Z2 / n)
     hi = 1.0 if successes == n else (centre + half) / (1 + Z2 / n)
     return lo, hi
 
 
 def wilson_of_means(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Wilson's interval of mean@n, the mean p over P problems of shares in [0, 1], ``scores[i]`` being problem i's.
+    """Return Wilson's interval of mean@n, the mean p of scores in [0, 1]. ``scores[i]`` has the scores of problem i.
 
-    The completions of a problem are not independent, so that they count as fewer. The number that stands for n in
-    `wilson` is the one that has the standard error SE of `mean_at_n`:
+    The completions of a problem are not independent, so they count as fewer. With P problems, `wilson` gets the number
+    n_eff that matches the standard error SE of `mean_at_n`:
 
         n_eff = p (1 - p) / SE^2, at least P and at most the number of completions
 
-    (Dean and Pagano 2015, on proportions from clusters). With one completion a problem it is `wilson` itself.
+    (Dean and Pagano 2015, on proportions from clusters). With one completion per problem the result equals `wilson`.
 
     >>> wilson_of_means([[1], [0], [0], [1]]) == wilson(2, 4)
     True
@@ -71,19 +71,19 @@ def wilson_of_means(scores: Sequence[Sequence[float]]) -> tuple[float, float]:
     mean, error = mean_at_n(scores)
     most = sum(map(len, scores))
     spread = mean * (1 - mean)
-    # Without spread, or with one problem, nothing is known of the error: each problem counts once.
+    # Without spread, or with one problem, the error is unknown: each problem counts once.
     effective = min(max(spread / error**2, len(scores)), most) if error else len(scores)
     return wilson(mean * effective, effective)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that k of the n completions of a problem, drawn without replacement, hold one of the c right ones.
+    """Return the probability that k of n completions, drawn without replacement, contain one of the c right ones.
 
     1 - C(n - c, k) / C(n, k), the unbiased estimator of Chen et al. 2021 (arXiv 2107.03374), in whole numbers.
 
-    >>> pass_at_k(4, 1, 2)  # 3 of the 6 pairs hold the right one
+    >>> pass_at_k(4, 1, 2)  # 3 of the 6 pairs contain the right one
     0.5
-    >>> pass_at_k(4, 3, 2)  # every pair holds one
+    >>> pass_at_k(4, 3, 2)  # every pair contains one
     1.0
     """
     pairs = math.comb(n, k)
@@ -91,18 +91,18 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> float:
-    """The chance that a majority vote over k of a problem's completions, drawn without replacement, is right.
+    """Return the probability that a majority vote over k completions, drawn without replacement, is right.
 
-    ``answers`` are the extracted answers, equal where the strings are equal; None or blank abstains. The answer with
-    most votes wins; answers that tie for most share the win equally. An answer counts as right by the share of its
-    completions that ``correct`` flags, normally 0 or 1. A vote in which all abstain is wrong. The value is exact, the
-    mean over all C(n, k) draws, and no draw is simulated.
+    ``answers`` are the extracted answers, compared as strings; None or a blank string abstains. The answer with most
+    votes wins, and tied answers share the win equally. An answer is right by the share of its completions that
+    ``correct`` flags, normally 0 or 1. If all abstain, the vote is wrong. The value is the exact mean over all C(n, k)
+    draws, without simulation.
 
     >>> maj_at_k(["7", "7", "8"], [True, True, False], k=3)
     1.0
     >>> maj_at_k(["7", "8"], [True, False], k=2)  # a tie: half
     0.5
-    >>> maj_at_k(["7", None, None], [True, False, False], k=2)  # 2 of 3 pairs hold the vote for 7
+    >>> maj_at_k(["7", None, None], [True, False, False], k=2)  # 2 of 3 pairs contain the vote for 7
     0.6666666666666666
     """
     votes = Counter(answer for answer in answers if answer is not None and answer.strip())
@@ -121,7 +121,7 @@ def maj_at_k(answers: Sequence[str | None], correct: Sequence[bool], k: int) -> 
 
 
 def _draws_that_do_not_beat(won: int, others: list[int], abstaining: int, size: int) -> list[int]:
-    """Ways to draw ``size`` more completions with no other answer above ``won`` votes, by how many answers reach it."""
+    """Count the draws of ``size`` more completions with no other answer above ``won`` votes, by the number of ties."""
     ways = {(drawn, 0): math.comb(abstaining, drawn) for drawn in range(min(abstaining, size) + 1)}
     for count in others:
         grown: dict[tuple[int, int], int] = {}
@@ -134,10 +134,10 @@ def _draws_that_do_not_beat(won: int, others: list[int], abstaining: int, size: 
 
 
 def mean_at_n(scores: Sequence[Sequence[float]]) -> MeanAtN:
-    """The mean over problems of each problem's mean score, and its standard error over problems.
+    """Return the mean over problems of each problem's mean score, and its standard error over problems.
 
-    ``scores[i]`` holds the scores of problem i's completions. With m_i their mean and P problems the error is
-    stdev(m) / sqrt(P); a single problem has none.
+    ``scores[i]`` has the scores of problem i's completions, with mean m_i. With P problems the error is
+    stdev(m) / sqrt(P); with a single problem it is None.
 
     >>> mean, error = mean_at_n([[1, 1], [0, 1], [0, 0], [1, 0]])  # means 1, 1/2, 0, 1/2; their variance is 1/6
     >>> mean, round(error, 6)
@@ -155,7 +155,7 @@ def paired_bootstrap(
     """Return the mean difference of two runs on the same problems, with a 95% percentile bootstrap over problems.
 
     ``before[i]`` and ``after[i]`` score problem i. Each resample draws n problems with replacement and takes the mean
-    of after - before; the interval contains the middle 95% of these means. A bootstrap only has the differences that
+    of after - before; the interval contains the middle 95% of these means. A bootstrap draws only differences that
     occurred: if all are equal, the interval has no width.
 
     >>> paired_bootstrap([0, 0, 0, 1], [1, 1, 0, 0])
@@ -163,13 +163,13 @@ def paired_bootstrap(
     >>> paired_bootstrap([0, 1], [0, 1])
     PairedDifference(difference=0.0, lo=0.0, hi=0.0, n=2, gained=0, lost=0)
     """
-    import numpy  # here, because `grpo-math --help` does without
+    import numpy  # here, because `grpo-math --help` does not need numpy
 
     n = len(before)
     differences = [float(new) - float(old) for old, new in zip(before, after, strict=True)]
     gained, lost = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    # n draws with replacement are one multinomial draw of how often each difference occurs. `RandomState` is frozen:
-    # numpy promises the same numbers in every version.
+    # n draws with replacement are one multinomial draw of the count of each difference. `RandomState` is frozen: numpy
+    # guarantees the same numbers in every version.
     counts = Counter(differences)
     shares = [count / n for count in counts.values()]
     draws = numpy.random.RandomState(seed).multinomial(n, shares, size=resamples)
@@ -179,7 +179,7 @@ def paired_bootstrap(
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """McNemar's exact two-sided p-value: could the problems that changed have gone either way with equal chance?
+    """Return McNemar's exact two-sided p-value, for the hypothesis that changes in both directions are equally likely.
 
     With m = gained + lost and X ~ Binomial(m, 1/2): min(1, 2 P(X <= min(gained, lost))).
 

@@ -1,4 +1,4 @@
-"""Several data sets, each as its authors evaluate it: the template, how many samples, and one table of all.
+"""Evaluate several data sets, each as its authors do: template, number of samples, and one table for all sets.
 
 >>> [tuple(asked("aime2024", None, None, heat)) for heat in (None, 0.0)]
 [('boxed', 32, 0.6), ('boxed', 1, 0.0)]
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
 
 
 def sets(data: str | None, suite: str | None) -> list[str]:
-    """Return the data sets that ``--data`` and ``--suite`` name. Raises `UserError` for none, and for one twice.
+    """Return the data sets that ``--data`` or ``--suite`` names. Raises `UserError` if none is named, or one twice.
 
     >>> sets("gsm8k,math500", None), sets(None, "math")[:2]
     (['gsm8k', 'math500'], ['gsm8k', 'math500'])
@@ -42,7 +42,7 @@ def sets(data: str | None, suite: str | None) -> list[str]:
 
 
 def asked(name: str, template: str | Template | None, samples: int | None, temperature: float | None) -> Asked:
-    """Return how a set is evaluated: as given, else as its authors do; one sample if it is greedy."""
+    """Return the settings of a set: the given ones, else its authors' settings; one sample if greedy."""
     source = SOURCES.get(source_of(name) or "", OWN)
     heat = source.temperature if temperature is None else temperature
     drawn = (source.samples if heat > 0 else 1) if samples is None else samples
@@ -59,7 +59,7 @@ def folder_of(name: str) -> str:
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a line for each set: accuracy (of several samples, mean@n) with its 95% interval.
+    """Return a line for each set: accuracy (mean@n if there are several samples) with its 95% interval.
 
     >>> one = {"n": 30, "samples": 32, "accuracy": 0.25, "ci95": [0.12, 0.41], "accuracy_in_format": 0.2}
     >>> print(table({"aime2024": {**one, "categories": {"truncated": 96}}}))

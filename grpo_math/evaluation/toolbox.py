@@ -1,8 +1,8 @@
-"""The tools of an evaluation: what may be called, what the results say of it, and turns in place of one completion.
+"""The tools of an evaluation: the functions, their settings in the results, and completions of several turns.
 
-The loop is that of training (`generation/turns.py`), with any backend.
+The loop is the same as in training (`generation/turns.py`), with any backend.
 
-Does not confine a call: tools/ does.
+Does not sandbox a call: tools/ does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +20,13 @@ from grpo_math.tools import PythonLimits, environment, limits_of, read_limits, r
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Functions, or a maker of environments, and the most rounds of calls. ``stated`` is written into the results."""
+    """Functions, or a factory of environments, and the maximum rounds of calls. The results contain ``stated``."""
 
     functions: Sequence[Tool]
     session: Callable[[], Any] | None
     rounds: int | None
     stated: dict[str, Any] = field(default_factory=dict)
-    limits: PythonLimits | None = None  # of the Python tool
+    limits: PythonLimits | None = None  # the limits of the Python tool
 
     def talk(self, tokenizer: Any) -> Talk:
         return Talk(tokenizer, self.functions, self.session, self.rounds)
@@ -45,7 +45,7 @@ def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, round
 
 
 def toolbox_of(trainer: Any) -> Toolbox | None:
-    """Return the tools that a trainer trains with."""
+    """Return a trainer's tools; None without any."""
     turns = getattr(trainer, "turns", None)
     if turns is None:
         return None
@@ -63,7 +63,7 @@ def _toolbox(functions: Sequence[Tool], session: Callable[[], Any] | None, round
 
 
 def conversing(generate: Generate, talk: Talk, longest: int, context: int | None) -> Generate:
-    """Generate completions of several turns, of at most ``longest`` tokens with the results of their calls."""
+    """Return a function that generates completions of several turns, at most ``longest`` tokens with tool results."""
 
     def conversed(prompts: list[list[int]], seed: int) -> list[Completion]:
         turn, turns = count(1), zip(generate(prompts, seed), prompts, strict=True)

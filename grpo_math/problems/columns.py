@@ -28,13 +28,13 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 NEEDED = ("problem", "answer")
-# Arguments of a reward function that are not columns of the data, and what else training or loading adds to a row.
+# Arguments of a reward function that are not columns of the data, and names that training or loading adds to a row.
 ARGUMENTS = ("prompts", "completions", "grade", "trainer_state", "log_extra", "log_metric", "environments")
 MADE = (
     *(*ARGUMENTS, "prompt", "completion", "completion_ids", "max_completion_length", "grade_timeout"),
     *("answer_format", "image", "images"),
 )
-Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first that has a value counts
+Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 
 def read(text: str | None) -> dict[str, str]:
@@ -55,14 +55,14 @@ def read(text: str | None) -> dict[str, str]:
 
 
 def chosen(stated: Mapping[str, str], of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
-    """Return the columns of each field: the stated one, or the data set's own and the common names."""
+    """Return the columns of each field: the stated one, or the data set's columns and the common names."""
     known = {field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}
     return {**ACCEPTED, **known, **{field: (column,) for field, column in stated.items()}}
 
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
-    """Return the name, as the row spells it, and the value of the first column that has one. Without one, the field
-    and None."""
+    """Return the name, as the row spells it, and the value of the first column with a value; (field, None) without
+    one."""
     for name in names:
         value = row.get(name) if name in row else _value(row, name)
         if value is not None:
@@ -80,18 +80,18 @@ def refuse_missing(present: Sequence[str], columns: Columns, dataset: str) -> No
 
 
 def used(present: Iterable[str], columns: Columns) -> list[str]:
-    """Return the columns that are read. The others may be gigabytes."""
+    """Return the columns that are read. Other columns may be gigabytes."""
     parts = {part.partition(".")[0].lower() for names in columns.values() for name in names for part in name.split("+")}
     return [name for name in present if name.lower() in parts]
 
 
 def remedy_of(present: Iterable[str], field: str, names: Sequence[str]) -> str:
-    """Return what to do about a row or a data set without a field."""
+    """Return the remedy for a row or a data set that lacks a field."""
     return f"its columns are {', '.join(present)[:120]}; accepted are {', '.join(names)}, or say --columns {field}=NAME"
 
 
 def _spelt(row: Mapping[str, Any], name: str) -> str:
-    """Return a name as the row spells it: some data sets write Problem and Answer."""
+    """Return a name with the row's capitals: some data sets write Problem and Answer."""
     return name if name in row else next((key for key in row if key.lower() == name.lower()), name)
 
 

@@ -1,16 +1,16 @@
 r"""Find problems of an evaluation that are in a training set too: n-gram overlap by words.
 
-A problem overlaps if 13 of its words in a row occur in a training problem, the rule of the GPT-3 paper (Brown et al.
-2020, arXiv 2005.14165, section 4). Words are compared without case and punctuation; a number is a word, and so is each
-operator, since in mathematics they are the problem. The paper lets a shorter text overlap wherever it occurs whole;
-here it has to be the whole training problem, or "What is 1 + 2?" would be in "What is 1 + 2 + 3?". The paper's choice
-of n between 8 and 13 by the length of a set's texts is not taken: 8 words in a row are often a figure of speech (81
-of GSM8K's 1,319 test problems have them in common with a training problem; 3 have 13 in a row).
+A problem overlaps if 13 consecutive words also occur in a training problem, the rule of the GPT-3 paper (Brown et al.
+2020, arXiv 2005.14165, section 4). Words are compared without case and punctuation. Numbers and operators count as
+words, because they carry the meaning in mathematics. In the paper, a shorter text overlaps if it occurs anywhere in a
+training text. Here it has to be the whole training problem, or "What is 1 + 2?" would be in "What is 1 + 2 + 3?". The
+paper chooses n between 8 and 13 by the length of a set's texts. Here n is 13, because 8 consecutive words are often a
+common phrase (81 of GSM8K's 1,319 test problems share 8 words with a training problem; 3 share 13 words).
 
-An overlap is a reason to look, and no proof: a phrase that a source repeats counts like a copy. So the examples come
-with the share of the problem's n-grams that one training problem has.
+An overlap is a hint and not a proof: a phrase that a source repeats counts like a copy. So each example has the share
+of the problem's n-grams that one training problem contains.
 
-Does not find a problem that was put in other words, and looks at problems, not at solutions.
+Does not find a problem in other words, and compares problems, not solutions.
 """
 
 import re
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 
 def words(text: str) -> list[str]:
-    r"""Return the words of a text as they are compared.
+    r"""Return the words of a text, normalised for the comparison.
 
     >>> words("What is $1,200 + 4.5$?"), words(r"\frac{x}{2}")
     (['what', 'is', '1200', '+', '4.5'], ['frac', 'x', '2'])
@@ -39,23 +39,23 @@ def words(text: str) -> list[str]:
 
 
 def overlap(problems: Sequence[Row], training: Iterable[Row], ngram: int = NGRAM) -> dict[str, Any]:
-    """Count the ``problems`` that have ``ngram`` words in a row in common with a training problem, or are equal to one.
+    """Count the ``problems`` that share ``ngram`` consecutive words with a training problem, or are equal to one.
 
-    ``equal`` counts those that differ only in case, spaces and the mark at the end. ``examples`` are the worst: the
-    problem, the training problem that shares most of its n-grams, and their share.
+    ``equal`` counts problems that differ only in case, spaces and final punctuation. ``examples`` has the worst
+    overlaps: the problem, the training problem that shares most of its n-grams, and the shared part.
 
     >>> train = [{"id": "t", "problem": "What is 3 + 4?"}]
-    >>> found = overlap([{"id": "a", "problem": "what is 3+4"}, {"id": "b", "problem": "What is 3 + 5?"}], train)
-    >>> found["overlapping"], found["equal"], found["share"], found["examples"][0]["training_id"]
+    >>> result = overlap([{"id": "a", "problem": "what is 3+4"}, {"id": "b", "problem": "What is 3 + 5?"}], train)
+    >>> result["overlapping"], result["equal"], result["share"], result["examples"][0]["training_id"]
     (1, 1, 0.5, 't')
     """
     grams = [_ngrams(row["problem"], ngram) for row in problems]
-    holders: dict[tuple[str, ...] | str, list[int]] = {}  # which problems have an n-gram, and which a whole text
+    holders: dict[tuple[str, ...] | str, list[int]] = {}  # n-gram, or whole text -> the problems that contain it
     for i, row in enumerate(problems):
         holders.setdefault(_whole(row["problem"]), []).append(i)
         for gram in grams[i]:
             holders.setdefault(gram, []).append(i)
-    worst: dict[int, tuple[bool, float, Row]] = {}  # (equal, share of its n-grams, the training problem) of each
+    worst: dict[int, tuple[bool, float, Row]] = {}  # problem -> (equal, share of its n-grams, training problem)
     size = 0
     for row in training:
         size += 1

@@ -1,22 +1,22 @@
-r"""Data sets -> rows {id, prompt, problem, answer, answer_format}, with level and subject where the data have them.
+r"""Data sets -> rows {id, prompt, problem, answer, answer_format}, with level and subject if the data have them.
 
-`prompt` is what the model sees (prompts.py), `answer` is the gold answer alone, and `answer_format` names the format
-that the prompt asks for. Every row of a load has the same keys.
+`prompt` is the model's input (prompts.py), `answer` is the gold answer alone, and `answer_format` names the format that
+the prompt asks for. All rows of a data set have the same keys.
 
-| name | where it is |
+| name | data |
 |---|---|
 | gsm8k, math, aime2024, ... | a set of sources.py: in the data folder, or on the Hub |
 | owner/name[:config][@revision] | any other set on the Hub |
-| path/to/folder[:config] | the same in a local folder, as `hf download` leaves it |
+| path/to/folder[:config] | a copy of a set in a local folder, as `hf download` writes it |
 | path/to/file.jsonl | one JSON object a line; or .json (a list), .csv, .tsv, .parquet, each also as .gz; one split |
-| generated, generated:word,sums | generated.py makes them |
+| generated, generated:word,sums | problems made by generated.py |
 
-The gold is taken out of the answer column: what its last ``\boxed{}`` holds, or what follows its last ``####``
-(without thousands separators), or all of it. columns.py says which column is which.
+The gold answer comes from the answer column: the content of the last ``\boxed{}``, or the text after the last ``####``
+(without thousands separators), or the whole column. columns.py finds the columns.
 
-The data folder is ``data_dir``, or the environment variable GRPO_MATH_DATA: it holds the files of gsm8k, math and
-math500 (`Source.files`), and of any other set a folder with the set's name. The test split of math never holds a
-problem of math500, from either source: 4,500 rows (one of which, in the published data, is a training problem too).
+The data folder is ``data_dir``, or the environment variable GRPO_MATH_DATA. It contains the files of gsm8k, math and
+math500 (`Source.files`), and a folder with the set's name for each other set. The test split of math never contains a
+problem of math500: it has 4,500 rows (one of them, in the published data, is also a training problem).
 
 >>> rows = load_problems("generated", "heldout", limit=2)
 >>> sorted(rows[0]), rows[0]["problem"], rows[0]["answer"]
@@ -68,12 +68,13 @@ def load_problems(
     """Return the rows of a data set (see the table above). A split may be cut: ``train[200:]``, ``train[:10%]``.
 
     ``template`` is a name, a text with ``{problem}``, or ``module:function`` (docs/data.md).
-    ``columns`` names the columns that have other names than the common ones: ``problem=query,answer=meta.gold``.
+    ``columns`` names columns without a common name: ``problem=query,answer=meta.gold``.
 
-    ``test`` and ``heldout`` mean the same. A file has one split, under any name. ``limit`` rows are drawn by ``seed``
-    and stay in the order of the file; of generated problems ``seed`` says which are made, at most as many as the
-    levels evenly have. The first bad row raises `DataError`. With ``skip_bad_rows``, and in the data
-    sets that are known by name, bad rows are left out, and one line is logged that counts them.
+    ``test`` and ``heldout`` mean the same. A file has one split, under any name. ``seed`` draws ``limit`` rows, which
+    stay in the order of the file. For generated problems ``seed`` selects the problems, evenly from the levels.
+
+    The first bad row raises `DataError`. With ``skip_bad_rows``, and in the built-in data sets, bad rows are left out,
+    and one log line counts them.
 
     >>> [row["problem"] for row in load_problems("generated:products", limit=2, seed=1)]
     ['What is 2 * 12?', 'What is 9 * 5?']
@@ -127,13 +128,13 @@ def read_rows(
             row["id"] = number
         ids.add(row["id"])
         rows.append(row)
-    if source is not OWN and "train" in source.splits:  # a benchmark keeps the rows that its authors count
+    if source is not OWN and "train" in source.splits:  # a benchmark keeps all rows, as its authors count them
         rows = _once(rows, opened.file)
     return _with_prompts(rows, template, dataset), errors
 
 
 def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
-    """Return the rows as a `datasets.Dataset`, which is what TRL's trainer takes."""
+    """Return the rows as a `datasets.Dataset`, for TRL's trainer."""
     from datasets import Dataset
 
     return Dataset.from_list([dict(row) for row in rows])
@@ -143,7 +144,7 @@ def to_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
 
 
 class _Opened(NamedTuple):
-    """``label``: the start of each id; ``file``: the name for messages; ``rows``: numbered, as `checked` takes them."""
+    """The rows of a data set, numbered. ``label`` is the start of each id, and ``file`` the name for messages."""
 
     label: str
     file: str
@@ -153,17 +154,17 @@ class _Opened(NamedTuple):
 def _open(dataset: str, split: str, accepted: Columns, data_dir: str | None) -> _Opened:
     if name := source_of(dataset):
         return _known(dataset, name, split, accepted, data_dir)
-    place = place_of(dataset)
-    path = home(place.path)
-    if is_table(place.path) or path.is_file():
+    address = place_of(dataset)
+    path = home(address.path)
+    if is_table(address.path) or path.is_file():
         return _Opened(Path(path.name.removesuffix(".gz")).stem, dataset, _table(path, split))
-    if not path.is_dir() and not HUB_ID.fullmatch(place.path):
+    if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
             raise ConfigError("dataset", dataset, "is no file, no folder and no id on the Hub", "check the path")
         one_of("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
-    rows = hub.rows(place, split, accepted, dataset, remedy)
-    return _Opened(place.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows)
+    rows = hub.rows(address, split, accepted, dataset, remedy)
+    return _Opened(address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", rows)
 
 
 def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str | None) -> _Opened:
@@ -174,16 +175,16 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
         logger.warning("%s has a test split only, which is used: report no figures on it after training", name)
         base = "test"
     base = hub.split_of(base, tuple(source.splits))
-    label, own = f"{name}/{base}", source.files.get(base)
+    label, file_name = f"{name}/{base}", source.files.get(base)
     folder = data_dir or os.environ.get(DATA_DIR_VARIABLE)
-    path = home(folder or ".") / (own or name)
-    if folder and own and not stated.config and (path.is_file() or data_dir):
+    path = home(folder or ".") / (file_name or name)
+    if folder and file_name and not stated.config and (path.is_file() or data_dir):
         return _Opened(label, str(path), _table(path, split))
     copied = folder and path.is_dir() and not stated.revision
     config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
-    place = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
-    remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {own or name}, or pass --dataset generated"
-    rows = hub.rows(place, theirs, accepted, name if copied else dataset, remedy, known=True)
+    address = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
+    remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {file_name or name}, or pass --dataset generated"
+    rows = hub.rows(address, theirs, accepted, name if copied else dataset, remedy, known=True)
     if other := source.without.get(base):
         left_out = {
             row["problem"] for _, row in hub.rows(Place(SOURCES[other].hub), base, accepted, name, remedy, True)
@@ -193,7 +194,7 @@ def _known(dataset: str, name: str, split: str, accepted: Columns, data_dir: str
 
 
 def _table(path: Path, split: str) -> list[tuple[int, Any]]:
-    """Return the numbered rows of a file, or the part of them that ``train[200:]`` names."""
+    """Return the numbered rows of a file, or a part of them such as ``train[200:]``."""
     rows = list(read_table(path))
     base, bracket, _ = split.partition("[")
     if not bracket:
@@ -218,11 +219,11 @@ def _generated(levels: str, split: str, template: str | Template, limit: int | N
     return [_problem(row, template, {"level": row["level"]}) for row in rows]
 
 
-# What comes out
+# Making the problems
 
 
 def _once(rows: list[Row], file: str) -> list[Row]:
-    """Return each problem once, where it occurs first."""
+    """Return the first row of each problem."""
     kept = list({row["problem"]: row for row in reversed(rows)}.values())[::-1]
     if len(kept) < len(rows):
         logger.warning(f"left out {len(rows) - len(kept):,} of {len(rows):,} rows of {file}: duplicate problems")
@@ -247,7 +248,7 @@ def _problem(row: Row, template: Template, others: Row) -> Problem:
 
 
 def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
-    """Return whether TRL's table can have a column: it has one type, and a name that training does not use itself."""
+    """Return whether a column can be in TRL's table: it has one type, and training does not use its name."""
     import pyarrow
 
     reason = "training uses this name itself" if column in which.MADE else ""
@@ -261,7 +262,7 @@ def _fits_a_table(column: str, values: list[Any], dataset: str) -> bool:
 
 
 def _skipped(errors: list[DataError], total: int) -> str:
-    """Return one line that counts the rows that were left out, by reason."""
+    """Return one line that counts the skipped rows by reason."""
     lines: dict[str, list[str]] = {}
     for error in errors:
         lines.setdefault(f"{error.field} {error.reason}", []).append(str(error.line))

@@ -1,9 +1,9 @@
-r"""Problems chosen and ordered by how hard each is for the model that is to be trained: by its pass rate.
+r"""Select and order problems by difficulty: by the pass rate of the model before training.
 
 .. math:: \text{pass rate} = \frac{\text{completions graded correct}}{\text{completions that could be graded}}
 
-A problem that is always or never solved gives a group without signal. `in_band` keeps the problems between two rates
-(DAPO, arXiv 2503.14476, drops the two ends), `easy_to_hard` orders them.
+A group has no signal if the model always or never solves the problem. `in_band` keeps the problems between two rates
+(DAPO, arXiv 2503.14476, drops rates of 0 and 1), and `easy_to_hard` orders problems.
 
 Does not measure the rates: evaluation/pass_rates.py does.
 """
@@ -13,8 +13,8 @@ from typing import Any
 
 from grpo_math.problems.problem import Problem
 
-Key = tuple[str, str]  # problem and answer: a mended problem is measured again
-Rates = dict[Key, float | None]  # None: not one of its completions could be graded
+Key = tuple[str, str]  # problem and answer, so that a corrected problem is measured again
+Rates = dict[Key, float | None]  # None: no completion could be graded
 
 
 def key(row: Mapping[str, Any]) -> Key:
@@ -22,7 +22,7 @@ def key(row: Mapping[str, Any]) -> Key:
 
 
 def in_band(rows: Sequence[Problem], rates: Rates, low: float, high: float) -> tuple[list[Problem], str]:
-    """The rows with ``low <= rate <= high``, and one line that counts the others.
+    """Return the rows with ``low <= rate <= high``, and one line that counts the others.
 
     >>> rows = [{"problem": p, "answer": "1"} for p in "abcd"]
     >>> rates = {("a", "1"): 1.0, ("b", "1"): 0.5, ("c", "1"): 0.0, ("d", "1"): None}
@@ -42,7 +42,7 @@ def in_band(rows: Sequence[Problem], rates: Rates, low: float, high: float) -> t
 
 
 def easy_to_hard(rows: Sequence[Problem], rates: Rates) -> list[Problem]:
-    """The rows by falling pass rate; equal ones stay in order, and ungradable ones come last.
+    """Return the rows by falling pass rate. Equal rates keep their order, and ungradable rows come last.
 
     >>> rows = [{"problem": p, "answer": "1"} for p in "abc"]
     >>> [row["problem"] for row in easy_to_hard(rows, {("a", "1"): 0.2, ("b", "1"): None, ("c", "1"): 0.7})]

@@ -1,13 +1,13 @@
 """The embedded problems: sums, differences, products, two-step arithmetic and stories, generated from a seed.
 
-A problem is a `Form` (a text of stories.json with holes) filled with numbers. Which split it belongs to is decided by
-its arithmetic alone, as written by its `Shape` with the numbers that commute in order:
+A problem is a `Form` (a text of stories.json with placeholders) filled with numbers. The split depends only on the
+arithmetic: the `Shape`, with the commuting numbers in order.
 
     held out  <=>  sha256(key: arithmetic) mod 3 = 0,    arithmetic of 4 + 3  =  arithmetic of 3 + 4  =  "a+b 3 4"
 
-So train and held-out problems are disjoint for every pair of seeds; "4 + 3" cannot be trained on while "3 + 4" is held
-out; and neither can a story about 3 apples and 4 more. A seed only chooses which problems are taken, and in what order.
-Everything depends on sha256 and integers alone, so the bytes are the same on every platform.
+So train and held-out problems are disjoint for every pair of seeds. If "3 + 4" is held out, then so are "4 + 3" and a
+story about 3 apples and 4 more. The seed only selects the problems and their order. All choices use sha256 and integers
+only, so the bytes are the same on every platform.
 
 >>> generate("heldout", 2)[0]
 {'id': 'sums/plus/4,13', 'problem': 'What is 4 + 13?', 'answer': '17', 'level': 1}
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Shape(NamedTuple):
-    """The arithmetic of a problem: the answer from its numbers, of which the first ``commuting`` may change places."""
+    """The arithmetic of a problem: ``answer`` computes the answer from the numbers; the first ``commuting`` commute."""
 
     numbers: int
     commuting: int
@@ -57,7 +57,7 @@ SHAPES = {
 
 
 class Form(NamedTuple):
-    """A text for a shape. Holes: ``{a}`` a number, ``{ab}`` the product of a and b, ``{a coin}`` "1 coin" or
+    """A text for a shape. Placeholders: ``{a}`` a number, ``{ab}`` the product of a and b, ``{a coin}`` "1 coin" or
     "3 coins", ``{is a}`` "is" or "are", ``{A}`` and ``{B}`` two names, ``{he} {He} {his}`` for A, ``{thing}
     {things} {box} {boxes}`` nouns drawn for each problem.
     """
@@ -72,7 +72,7 @@ Filled = tuple[Form, tuple[int, ...]]  # a form and its numbers
 
 
 STORIES = json.loads(Path(__file__).with_name("stories.json").read_bytes())
-# Numbers that a form accepts: no result below 0 on the way, and no "1 each".
+# The numbers that a form accepts, so that no intermediate result is below 0, and no story says "1 each".
 WHERE: dict[str, Callable[..., bool]] = {
     "minus_plus": lambda a, b, c: a >= c,
     "difference_times": lambda a, b, c: a >= b,
@@ -88,9 +88,9 @@ THINGS, BOXES = STORIES["things"], STORIES["boxes"]
 
 
 def generate(split: str, n: int, seed: int = 0, levels: Sequence[str] = ("sums", "differences")) -> list[Row]:
-    """Return ``n`` different problems of a split, as many of each level (to one), and within a level of each form.
+    """Return ``n`` different problems of a split, evenly over the levels, and within a level evenly over the forms.
 
-    A level gives at most all that it has, train / held out: sums 512 / 272, differences 312 / 153,
+    A level returns at most all its problems, train / held out: sums 512 / 272, differences 312 / 153,
     products 80 / 41, two_step 5,255 / 2,790, word 12,923 / 6,781.
 
     >>> [row["problem"] for row in generate("train", 3, seed=1, levels=["two_step"])]
@@ -116,7 +116,7 @@ def count(level: str, split: str) -> int:
 
 
 def arithmetic(shape: str, numbers: tuple[int, ...]) -> str:
-    """Return what decides the split: the shape, and its numbers with the commuting ones in order.
+    """Return the text that decides the split: the shape, and the numbers, with the commuting numbers in order.
 
     >>> arithmetic("a+b-c", (4, 3, 2)), arithmetic("a+b-c", (3, 4, 2))
     ('a+b-c 3 4 2', 'a+b-c 3 4 2')
@@ -126,7 +126,7 @@ def arithmetic(shape: str, numbers: tuple[int, ...]) -> str:
 
 
 def plural(noun: str) -> str:
-    """Return the plural of a regular noun; of several words the last one changes.
+    """Return the plural of a regular noun. If there are several words, the last word changes.
 
     >>> [plural(noun) for noun in ("coin", "box", "peach", "berry", "day", "toy car")]
     ['coins', 'boxes', 'peaches', 'berries', 'days', 'toy cars']
@@ -142,7 +142,7 @@ def _digest(text: str) -> bytes:
     return sha256(text.encode()).digest()
 
 
-# One third of the small levels is held out with this key to within a hundredth (others gave 28% to 39%).
+# With this key one third of the small levels is held out, within 1% (other keys gave 28% to 39%).
 SPLIT_KEY = "split 57"
 
 
@@ -156,9 +156,9 @@ def _id(form: Form, numbers: tuple[int, ...]) -> str:
 
 
 def _all(level: str, split: str) -> list[Filled]:
-    """Return every problem of a level that belongs to the split."""
+    """Return all problems of a level that belong to the split."""
     low, high, *step = STORIES["numbers"][level]
-    least = 1 if level == "word" else 0  # a story in which nothing is left reads oddly
+    least = 1 if level == "word" else 0  # a story whose answer is 0 reads oddly
     items = []
     for form in FORMS[level]:
         shape, accepts = SHAPES[form.shape], WHERE.get(form.name)
@@ -170,7 +170,7 @@ def _all(level: str, split: str) -> list[Filled]:
 
 
 def _draw(items: list[Filled], n: int, seed: int) -> list[Filled]:
-    """Return ``n`` problems of a level, the forms taking turns until a form has no more."""
+    """Return ``n`` problems of a level. The forms alternate until a form has no more problems."""
     items.sort(key=lambda item: _digest(f"draw {seed} {_id(*item)}"))
     turns: dict[str, int] = {}
     turn_of = {}
@@ -186,7 +186,7 @@ def _row(form: Form, numbers: tuple[int, ...]) -> Row:
 
 
 class _Holes(dict[str, object]):
-    """The words for the holes of a form. The names and nouns follow from the problem's id, not from the seed."""
+    """The words for the placeholders of a form. Names and nouns depend on the problem's id, not on the seed."""
 
     def __init__(self, name: str, numbers: tuple[int, ...]) -> None:
         byte = _digest(f"words {name}")

@@ -1,6 +1,6 @@
 """Rows of a data set on the Hub, or of a local folder of the same layout.
 
-Does not interpret a row (rows.py does), and runs no code of a repository.
+Does not interpret a row (rows.py does), and does not run code of a repository.
 """
 
 import logging
@@ -19,29 +19,30 @@ SAME = {"test": "heldout", "heldout": "test"}
 Rows = Iterator[tuple[int, Mapping[str, Any]]]
 
 
-def rows(place: Place, split: str, accepted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
+def rows(address: Place, split: str, accepted: Columns, name: str, remedy: str, known: bool = False) -> Rows:
     """Return the rows of a split, numbered from 1. ``split`` may be cut, as in ``train[:500]``.
 
-    ``known``: ``split`` is the data set's own name and is not looked up. Raises `ConfigError` for ``name`` if the data
-    set cannot be loaded, or has no such split, configuration or column.
+    ``known``: ``split`` is the data set's name for the split, and is not looked up.
+
+    Raises `ConfigError` for ``name`` if the data set cannot be loaded, or has no such split, configuration or column.
     """
     import datasets
 
-    folder = home(place.path)
+    folder = home(address.path)
     local = folder.is_dir()
-    path = str(folder) if local else place.path
-    if local and place.revision:
-        raise ConfigError("dataset", name, "is a folder, which has no revisions", f"leave out @{place.revision}")
+    path = str(folder) if local else address.path
+    if local and address.revision:
+        raise ConfigError("dataset", name, "is a folder, which has no revisions", f"leave out @{address.revision}")
     log = logging.getLogger("datasets")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # `datasets` logs an error that it then raises, and the message below names it
+    log.setLevel(logging.CRITICAL)  # `datasets` logs an error and then raises it; the message below contains it
     try:
         if not local:
             _ask(path)
         if not known:
-            split = split_of(split, datasets.get_dataset_split_names(path, place.config, revision=place.revision))
+            split = split_of(split, datasets.get_dataset_split_names(path, address.config, revision=address.revision))
         cache = {"cache_dir": _cache_of(folder)} if local else {}
-        table = datasets.load_dataset(path, place.config, split=split, revision=place.revision, **cache)
+        table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
     except UserError:
         raise
     except Exception as error:  # many kinds, from `datasets` and the Hub: the remedy is the same
@@ -55,7 +56,7 @@ def rows(place: Place, split: str, accepted: Columns, name: str, remedy: str, kn
 
 
 def _cache_of(folder: Path) -> str:
-    """Return a cache for the files as they are now: `datasets` may return the old rows of a file that has changed."""
+    """Return a cache folder for these versions of the files: `datasets` may return old rows of a changed file."""
     import datasets
 
     stats = sorted((str(path), path.stat().st_mtime_ns) for path in folder.resolve().rglob("*") if path.is_file())
@@ -63,7 +64,7 @@ def _cache_of(folder: Path) -> str:
 
 
 def _ask(path: str) -> None:
-    """Ask the Hub with one short call: load_dataset would retry for half a minute, and print each try."""
+    """Call the Hub once, with a short timeout: load_dataset would retry for half a minute, and print each attempt."""
     import datasets
     import huggingface_hub
 
@@ -73,7 +74,7 @@ def _ask(path: str) -> None:
 
 
 def split_of(split: str, names: Collection[str]) -> str:
-    """Return the split by the name that the data set gives it. Raises `ConfigError` with its names.
+    """Return the data set's name for a split. Raises `ConfigError`, which lists its names, for an unknown split.
 
     >>> split_of("test[:5]", ["train", "heldout"])
     'heldout[:5]'

@@ -1,6 +1,6 @@
-"""The problems that a recipe names: those to train on, and those to evaluate on.
+"""The problems of a recipe, for training and for evaluation.
 
-Does not evaluate, and checks no gold answer.
+Does not evaluate, and does not check gold answers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,15 +17,15 @@ from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, template_of
 from grpo_math.reading import is_table
 
-EVAL_N = 128  # problems before and after a run: a difference of 10 points is sure in most
-EVAL_LENGTH = 2048  # tokens of a completion. With longer ones, so many problems would take hours
-HELD_OUT = 256  # the most problems that are held out of a file. Else a tenth of its problems
-OVERLAP = 0.02  # share of the problems to evaluate on that may be trained on; one of MATH's is
+EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points
+EVAL_LENGTH = 2048  # tokens of a completion. With longer completions, the evaluation would take hours
+HELD_OUT = 256  # at most this many problems of a file are held out, and at most a tenth of the file
+OVERLAP = 0.02  # share of the evaluation problems that may be training problems; one of MATH's test problems is
 
 
 @contextmanager
 def naming(fields: Mapping[str, str]) -> Iterator[None]:
-    """Name the argument that an error is about as the recipe names it."""
+    """Replace the argument's name in an error by the recipe's field."""
     try:
         yield
     except ConfigError as error:
@@ -34,14 +34,14 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class RecipeProblems:
-    """Each set is read once, when it is first used. ``settings`` has every field of the recipe."""
+    """The problems of a recipe. Each set is read once, at its first use. ``settings`` has every field of the recipe."""
 
     settings: Mapping[str, Any]
     no_eval: str = "nothing is evaluated"  # the reason, if eval_n is left to its default and there are no problems
 
     @cached_property
     def template(self) -> Template:
-        """Raises `ConfigError` for a prompt that cannot be made."""
+        """The prompt template. Raises `ConfigError` if a prompt cannot be made."""
         return template_of(self.settings)
 
     @property
@@ -57,7 +57,7 @@ class RecipeProblems:
             rows = self._load(s["dataset"], s["dataset_split"], "columns", limit=s["dataset_limit"], seed=s["seed"])
         if not self._divides_file:
             return rows, []
-        # By a hash, so that a problem stays on its side when others are added. Equal problems are on the same side.
+        # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
         problems = sorted({row["problem"] for row in rows}, key=lambda problem: sha256(problem.encode()).digest())
         chosen = {*problems[: min(len(problems) // 10, HELD_OUT)]}
         held_out = [row for row in rows if row["problem"] in chosen]
@@ -72,7 +72,7 @@ class RecipeProblems:
 
     @property
     def _during(self) -> int:
-        """How many problems are evaluated during training."""
+        """The number of problems in each evaluation during training."""
         return self.settings["heldout_n"] if self.settings["heldout_every"] else 0
 
     @property
@@ -81,12 +81,12 @@ class RecipeProblems:
         by_default = 0 if (s["max_completion_length"] or 0) > EVAL_LENGTH else EVAL_N
         return max(by_default if s["eval_n"] is None else s["eval_n"], self._during)
 
-    def _load(self, dataset: str, split: str, columns: str, **how: Any) -> list[Problem]:
-        how = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **how}
-        return load_problems(dataset, split, columns=self.settings[columns], **how)
+    def _load(self, dataset: str, split: str, columns: str, **options: Any) -> list[Problem]:
+        options = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **options}
+        return load_problems(dataset, split, columns=self.settings[columns], **options)
 
     def sample(self, most: int) -> list[Problem]:
-        """Return at most so many training problems, evenly over the data."""
+        """Return at most ``most`` training problems, spread evenly over the data."""
         return self.rows[:: -(-len(self.rows) // most)]
 
     @property
@@ -108,7 +108,7 @@ class RecipeProblems:
         except (UserError, ValueError) as error:
             if s["eval_n"] or self._during:
                 raise
-            self.no_eval = str(error)  # nobody asked for these problems
+            self.no_eval = str(error)  # the recipe does not ask for these problems
             return []
         if len(rows) < (s["eval_n"] or 0):
             reason = f"is more than the {len(rows)} problems of {self.eval_dataset}, {s['eval_split']}"
@@ -122,7 +122,7 @@ class RecipeProblems:
 
     @cached_property
     def eval_n(self) -> int:
-        """How many problems are evaluated before and after training. If 0 by default, ``no_eval`` says why."""
+        """The number of problems before and after training. If the default is 0, ``no_eval`` is the reason."""
         s, rows = self.settings, self._candidates
         if s["eval_n"] is not None:
             return s["eval_n"]
@@ -138,7 +138,7 @@ class RecipeProblems:
 
     @property
     def about_eval(self) -> str | None:
-        """One line on the problems that are evaluated by default; None if the recipe states them."""
+        """A line about the problems that are evaluated by default; None if the recipe names them."""
         s, lines = self.settings, []
         if held_out := self._divided[1]:
             lines.append(
@@ -156,5 +156,5 @@ class RecipeProblems:
 
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
-        """Which of the problems to evaluate on overlap with those to train on."""
+        """The overlap of the evaluation problems with the training problems; None without evaluation problems."""
         return contamination.overlap(self.held_out, self.rows) if self.held_out else None

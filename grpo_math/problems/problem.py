@@ -4,17 +4,17 @@ from typing import Any, TypedDict
 
 
 class Problem(TypedDict, total=False):
-    """A problem as `load_problems` returns it, with the other columns of the user's own data.
+    """A problem as `load_problems` returns it, with the other columns of the user's data.
 
     {"id": "mine/1", "prompt": [{"role": "user", "content": "Double 14."}], "problem": "Double 14.", "answer": "28",
     "answer_format": "boxed", "level": 1, "source": "a column of the file"}
     """
 
     id: str
-    prompt: str | list[dict[str, Any]]  # what the model sees, as text or as chat messages
+    prompt: str | list[dict[str, Any]]  # the model's input, as text or as chat messages
     problem: str
     answer: str  # the gold answer
-    answer_format: str  # a name of grading/formats.py: what the prompt asks for
+    answer_format: str  # the format that the prompt asks for: a name of grading/formats.py
     level: int | str | None
     subject: str | None
-    tolerance: float | None  # how far from the gold answer a number may be, in evaluation
+    tolerance: float | None  # accepted distance from the gold answer, in evaluation only

@@ -1,8 +1,8 @@
-r"""A problem -> the prompt that the model sees, which asks for the answer in a format.
+r"""A problem -> the prompt for the model, which asks for the answer in a format.
 
-Each of `TEMPLATES` is a text or a list of chat messages that TRL can tokenize, with a hole for the problem. Its name is
-also the name of the answer format, and grading/formats.py contains what that format looks like. `Template` is
-one of these, or the user's own prompt, with a system prompt and an answer format.
+Each of `TEMPLATES` is a text or a list of chat messages that TRL can tokenize, with a placeholder for the problem. Its
+name is also the name of the answer format, which grading/formats.py describes. A `Template` is one of these or the
+user's prompt, with a system prompt and an answer format.
 
 >>> build_prompt("What is 3 + 4?", "r1_zero")[-20:]
 '?\nAssistant: <think>'
@@ -21,8 +21,8 @@ from grpo_math.grading.formats import FORMATS
 from grpo_math.run.user_functions import is_user_function, load_function, said_by
 
 Prompt = str | list[dict[str, Any]]
-PROBLEM = "{problem}"  # what a user's text has in the problem's place; alone, it is the problem as the user's message
-AS_IS = "as_is"  # the row's own prompt, as TRL takes it
+PROBLEM = "{problem}"  # the placeholder in a user's text; alone, the user's message is the problem
+AS_IS = "as_is"  # the prompt of the row, unchanged
 
 
 def _chat(system: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ CALL = {"type": "function", "function": {"name": "python", "arguments": {"code":
 TEMPLATES: dict[str, Prompt] = {
     # A worked example whose last line is #### N, the format of GSM8K's own solutions
     "gsm8k": _chat("Work it out, then give the number after ####.", *_worked("3 + 4 = 7\n#### 7")),
-    # A worked example of this line alone, so that completions are short
+    # A worked example with only this line, so that completions are short
     "direct": _chat("Give the number after ####.", *_worked("#### 7")),
     # The form of MATH's solutions
     "boxed": _chat(r"Please reason step by step, and put your final answer within \boxed{}."),
@@ -76,9 +76,9 @@ class Template(NamedTuple):
     def __str__(self) -> str:
         return self.name
 
-    def prompt(self, problem: str, own: Prompt | None = None) -> Prompt:
-        """Return the prompt of a problem; ``own`` is the prompt that the row holds."""
-        return _prompt(self.name, self.system, problem, own)
+    def prompt(self, problem: str, row_prompt: Prompt | None = None) -> Prompt:
+        """Return the prompt of a problem. ``row_prompt`` is the prompt in the row, if there is one."""
+        return _prompt(self.name, self.system, problem, row_prompt)
 
 
 def template_of(settings: Mapping[str, Any]) -> Template:
@@ -95,7 +95,7 @@ def template_of(settings: Mapping[str, Any]) -> Template:
 def as_template(
     name: str | Template, system: str | None = None, answer_format: str | None = None, field: str = "template"
 ) -> Template:
-    """Return the template of that name or text; without ``answer_format``, the format that the prompt's text shows.
+    """Return the template with that name or text. Without ``answer_format``, the prompt's text decides the format.
 
     >>> as_template("{problem} Give the answer after ####.").answer_format
     'gsm8k'
@@ -113,14 +113,14 @@ def as_template(
 
 
 def build_prompt(problem: str, template: str | Template) -> Prompt:
-    """The prompt of ``problem`` by the template's name; an unknown name is a `ConfigError`."""
+    """Return the prompt of ``problem``. Raises `ConfigError` for an unknown template."""
     return as_template(template).prompt(problem)
 
 
-def _prompt(name: str, system: str | None, problem: str, own: Prompt | None = None) -> Prompt:
+def _prompt(name: str, system: str | None, problem: str, row_prompt: Prompt | None = None) -> Prompt:
     if name == AS_IS or PROBLEM in name:
         text = problem if name == AS_IS else name.replace(PROBLEM, problem)
-        prompt = own if own and name == AS_IS else [{"role": "user", "content": text}]
+        prompt = row_prompt if row_prompt and name == AS_IS else [{"role": "user", "content": text}]
     else:
         prompt = _filled(name, problem) if name in TEMPLATES else _of_function(name, problem)
     if system is None:
@@ -129,7 +129,7 @@ def _prompt(name: str, system: str | None, problem: str, own: Prompt | None = No
         raise ConfigError(
             "system_prompt", system, f"would be ignored: {name} makes plain text", "leave one of them out"
         )
-    return [{"role": "system", "content": system}, *(said for said in prompt if said["role"] != "system")]
+    return [{"role": "system", "content": system}, *(message for message in prompt if message["role"] != "system")]
 
 
 def _filled(name: str, problem: str) -> Prompt:
@@ -149,7 +149,7 @@ def _of_function(name: str, problem: str) -> Prompt:
             "prompt_template", name, f"raised {said_by(error)}", f"it is called with {problem!r}"
         ) from error
     chat = isinstance(prompt, list) and all(
-        isinstance(said, dict) and {"role", "content"} <= said.keys() for said in prompt
+        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt
     )
     if not prompt or not (chat or isinstance(prompt, str)):
         remedy = "return text, or messages with role and content"
@@ -163,15 +163,15 @@ def _format_shown(prompt: Prompt) -> str:
     >>> _format_shown("Answer after ####. 3 + 4?"), _format_shown("3 + 4?"), _format_shown("<answer> </answer> <think>")
     ('gsm8k', 'boxed', 'r1_zero')
     """
-    text = prompt if isinstance(prompt, str) else "\n".join(str(said["content"]) for said in prompt)
-    if text.rstrip().endswith("<think>"):  # the prompt has opened the tag, and the completion does not
+    text = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
+    if text.rstrip().endswith("<think>"):  # the prompt opens the tag, so the completion does not
         return "r1_zero"
     shown = {name: len(form.tags) for name, form in FORMATS.items() if all(tag in text for tag in form.tags)}
     return max(["boxed", *shown], key=lambda name: shown.get(name, 0))
 
 
 def refuse_without_call(template: str, tools: Collection[str]) -> None:
-    """`ConfigError` for a template and tools that cannot work together.
+    """Raise `ConfigError` for a template and tools that cannot work together.
 
     >>> refuse_without_call("python", [])
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-r"""One raw row of a data set -> the id, problem and gold answer, all checked, and the row's other columns.
+r"""A raw row of a data set -> the checked id, problem and gold answer, and the other columns of the row.
 
 >>> row = checked({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}, "my", columns.ACCEPTED)
 >>> row["id"], row["problem"], row["answer"]
@@ -8,7 +8,7 @@ Traceback (most recent call last):
 ...
 grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass --skip_bad_rows')
 
-Does not read files, and builds no prompt.
+Does not read files, and does not build prompts.
 """
 
 import re
@@ -32,7 +32,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 NOT_FINITE = ("nan", "snan", "inf", "-inf", "infinity", "-infinity")  # of a float and a Decimal
 PARTS = ("level", "subject", "tolerance")
 NO_GOLD = ("", "proof", "notfound", "null")  # what published sets write if a problem has no answer
-LONGEST_GOLD = 160  # characters of a solution without a mark that is taken for the answer itself
+LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
 REMEDY = "correct the row, or pass --skip_bad_rows"
 
 
@@ -44,14 +44,14 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, 
     """Return {id, problem, answer, own_prompt, others}. Raises `BadRow`.
 
     ``own_prompt`` is a chat or TRL's column ``prompt``, else None. ``others`` has the level, subject and tolerance,
-    and of a data set without a name the row's other columns as they are.
+    and the unchanged other columns if the data set is not built in.
     """
     fields = _parsed(raw) if isinstance(raw, bytes) else raw
     _check(isinstance(fields, Mapping), "row", _kind(fields, "an object"))
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
     problem_key, prompt = columns.first(fields, "problem", accepted["problem"])
     problem = _question(prompt, problem_key)
-    # A chat, or TRL's column, is a prompt. Any other text is a problem that still needs a prompt.
+    # A chat, or TRL's column, is a prompt. Any other text is a problem, which needs a prompt.
     own_prompt = prompt if problem is not prompt or problem_key.lower() == "prompt" else None
     missing = columns.remedy_of(fields, "problem", accepted["problem"])
     _check(isinstance(problem, str), problem_key, _kind(problem, "text"), missing if problem is None else "")
@@ -64,7 +64,7 @@ def checked(raw: bytes | Mapping[str, Any], default_id: str, accepted: Columns, 
     row = {"id": str(identity), "problem": problem.strip(), "answer": answer, "own_prompt": own_prompt}
     _check_text(row["id"], id_key)
     parts = _parts(fields, accepted, answer, source)
-    if source is not OWN:  # the other columns of a known set may be gigabytes, and their names are not the user's
+    if source is not OWN:  # other columns of a built-in set may be gigabytes, and the user did not name them
         return {**row, "others": parts}
     asked = {part.partition(".")[0] for part in problem_key.split("+")} & {*columns.MADE}
     left_out = {*row, *PARTS, *asked}  # `asked`: a prompt, which the template's prompt replaces
@@ -89,7 +89,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _question(problem: Any, key: str) -> Any:
-    """Return the user's message of a chat with one turn, as TRL's data sets have it in ``prompt``."""
+    """Return the user's message of a chat with one question, which TRL's data sets have in ``prompt``."""
     is_chat = isinstance(problem, list) and problem and all(isinstance(m, Mapping) and "content" in m for m in problem)
     if not is_chat:
         return problem
@@ -99,11 +99,11 @@ def _question(problem: Any, key: str) -> Any:
 
 
 def _answer(fields: Mapping[str, Any], accepted: Columns, problem: str, source: Source) -> str:
-    """Return the gold answer that the column of the answer contains."""
+    """Return the gold answer from the answer column."""
     key, answer = columns.first(fields, "answer", accepted["answer"])
-    if isinstance(answer, list) and key == "final_answer":  # OlympiadBench: a completion has to give all of them
+    if isinstance(answer, list) and key == "final_answer":  # OlympiadBench: a completion has to give all answers
         answer = ", ".join(map(str, answer)) if answer else None
-    is_number = isinstance(answer, Number) and not isinstance(answer, bool)  # a Decimal too, as Parquet has them
+    is_number = isinstance(answer, Number) and not isinstance(answer, bool)  # a Decimal too, from Parquet
     missing = columns.remedy_of(fields, "answer", accepted["answer"])
     good = is_number or isinstance(answer, str)
     _check(good, key, _kind(answer, "text or a number"), missing if answer is None else "")
@@ -141,7 +141,7 @@ def _parts(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Sour
 
 
 def _tolerance(fields: Mapping[str, Any], accepted: Columns, gold: str, source: Source) -> float | None:
-    """Return how far from the gold answer a number may be, if the authors of the data set accept such an answer."""
+    """Return the accepted distance from the gold answer, if the authors of the data set accept such answers."""
     number = value(gold) if source.relative is not None or source.absolute is not None else None
     if number is None:
         return None

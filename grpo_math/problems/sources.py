@@ -1,7 +1,7 @@
-r"""The built-in data sets: where each is, what its columns mean, and how its authors score it.
+r"""The built-in data sets: the source, the meaning of the columns, and the authors' way of scoring.
 
-The layouts were read in public loaders of the sets, and not on the Hub itself. If the columns of a set have changed
-since then, the error lists them.
+The layouts come from public loaders of the sets, not from the Hub itself. If the columns of a set have changed since
+then, the error lists them.
 
 >>> SOURCES["aime2024"].splits, SOURCES["olympiadbench"].columns["answer"]
 ({'test': 'train'}, 'final_answer')
@@ -27,24 +27,24 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Source(NamedTuple):
-    """Where a named set is, and how it differs from others."""
+    """A built-in data set: its source, and its differences from other sets."""
 
     hub: str
     config: str | None = None
     splits: Mapping[str, str] = TRAIN  # our name of a split -> the Hub's
     files: Mapping[str, str] = NONE  # a split's file under the data folder, for the sets that have one
-    columns: Mapping[str, str] = NONE  # those whose meaning their names do not tell, as in --columns
+    columns: Mapping[str, str] = NONE  # the columns without a common name, as in --columns
     template: str = "boxed"
     samples: int = 1  # completions of each problem in an evaluation: mean@n, for the small sets
     temperature: float = 0.0
-    absolute: float | None = None  # a number this far from the gold counts, or as far as the column `tolerance` says
-    relative: float | None = None  # as a share of the gold
-    around: tuple[str, str] = ("", "")  # the instruction before and after each problem, which is cut off
-    golds: Mapping[str, str] = NONE  # the start of a problem whose solution boxes something else -> its gold answer
+    absolute: float | None = None  # accepted distance from the gold answer; the column `tolerance` overrides it
+    relative: float | None = None  # accepted distance as a share of the gold answer
+    around: tuple[str, str] = ("", "")  # the instructions before and after each problem, which are removed
+    golds: Mapping[str, str] = NONE  # start of a problem with a wrong box in its solution -> its gold answer
     without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it
 
 
-OWN = Source("", template="gsm8k")  # a data set of the user, or any other set on the Hub
+OWN = Source("", template="gsm8k")  # any data set that is not built in: a user's set, or another set on the Hub
 
 
 DAPO_BEFORE = (
@@ -117,13 +117,13 @@ def place_of(dataset: str) -> Place:
 
 
 def source_of(dataset: str) -> str | None:
-    """Return the name of the built-in set that ``dataset`` names, by its name or its id on the Hub; None for others."""
+    """Return the name of the built-in set with this name or Hub id; None for other data sets."""
     path = place_of(dataset).path
     return next((name for name, source in SOURCES.items() if path in (name, source.hub)), None)
 
 
 def hub_id(dataset: str) -> str | None:
-    """Return the id on the Hub of a data set that comes from there.
+    """Return the Hub id of a data set that comes from the Hub; None for other data sets.
 
     >>> hub_id("aime2025"), hub_id("owner/name:main"), hub_id("generated:sums"), hub_id("a/b.jsonl")
     ('math-ai/aime25', 'owner/name', None, None)

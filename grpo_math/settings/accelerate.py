@@ -1,6 +1,6 @@
 """An accelerate config, and the DeepSpeed settings of a recipe or of an accelerate config.
 
-Does not import accelerate: the names of its settings are read from its source.
+Does not import accelerate: the names of its settings come from its source code.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     """
     value = settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
-        own = accelerate.get("deepspeed_config") or {}
-        offload = {part: {"device": own.get(f"{part}_device", "none")} for part in OFFLOAD}
-        zero = {"stage": own.get("zero_stage", 2), "reduce_bucket_size": "auto", **offload}
-        value = own.get("deepspeed_config_file") or {"zero_optimization": zero}
+        stated = accelerate.get("deepspeed_config") or {}
+        offload = {part: {"device": stated.get(f"{part}_device", "none")} for part in OFFLOAD}
+        zero = {"stage": stated.get("zero_stage", 2), "reduce_bucket_size": "auto", **offload}
+        value = stated.get("deepspeed_config_file") or {"zero_optimization": zero}
     if value is None:
         return None
     with reading("deepspeed" if isinstance(value, dict) else value):

@@ -1,7 +1,7 @@
-"""The settings of a run beside TRL's: data, template, rewards, evaluation, difficulty.
+"""The settings of a run that TRL does not have: data, template, rewards, evaluation, difficulty.
 
-Does not import torch, nor hold what the trainer itself reads (trainer/config.py), nor check what several settings mean
-together (rules.py).
+Does not import torch. Does not define the trainer's own settings (trainer/config.py), and does not check combinations
+of settings (rules.py).
 """
 
 from collections.abc import Mapping
@@ -118,8 +118,8 @@ class TrainArguments:
 
 
 def needing_whole(settings: Mapping[str, Any]) -> list[str]:
-    """The settings among these that generate with the model, and so need all of it on each process: not with ZeRO-3
-    or FSDP.
+    """Return the settings that generate with the model, and so need the whole model on each process. They do not work
+    with ZeRO-3 or FSDP.
 
     >>> needing_whole({"eval_n": 64, "heldout_every": 0, "curriculum": "none"})
     ['eval_n']

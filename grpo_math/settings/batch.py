@@ -1,11 +1,11 @@
-"""The arithmetic of a batch: how many rows go through a process at a time, and how often, before an optimizer step.
+"""The arithmetic of a batch: rows per process at a time, and accumulation steps, before an optimizer step.
 
     prompts x completions of each = rows of a step = processes x rows at a time x accumulation steps
 
-TRL takes the right-hand side and leaves the left to be worked out. Here either side can be given, and what does not
-come out even is refused with the nearest choice that does, before TRL refuses it.
+TRL takes the right-hand side, and the user has to compute the left. Here either side can be given. A batch that does
+not divide evenly is refused before TRL refuses it; the error gives the nearest valid value.
 
-Does not know how many rows fit into memory: the caller gives a limit. Does not check kinds and ranges: fields.py does.
+Does not know how many rows fit into memory: the caller gives a limit. Does not check types and ranges: fields.py does.
 """
 
 import math
@@ -16,7 +16,9 @@ from grpo_math.errors import ConfigError
 
 
 class Batch(NamedTuple):
-    """``processes`` x ``rows`` x ``steps`` completions make an optimizer step; ``rollout`` are generated at a time.
+    """The size of a batch. An optimizer step has ``processes`` x ``rows`` x ``steps`` completions.
+
+    ``rollout`` completions are generated at a time.
 
     >>> print(Batch(generations=8, processes=2, rows=4, steps=16, rollout=128).line("GPU"))
     16 prompts x 8 completions = 128 = 2 GPUs x 4 rows x 16 steps
@@ -35,14 +37,14 @@ class Batch(NamedTuple):
         return self.processes * self.rows * self.steps
 
     def refuse_few(self, problems: int, name: str, value: object) -> None:
-        """Raise `ConfigError` for problems that do not fill a rollout: TRL drops those, and would train for no step."""
-        wanted = self.rollout // self.generations
-        if problems < wanted:
-            reason = f"leaves {_counted(problems, 'problem')}, and a step takes {wanted}"
+        """Raise `ConfigError` if the problems do not fill a rollout: TRL would drop them, and train for no step."""
+        needed = self.rollout // self.generations
+        if problems < needed:
+            reason = f"leaves {_counted(problems, 'problem')}, and a step takes {needed}"
             raise ConfigError(name, value, reason, "train on more problems, or on fewer in a step")
 
     def line(self, device: str) -> str:
-        """The arithmetic in one line; ``device`` is what a process runs on, in the singular."""
+        """Return the arithmetic as one line. ``device`` is the noun for a process, in the singular."""
         right = " x ".join((_counted(self.processes, device), _counted(self.rows, "row"), _counted(self.steps, "step")))
         left = f"{_counted(self.total / self.generations, 'prompt')} x {self.generations} completions"
         apart = "" if self.rollout == self.total else f"; {self.rollout} completions are generated at a time"
@@ -52,13 +54,14 @@ class Batch(NamedTuple):
 def solve(
     prompts: int, generations: int, processes: int, rows_limit: int | None, steps: int | None = None
 ) -> tuple[int, int]:
-    """(per_device_train_batch_size, gradient_accumulation_steps) that make a step of ``prompts`` x ``generations``.
+    """Return (per_device_train_batch_size, gradient_accumulation_steps) for a step of ``prompts`` x ``generations``.
 
-    As many rows at a time as divide evenly and are at most ``rows_limit``; ``steps`` fixes the accumulation instead.
+    Takes the largest number of rows that divides evenly and is at most ``rows_limit``, or the given accumulation
+    ``steps``.
 
     >>> solve(16, 8, processes=2, rows_limit=4)
     (4, 16)
-    >>> solve(6, 8, processes=1, rows_limit=10)  # 10 rows would leave a rest, 8 do not
+    >>> solve(6, 8, processes=1, rows_limit=10)  # 10 rows do not divide evenly, 8 do
     (8, 6)
     >>> solve(3, 5, processes=2, rows_limit=8)
     Traceback (most recent call last):
@@ -86,10 +89,10 @@ use 4, or start 1, 3, 5 or 15 processes
 
 
 def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) -> Batch:
-    """The batch that TRL's fields and ``prompts_per_step`` come to; a `ConfigError` where they come to none.
+    """Return the batch that TRL's fields and ``prompts_per_step`` define. Raises `ConfigError` if they contradict.
 
-    ``settings`` has all six fields, ``given`` names those that the user stated: with ``prompts_per_step`` a stated
-    ``per_device_train_batch_size`` is a limit, and a stated ``gradient_accumulation_steps`` has to fit.
+    ``settings`` has all six fields, and ``given`` names the fields that the user stated. With ``prompts_per_step``, a
+    stated ``per_device_train_batch_size`` is a limit, and a stated ``gradient_accumulation_steps`` has to fit.
 
     >>> fields = {"prompts_per_step": 16, "num_generations": 8, "per_device_train_batch_size": 4,
     ...           "gradient_accumulation_steps": 1, "generation_batch_size": None, "steps_per_generation": None}
@@ -144,7 +147,7 @@ def batch_of(settings: Mapping[str, Any], processes: int) -> Batch:
 
 
 def divisors(number: int) -> list[int]:
-    """The numbers that divide another, in order.
+    """Return the divisors of a number, in order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
@@ -153,7 +156,7 @@ def divisors(number: int) -> list[int]:
 
 
 def alternatives(numbers: Sequence[int]) -> str:
-    """Numbers as a list in words.
+    """Return numbers as a list in words.
 
     >>> alternatives([1, 2, 4]), alternatives([2])
     ('1, 2 or 4', '2')
@@ -163,7 +166,7 @@ def alternatives(numbers: Sequence[int]) -> str:
 
 
 def nearest(value: int, unit: int) -> int:
-    """The positive multiple of ``unit`` that is nearest to ``value``; the larger of two that are as near.
+    """Return the positive multiple of ``unit`` nearest to ``value``. If two are equally near, return the larger.
 
     >>> nearest(5, 4), nearest(6, 4), nearest(1, 4)
     (4, 8, 4)

@@ -1,6 +1,6 @@
-"""Every field of a recipe, read from the source of the classes that declare it: importing those takes seconds.
+"""Every field of a recipe, read from the source code of the classes, because importing these classes takes seconds.
 
-A name, a default or a choice is written in one place (`SOURCES`).
+Each name, default and choice is written once, in a class of `SOURCES`.
 
 Does not read a recipe: recipe.py does.
 """
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, one_of
 from grpo_math.run.user_functions import is_user_function
 
-# package, file, classes; a later one overrides a field of an earlier one
+# package, file, classes; a later class overrides the fields of an earlier class
 SOURCES = (
     ("transformers", "training_args.py", ("TrainingArguments",)),
     ("trl", "trainer/base_config.py", ("_BaseConfig",)),
@@ -26,14 +26,14 @@ SOURCES = (
     ("grpo_math", "trainer/config.py", ("MathGRPOConfig",)),
     ("grpo_math", "settings/arguments.py", ("TrainArguments",)),
 )
-# Defaults of the program, where TRL's classes have others: a line of the history a step, and every completion in a
-# file and none on the terminal.
+# Defaults that differ from TRL's: log a line of the history at each step, and write completions to a file, not to the
+# terminal.
 OURS = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 0}
-CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # where the enums are
-COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source works out; a test compares
+CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))  # files that define the enums
+COMPUTED = {"optim": "adamw_torch_fused", "output_dir": None}  # defaults that the source computes; a test compares them
 
-# Range and choices of the fields of TRL and transformers; ours stand at the field, as `setting(default, help, ge=0)`.
-# Bounds are gt, ge, lt and le; ``also`` are values beside the range, and ``why`` ends the remedy.
+# Range and choices of the fields of TRL and transformers. Our own fields state them in `setting(default, help, ge=0)`.
+# Bounds are gt, ge, lt and le; ``also`` lists valid values outside the range, and ``why`` ends the remedy.
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical", "detail", "passive")
 CHOOSES = "with 1 a group's completions are alike"
 RANGES: list[tuple[dict[str, float], str]] = [
@@ -92,13 +92,13 @@ THEIRS: dict[str, dict[str, Any]] = {
     "torch_compile_mode": {"choices": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")},
 }
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
-OWN_FUNCTION = "module:function"  # a choice that stands for every function of the user
+OWN_FUNCTION = "module:function"  # the choice that accepts any user function
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
 
 
 class Field(NamedTuple):
-    """``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a list's items;
-    ``limits``: as in `THEIRS`."""
+    """A field of a recipe. ``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a
+    list's items; ``limits``: as in `THEIRS`."""
 
     name: str
     kinds: frozenset[str]
@@ -108,7 +108,7 @@ class Field(NamedTuple):
     limits: dict[str, Any]
 
     def refuse(self, value: Any, written: Any) -> None:
-        """Raise `ConfigError` for a value out of the range, or that is no choice. ``written``: as the user wrote it.
+        """Raise `ConfigError` for a value out of range, or not among the choices. ``written``: the value in the recipe.
 
         >>> fields()["temperature"].refuse(0.0, "0")
         Traceback (most recent call last):
@@ -116,8 +116,8 @@ class Field(NamedTuple):
         grpo_math.errors.ConfigError: temperature='0' is out of range: give a number above 0
         """
         if isinstance(value, str):
-            own = OWN_FUNCTION in self.choices and is_user_function(value)
-            if self.choices and not own:
+            is_function = OWN_FUNCTION in self.choices and is_user_function(value)
+            if self.choices and not is_function:
                 one_of(self.name, value, self.choices)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
@@ -132,7 +132,7 @@ class Field(NamedTuple):
 
 @functools.cache
 def fields() -> dict[str, Field]:
-    """Every field of a recipe by name."""
+    """Return every field of a recipe, by name."""
     enums = {
         node.name: {
             ast.unparse(x.targets[0]): ast.literal_eval(x.value) for x in node.body if isinstance(x, ast.Assign)
@@ -141,11 +141,11 @@ def fields() -> dict[str, Field]:
         for node in _source(package, file).body
         if isinstance(node, ast.ClassDef) and "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
     }
-    found: dict[str, Field] = {}
+    by_name: dict[str, Field] = {}
     for node in (node for source in SOURCES for node in _classes(*source)):
         lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and line.value is not None]
-        found |= {ast.unparse(line.target): _field(line, enums) for line in lines}
-    return found | {name: found[name]._replace(default=default) for name, default in OURS.items()}
+        by_name |= {ast.unparse(line.target): _field(line, enums) for line in lines}
+    return by_name | {name: by_name[name]._replace(default=default) for name, default in OURS.items()}
 
 
 @functools.cache
@@ -155,7 +155,7 @@ def _source(package: str, file: str) -> ast.Module:
 
 
 def _classes(package: str, file: str, names: Sequence[str]) -> list[ast.ClassDef]:
-    """Return the source of these classes."""
+    """Return the syntax trees of these classes."""
     return [node for node in _source(package, file).body if isinstance(node, ast.ClassDef) and node.name in names]
 
 
@@ -178,7 +178,7 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         kinds.add("bool" if base == "Literal" else base)
         item = inside.removesuffix("]") if base == "list" else item
     kinds |= {"bool"} if name in OR_BOOL else set()
-    kinds -= {"str"} if name.endswith("_kwargs") else set()  # a text would be a path, or a mapping that is misspelt
+    kinds -= {"str"} if name.endswith("_kwargs") else set()  # a text would be a path, or an invalid mapping
     choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     stated: dict[str | None, Any] = {"default": value}
     if isinstance(value, ast.Call):  # field(default=...), or our own setting(default, help, ge=0)
@@ -186,7 +186,7 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         stated |= {"default": value.args[0]} if value.args else {}
     if isinstance(metadata := stated.get("metadata"), ast.Dict):
         stated |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
-    literal = (ast.Constant, ast.List, ast.Tuple)  # transformers works out some of its choices
+    literal = (ast.Constant, ast.List, ast.Tuple)  # transformers computes some of its choices
     limits = {key: ast.literal_eval(stated[key]) for key in (*WORDS, "choices") if isinstance(stated.get(key), literal)}
     limits |= THEIRS.get(name, {})
     default = _literal(stated["default"], name, enums) if "default" in stated else []  # default_factory=list

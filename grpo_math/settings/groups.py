@@ -1,6 +1,6 @@
 """The groups of docs/settings.md, and the fields that `grpo-math train --help` shows.
 
-Does not hold their defaults: those are with the fields.
+Does not contain defaults: the fields state them.
 """
 
 GROUPS = {
@@ -19,7 +19,7 @@ GROUPS = {
     "Evaluation": ["eval_dataset", "eval_columns", "eval_split", "eval_n", "heldout_every", "heldout_n"],
     "The run": ["resume", "watchdog_minutes", "max_nonfinite_steps"],
 }
-# What most runs set: ours and TRL's, with a meaning that fits into a line of `grpo-math train --help`.
+# Fields that most runs set, with a description that fits into a line of `grpo-math train --help`.
 MOST_USED = {
     "Model": {
         "model_name_or_path": "a folder, a Hub id, or 'embedded'",

@@ -1,4 +1,4 @@
-"""A recipe and a command line -> every setting, without torch: its name, kind, choices and range are checked here.
+"""A recipe and a command line -> every setting, without torch. Checks each name, type, choice and range.
 
 >>> settings = read(["--learning_rate", "1e-5", "--use_peft"])
 >>> settings.values["learning_rate"], settings.values["use_peft"], settings.values["beta"], settings.problems
@@ -8,7 +8,7 @@
 >>> print(read(["--temperature", "0"]).problems[0])
 temperature='0' is out of range: give a number above 0
 
-Does not check what several settings mean together: rules.py and batch.py do.
+Does not check combinations of settings: rules.py and batch.py do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grpo_math.settings.translate import SCRIPTS, for_script, hint, translated
 from grpo_math.yaml_files import read_yaml
 
 NEEDED = ("max_completion_length", "num_generations")  # TRL takes null: for the first, transformers samples 20 tokens
-SYNONYMS = (  # an old name of transformers' or TRL's, and the new one
+SYNONYMS = (  # the old and the new name of a field of transformers or TRL
     ("gradient_checkpointing", "activation_checkpointing"),
     ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"),
     ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
@@ -38,17 +38,18 @@ TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(
 
 
 class Recipe(NamedTuple):
-    """``values`` has every field; ``given`` names those of the recipe and the command line; one problem a bad one."""
+    """The settings of a run. ``values`` has every field; ``given`` names the fields in the recipe and on the command
+    line; ``problems`` has one error for each bad setting."""
 
     values: dict[str, Any]
     given: set[str]
     problems: list[UserError]
-    env: dict[str, str]  # of the recipe: environment variables
+    env: dict[str, str]  # the environment variables in the recipe
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
 
     def sound(self) -> Recipe:
-        """Return the recipe itself. Raises the first of its problems."""
+        """Return the recipe. Raises its first problem."""
         if self.problems:
             raise self.problems[0]
         return self
@@ -60,8 +61,7 @@ class Recipe(NamedTuple):
 def read(argv: Sequence[str]) -> Recipe:
     """Return the settings of ``--config RECIPE --FIELD VALUE ...``.
 
-    Raises `UserError` for a file that is not a recipe. A bad setting is a problem of the result, and the setting stays
-    at its default.
+    Raises `UserError` for a file that is not a recipe. A bad setting keeps its default, and adds to ``problems``.
     """
     path, words = split(argv)
     written = read_recipe(path) if path is not None else {}
@@ -115,20 +115,20 @@ def _typed(words: Sequence[str], problems: list[UserError]) -> dict[str, Any]:
         else:
             options[-1][1].append(word)
     typed: dict[str, Any] = {}
-    for word, said in options:
+    for word, values in options:
         name = word.removeprefix("--").replace("-", "_")
         if name.startswith("no_") and "bool" in _kinds(name[3:]):
-            name, said = name[3:], ["false"]
+            name, values = name[3:], ["false"]
         kinds = _kinds(name)
         if not word.startswith("--"):
             problems.append(UserError(f"{word} is not a setting: write --FIELD VALUE"))
-        elif not said and kinds and "bool" not in kinds:
+        elif not values and kinds and "bool" not in kinds:
             problems.append(UserError(f"{word} needs a value: write {word} VALUE"))
-        elif len(said) > 1 and kinds and "list" not in kinds:
-            shown = "several" if is_secret(name) else " ".join(said)
+        elif len(values) > 1 and kinds and "list" not in kinds:
+            shown = "several" if is_secret(name) else " ".join(values)
             problems.append(UserError(f"{word} takes one value, not {shown}: write {word} VALUE"))
         else:
-            typed[name] = said if "list" in kinds or len(said) > 1 else said[0] if said else True
+            typed[name] = values if "list" in kinds or len(values) > 1 else values[0] if values else True
     return typed
 
 
@@ -148,7 +148,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def check(name: str, value: Any) -> Any:
-    """Return the value as training has it. Raises `UserError` for a name, kind, choice or number that cannot be.
+    """Return the value with the type of its field. Raises `UserError` for an invalid name, type, choice or number.
 
     >>> check("num_generations", "8"), check("rewards", "accuracy"), check("use_peft", "yes")
     (8, ['accuracy'], True)
@@ -176,14 +176,14 @@ def check(name: str, value: Any) -> Any:
     return value
 
 
-# The kind of a value
+# Conversion of a value to the type of its field
 
 
 def _mapping(value: Any) -> dict[str, Any]:
-    found = from_json(value) if isinstance(value, str) else value
-    if not isinstance(found, dict):
+    mapping = from_json(value) if isinstance(value, str) else value
+    if not isinstance(mapping, dict):
         raise ValueError
-    return found
+    return mapping
 
 
 def _whole(value: Any) -> int:
@@ -208,8 +208,8 @@ def _truth(value: Any) -> bool:
     return TRUTH[str(value).lower()]
 
 
-# The kind of a field -> the name of a value of this kind, and how a value becomes one. A field of several kinds takes
-# the first that fits, so a text stays a text unless it is a mapping or a number.
+# The kind of a field -> the name for a value of this kind, and the function that converts a value. A field of several
+# kinds takes the first kind that fits, so a text stays a text unless it is a mapping or a number.
 COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "dict": ("a mapping", _mapping),
     "int": ("a whole number", _whole),
@@ -220,7 +220,7 @@ COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def coerced(field: Field, value: Any) -> Any:
-    """Return a value of the recipe as its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
+    """Convert a value of the recipe to its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
 
     >>> coerced(fields()["learning_rate"], "5e-6"), coerced(fields()["rewards"], "accuracy")
     (5e-06, ['accuracy'])

@@ -1,11 +1,11 @@
-"""What several settings mean together, as one table that `MathGRPOConfig`, `grpo-math doctor` and training read.
+"""Rules for combinations of settings, in one table that `MathGRPOConfig`, `grpo-math doctor` and training read.
 
 >>> settings = {name: field.default for name, field in fields().items()} | {"output_dir": "run"}
 >>> [(level, line)] = violations({**settings, "surrogate": "reinforce", "epsilon": 0.1})
 >>> level, str(line)
 ('warning', "epsilon=0.1 has no effect: surrogate='reinforce' holds the ratio at 1: leave it out")
 
-Does not check the type, range or choices of one setting (fields.py), nor what needs torch, a machine or data (checks/).
+Does not check the type, range or choices of one setting (fields.py), and does not use torch or data (checks/ do).
 """
 
 import logging
@@ -27,13 +27,14 @@ Settings = Mapping[str, Any]
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")  # the values of loss_type that clip the ratio as PPO does
 LEAVE = "leave it out"
 NAN = "has given NaN with accumulation on GPUs without bfloat16 (T4, V100)"
-LOW_LORA = 5e-6  # the learning rate under which an adapter hardly moves in some hundred steps
+LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
 
 class Rule(NamedTuple):
-    """``fields``: the settings at fault, separated by spaces. ``reason`` and ``remedy`` may show settings: {beta}.
+    """A rule for several settings. ``fields`` names the settings at fault, separated by spaces. ``reason`` and
+    ``remedy`` may contain settings: {beta}.
 
-    ``level``: an ``error`` is raised before weights load; a ``warning`` is one line.
+    An ``error`` is raised before weights load; a ``warning`` is logged as one line.
     """
 
     fields: str
@@ -44,17 +45,17 @@ class Rule(NamedTuple):
 
 
 def changed(s: Settings, names: str) -> list[str]:
-    """Return those of the settings, named in one text, that are not at their defaults."""
+    """Return the settings in ``names``, separated by spaces, that do not have their defaults."""
     return [name for name in names.split() if s[name] != fields()[name].default]
 
 
 def unused(names: str, where: Callable[[Settings], Any], reason: str, remedy: str = LEAVE) -> Rule:
-    """Return the rule of settings that nothing reads: a warning if one is changed, as TRL ignores it too."""
+    """Return the rule for settings that nothing reads: a warning if one is changed, because TRL ignores it too."""
     return Rule(names, lambda s: where(s) and changed(s, names), f"has no effect: {reason}", remedy, "warning")
 
 
 def switched(switch: str, *prefixes: str) -> Rule:
-    """Return the rule of settings that another one switches on."""
+    """Return the rule for settings that have an effect only if ``switch`` is on."""
     names = " ".join(name for name in fields() if name.startswith(prefixes))
     return unused(names, lambda s: not s[switch], f"{switch} is off", f"set {switch}: true, or leave it out")
 
@@ -67,7 +68,7 @@ def _off(name: str) -> Callable[[Settings], bool]:
     return lambda s: not s[name]
 
 
-# What the trainer reads, in a recipe and in a script.
+# Settings of the trainer, for recipes and scripts.
 
 _ENTROPY = "entropy_coef use_adaptive_entropy top_entropy_quantile"
 # Arguments of torch.utils.checkpoint.checkpoint
@@ -310,20 +311,20 @@ VLLM = [
     ),
 ]
 
-# What only this program reads, or does differently from TRL.
+# Settings that only this program reads, or that it treats differently from TRL.
 
 
 def _mapping(s: Settings, name: str) -> dict[str, Any]:
-    """Return a setting that is a mapping; {} if it is empty, or a path."""
+    """Return a setting that is a mapping; {} if the setting is empty, or a path."""
     return s[name] if isinstance(s[name], dict) else {}
 
 
 def _sets(mapping: str, name: str, field: str) -> Rule:
-    """Return the rule of a mapping that would set what is the business of another field."""
+    """Return the rule that a mapping must not set ``name``, which has the field ``field``."""
     return Rule(mapping, lambda s: name in _mapping(s, mapping), f"sets {name}, which has a field", f"set {field}")
 
 
-# A field of a mapping -> the recipe's field that is checked.
+# A key of a mapping -> the recipe's field for it.
 OF_MODEL = {
     **{name: name for name in ("dtype", "attn_implementation", "trust_remote_code")},
     "torch_dtype": "dtype",
@@ -555,7 +556,7 @@ PROGRAM = [
         lambda s: not _trackers(s) & {"all", "trackio"},
         "report_to is not trackio",
     ),
-    # The Hub. A run is pushed once, when it is whole.
+    # The Hub. A run is pushed once, at its end.
     unused(
         "hub_model_id hub_private_repo hub_revision",
         _off("push_to_hub"),
@@ -593,7 +594,7 @@ RULES = [*OF_TRAINER, *PROGRAM]
 
 
 def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str, ConfigError]]:
-    """Yield the level and the line of each broken rule. The settings have every field that the rules read."""
+    """Yield the level and the error of each broken rule. ``s`` has every field that the rules read."""
     for rule in rules:
         if rule.broken(s):
             name, *more = changed(s, rule.fields) or rule.fields.split()

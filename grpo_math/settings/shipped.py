@@ -1,6 +1,6 @@
-"""The files that come with the package go by the names that they have in the checkout, wherever one works.
+"""Find shipped files by their checkout names, from any folder.
 
-Does not read what it finds, but for the comment that a file begins with.
+Does not read the files, except for the comment at the start.
 """
 
 from itertools import takewhile
@@ -9,7 +9,7 @@ from pathlib import Path
 from grpo_math.errors import ConfigError, one_of
 
 PACKAGE = Path(__file__).parents[1]
-INSTALLED = {  # a folder of the checkout -> the package that pyproject.toml makes of it
+INSTALLED = {  # a folder of the checkout -> its folder in the installed package (pyproject.toml)
     "launch/configs": "launch_configs",
     "accelerate_configs": "accelerate_configs",
     "deepspeed": "deepspeed_configs",
@@ -17,7 +17,7 @@ INSTALLED = {  # a folder of the checkout -> the package that pyproject.toml mak
 
 
 def find(path: str | Path) -> Path:
-    """``path``, unless there is no such file and one of that name is shipped.
+    """Return ``path``, or the shipped file of that name if ``path`` does not exist.
 
     >>> find("deepspeed/zero2.json").is_file(), find("deepspeed/zero9.json")
     (True, PosixPath('deepspeed/zero9.json'))
@@ -25,14 +25,14 @@ def find(path: str | Path) -> Path:
     path = Path(path)
     folder = path.parent.as_posix()
     if not path.exists() and folder in INSTALLED:
-        for place in _places(folder):
-            if (place / path.name).exists():
-                return place / path.name
+        for location in _locations(folder):
+            if (location / path.name).exists():
+                return location / path.name
     return path
 
 
 def accelerate_file(name: str) -> Path:
-    """An accelerate config by its path, or by its name in accelerate_configs/.
+    """Return an accelerate config by its path, or by its name in accelerate_configs/.
 
     >>> accelerate_file("zero2").name, accelerate_file("accelerate_configs/zero2.yaml").name
     ('zero2.yaml', 'zero2.yaml')
@@ -44,7 +44,7 @@ def accelerate_file(name: str) -> Path:
 
 
 def recipe_file(name: str | Path) -> Path:
-    """A recipe by its path, or a shipped one by its name.
+    """Return a recipe by its path, or a shipped recipe by its name.
 
     >>> recipe_file("demo_cpu").name, recipe_file("nowhere/mine.yaml")
     ('demo_cpu.yaml', PosixPath('nowhere/mine.yaml'))
@@ -57,27 +57,27 @@ def recipe_file(name: str | Path) -> Path:
     return recipes[path.name][0]
 
 
-def _places(folder: str) -> tuple[Path, ...]:
-    """Where the files of a folder of the checkout are: in an installed copy, in the checkout itself."""
+def _locations(folder: str) -> tuple[Path, ...]:
+    """Return the folders that may contain the files: in an installed package, and in a checkout."""
     return (PACKAGE / INSTALLED[folder], PACKAGE.parent / folder)
 
 
 def listed(folder: str) -> dict[str, tuple[Path, str]]:
-    """The shipped files of a folder by their names: where each is, and the first sentence of its comment.
+    """Return the shipped files of a folder by name: the path, and the first sentence of the comment.
 
     >>> listed("launch/configs")["demo_cpu"][1][:23]
     "The quickstart's recipe"
     """
-    files = sorted({path.name for place in _places(folder) for path in place.glob("*.yaml")})
-    found = {Path(name).stem: find(f"{folder}/{name}").resolve() for name in files}
-    return {name: (path, _first_sentence(path)) for name, path in found.items()}
+    files = sorted({path.name for location in _locations(folder) for path in location.glob("*.yaml")})
+    paths = {Path(name).stem: find(f"{folder}/{name}").resolve() for name in files}
+    return {name: (path, _first_sentence(path)) for name, path in paths.items()}
 
 
 def listing() -> str:
-    """The text of `grpo-math train --list`."""
+    """Return the text of `grpo-math train --list`."""
     recipes, configs = listed("launch/configs"), listed("accelerate_configs")
     return "\n".join([
-        *(f"{name:<24} {about}" for name, (_, about) in recipes.items()),
+        *(f"{name:<24} {sentence}" for name, (_, sentence) in recipes.items()),
         "",
         "grpo-math train NAME, or train --config FILE for a recipe of your own; train --copy NAME copies one to edit.",
         "",
@@ -88,17 +88,17 @@ def listing() -> str:
 
 
 def _first_sentence(path: Path) -> str:
-    """Of the comment that a file begins with."""
+    """Return the first sentence of the comment at the start of a file."""
     lines = takewhile(lambda line: line.startswith("# "), path.read_text(encoding="utf-8").splitlines())
     return " ".join(line[2:] for line in lines).partition(". ")[0].rstrip(".")
 
 
 def copy(name: str) -> Path:
-    """A shipped recipe or accelerate config, by its name, as a file in the current folder; one that is there stays."""
-    every = {**listed("accelerate_configs"), **listed("launch/configs")}
-    one_of("copy", name.removesuffix(".yaml"), tuple(every))
+    """Copy a shipped recipe or accelerate config to the current folder. Raises `ConfigError` if the file exists."""
+    shipped = {**listed("accelerate_configs"), **listed("launch/configs")}
+    one_of("copy", name.removesuffix(".yaml"), tuple(shipped))
     target = Path(f"{name.removesuffix('.yaml')}.yaml")
     if target.exists():
         raise ConfigError("copy", name, f"is here already, as {target}", "rename that, or go to another folder")
-    target.write_bytes(every[target.stem][0].read_bytes())
+    target.write_bytes(shipped[target.stem][0].read_bytes())
     return target

@@ -1,8 +1,9 @@
-"""Names that other programs give a setting -> the fields of this program.
+"""The names of settings in other programs -> the fields of this program.
 
-A recipe for `trl grpo` or open-r1 runs as it is. A field that TRL or transformers has removed or renamed gets one line.
+A recipe for `trl grpo` or open-r1 runs unchanged. A field that TRL or transformers has removed or renamed is
+reported in one line.
 
-Does not check a value: recipe.py does, by the field's name here.
+Does not check values: recipe.py does, after the translation.
 """
 
 import difflib
@@ -12,7 +13,7 @@ from typing import Any
 from grpo_math.problems.prompts import AS_IS, PROBLEM
 from grpo_math.reading import is_table
 
-SAME = {  # of the scripts of TRL and open-r1: used without a word
+SAME = {  # fields of the scripts of TRL and open-r1, which are translated without a message
     "dataset_name": "dataset",
     "dataset_train_split": "dataset_split",
     "dataset_test_split": "eval_split",
@@ -24,7 +25,7 @@ SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")  # a recip
 EVALUATES = "has no effect: eval_n and heldout_every say what is evaluated"
 TOGETHER = "has no effect: the rows of a prompt stay together"
 NOTHING = "has no effect: no such thing is done here"
-# What TRL, transformers or this program has renamed, removed or never reads: the line for a recipe with such a field.
+# Fields that TRL, transformers or this program has renamed, has removed or never reads, and the message about each.
 CHANGED = {
     "torch_dtype": "is now dtype",
     "warmup_ratio": "is now warmup_steps",  # a share if it is below 1
@@ -72,7 +73,7 @@ CHANGED = {
     "local_rank": "has no effect: the launcher says which process this is",
 }
 RENAMED = {name: line.removeprefix("is now ") for name, line in CHANGED.items() if line.startswith("is now ")}
-REWARDS = {  # of open-r1 and of `trl grpo` -> ours, or TRL's own function
+REWARDS = {  # rewards of open-r1 and `trl grpo` -> ours, or TRL's function
     "format": "format_strict",
     "tag_count": "xml_count",
     "repetition_penalty": "repetition",
@@ -82,7 +83,7 @@ REWARDS = {  # of open-r1 and of `trl grpo` -> ours, or TRL's own function
     "reasoning_accuracy_reward": "trl.rewards:reasoning_accuracy_reward",
     "think_format_reward": "trl.rewards:think_format_reward",
 }
-# What other programs call a setting: near in meaning, and not in letters. Used for hints alone.
+# Names in other programs that mean the same as a field, but are spelled differently. Used only for hints.
 MEANT = {
     **dict.fromkeys(("model", "model_name", "model_path", "base_model", "model_id"), "model_name_or_path"),
     **dict.fromkeys(("data", "datasets", "dataset_mixture", "train_data", "train_file", "dataset_path"), "dataset"),
@@ -115,11 +116,11 @@ MEANT = {
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """Return ``did you mean --lora_r?`` for the known name that is nearest in meaning, or else in letters; or "".
+    """Return ``did you mean --lora_r?`` for the known name that is nearest in meaning, else in spelling; or "".
 
     >>> hint("lr", ["learning_rate"]), hint("model_name_or_path", ["model"]), hint("quux", ["seed"])
     ('did you mean --learning_rate?', 'did you mean --model?', '')
-    >>> hint("torch_dtyp", ["torch_compile", "dtype"])  # near to a name that means dtype
+    >>> hint("torch_dtyp", ["torch_compile", "dtype"])  # similar to a name that means dtype
     'did you mean --dtype?'
     """
     for word in (name, *difflib.get_close_matches(name, [*known, *MEANT])):
@@ -131,7 +132,7 @@ def hint(name: str, known: Collection[str]) -> str:
 
 
 def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return the fields of a recipe by our names, and add a line to ``notes`` for each field that has no effect.
+    """Return a recipe with our field names, and add a line to ``notes`` for each renamed field or field without effect.
 
     >>> notes = []
     >>> translated({"torch_dtype": "bfloat16", "max_prompt_length": 512, "reward_funcs": "my.rewards.short"}, notes)
@@ -158,13 +159,13 @@ def translated(recipe: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
 def for_script(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return translated fields with a script's configuration, problem column and prompt in our fields.
 
-    TRL trains on the column ``prompt`` as it is; open-r1 puts a system prompt before it.
+    TRL trains on the column ``prompt`` unchanged; open-r1 adds a system prompt.
     """
-    found = dict(fields)
-    config, column = found.pop("dataset_config", None), found.pop("dataset_prompt_column", None)
-    if config and not is_table(str(found.get("dataset"))):
-        found["dataset"] = f"{found.get('dataset')}:{config}"
+    ours = dict(fields)
+    config, column = ours.pop("dataset_config", None), ours.pop("dataset_prompt_column", None)
+    if config and not is_table(str(ours.get("dataset"))):
+        ours["dataset"] = f"{ours.get('dataset')}:{config}"
     if column:
-        found["columns"] = ",".join(filter(None, (found.get("columns"), f"problem={column}")))
-    found.setdefault("prompt_template", PROBLEM if column or found.get("system_prompt") else AS_IS)
-    return found
+        ours["columns"] = ",".join(filter(None, (ours.get("columns"), f"problem={column}")))
+    ours.setdefault("prompt_template", PROBLEM if column or ours.get("system_prompt") else AS_IS)
+    return ours

@@ -209,7 +209,7 @@ def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tok
     def callbacks(trainer, history):
         tell = trackers(trainer)
         score = lambda rows, progress: {"accuracy": 0.25, "accuracy_in_format": 0.2, "n": len(rows)}  # noqa: E731
-        return tracker, HeldOut(score, ROWS, 2, history, tell), Diagnosis(history, settings, every=20, tell=tell)
+        return tracker, HeldOut(score, ROWS, 2, history, tell), Diagnosis(history, settings, interval=20, tell=tell)
 
     (tmp_path / "before.json").write_text(f'{{"accuracy": 0.9, "n": 512, "grader": {GRADER}}}')
     _, lines = trained(tiny(), tokenizer, tmp_path, callbacks=callbacks, max_steps=4)

@@ -113,7 +113,7 @@ def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path, capsys
     trainer.train()
     path.write_text("".join(json.dumps(line) + "\n" for line in dead))
     diagnosis.on_train_end(trainer.args, trainer.state, trainer.control)
-    assert "flat_reward" in diagnosis.said
+    assert "flat_reward" in diagnosis.reported
 
 
 @pytest.mark.slow
