@@ -10,7 +10,7 @@ The public names below are loaded on first use: importing grpo_math imports neit
 from importlib import import_module
 from typing import Any
 
-# The only place of the version: pyproject.toml reads it here. CHANGELOG.md begins with the same one.
+# The version is defined only here. pyproject.toml reads it, and CHANGELOG.md begins with the same version.
 __version__ = "0.2.0.dev0"
 
 _HOME = {

@@ -1,7 +1,7 @@
 """The command ``grpo-math``: a list of commands, each in a module with ``add_arguments(parser)`` and ``run(args)``.
 
-Every command that answers a question takes ``--json``: one object on stdout, and all else on stderr. Exit code 0: done;
-1: the answer is no; 2: bad input, said in one line.
+Every command that answers a question takes ``--json``: one object on stdout, everything else on stderr. Exit code 0:
+done; 1: the answer is no; 2: bad input, explained in one line.
 
 Does not import torch, transformers or trl before a command needs them: ``--help`` answers at once.
 """
@@ -31,7 +31,7 @@ class Command(NamedTuple):
     usage: str
     examples: tuple[str, str]
     answers: bool = True  # takes --json
-    fields: bool = False  # takes the fields of a recipe, which run() finds as args.fields, and what follows --
+    fields: bool = False  # takes recipe fields (args.fields) and the words after -- (args.after_dashes)
 
 
 COMMANDS = {
@@ -143,7 +143,7 @@ def _run(argv: list[str]) -> int:
     one_of("command", name, tuple(COMMANDS))
     command = COMMANDS[name]
     _quiet()
-    # What follows -- is another program's.
+    # The words after -- are for another program.
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
     if command.fields and words and not words[0].startswith("-"):
@@ -156,7 +156,7 @@ def _run(argv: list[str]) -> int:
         raise _unknown(parser, unknown[0])
     try:
         answer = _module(name).run(args)
-    except OSError as error:  # a file that the command names, or one beside it
+    except OSError as error:  # a file that the command names, or a file next to it
         if error.filename is None or name in ("demo", "train"):
             raise
         named = os.fsdecode(error.filename)
@@ -168,15 +168,15 @@ def _run(argv: list[str]) -> int:
 
 
 def spelt(argv: list[str]) -> list[str]:
-    """Every option with underscores, whichever way it was written; what follows a ``--`` is another program's.
+    """Return the words with underscores in each option. The words after ``--`` are for another program and stay.
 
     >>> spelt(["plan", "--gpu-memory=8", "--cpu_memory", "a-b", "--", "--max-model-len"])
     ['plan', '--gpu_memory=8', '--cpu_memory', 'a-b', '--', '--max-model-len']
     """
     end = argv.index("--") if "--" in argv else len(argv)
     words = [word.partition("=") for word in argv[:end]]
-    own = [(f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name) + sign + x for name, sign, x in words]
-    return own + argv[end:]
+    ours = [(f"--{name[2:].replace('-', '_')}" if name[:2] == "--" else name) + sign + x for name, sign, x in words]
+    return ours + argv[end:]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -233,11 +233,11 @@ def _unknown(parser: argparse.ArgumentParser, word: str) -> UserError:
 
 
 def _quiet() -> None:
-    """Leave the terminal to the progress bar and to what matters."""
+    """Silence messages of libraries that would disturb the progress bar."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of its own renamings
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # about its renamed names
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it offers a kernel of the Hub
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it suggests a kernel from the Hub
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `cli.py` prints them after ``error:`` and exits with 2 (with 1 for a `PushError`); no traceback is shown. Each is also
 the built-in exception that a Python caller would expect.
 
-Does not hold internal errors: a bug in this package shows its traceback.
+Does not contain internal errors: a bug in this package shows its traceback.
 """
 
 import copyreg
@@ -19,7 +19,7 @@ _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxfrozens
 
 
 def cut(value: object) -> str:
-    """The repr of a value, which is cut before it is made: at most 200 characters, whatever the value's size.
+    """Return the repr of a value in at most 200 characters, without building the whole repr of a large value.
 
     >>> cut(-1), len(cut("x" * 10**7)), cut([[["deep", [[]]]]])
     ('-1', 200, "[[['deep', [...]]]]")
@@ -32,14 +32,14 @@ def cut(value: object) -> str:
 
 
 class UserError(Exception):
-    """Something that the user can put right. ``str(error)`` is one line. Its subclasses too can be pickled.
+    """An error that the user can correct. ``str(error)`` is one line. Subclasses can be pickled too.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(ConfigError("beta", -1, "is negative", "give 0 or more")))
     ConfigError('beta=-1 is negative: give 0 or more')
     """
 
-    def __reduce__(self) -> tuple[Any, ...]:  # not made anew: a subclass's __init__ takes other arguments
+    def __reduce__(self) -> tuple[Any, ...]:  # without __init__: a subclass's takes other arguments
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -68,19 +68,19 @@ class DataError(UserError, ValueError):
 
 
 class RewardError(UserError, RuntimeError):
-    """A reward function that raised, or that returned something that is no reward."""
+    """A reward function that raised, or that returned something that is not a reward."""
 
 
 class OutOfMemory(UserError):
-    """An update that does not fit in memory, however it is cut."""
+    """An update that does not fit in memory, however it is split."""
 
 
 class WriteError(UserError):
-    """A file of the run that could not be written, on whatever rank."""
+    """A file of the run that could not be written, on any rank."""
 
 
 class PushError(UserError):
-    """A push to the Hub that the Hub or the network ended. Nothing is lost, and the same push can be tried again."""
+    """A push that failed because of the Hub or the network. Nothing is lost, and the same push can be tried again."""
 
 
 def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
@@ -103,7 +103,7 @@ def one_of(field: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Of what another package says, at most 200 characters; the exception's name where it says nothing.
+    """Return the first line of an exception, cut at 200 characters, or its type name if the message is empty.
 
     >>> first_line(ValueError("no such file\\nTraceback ...")), first_line(KeyError())
     ('no such file', 'KeyError')
@@ -112,7 +112,7 @@ def first_line(error: BaseException) -> str:
 
 
 def printed(error: BaseException) -> str:
-    r"""What an error says, as it is printed: one line of 2,000 characters at most, with nothing that moves a cursor.
+    r"""Return the printed form of an error: one line of at most 2,000 characters, `escaped`.
 
     >>> print(printed(UserError("a\nb\x1b[31m is not a file")))
     a\nb\x1b[31m is not a file
@@ -123,14 +123,14 @@ def printed(error: BaseException) -> str:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    r"""Return a text in which no character moves a cursor, except those to ``keep``.
+    r"""Return a text with codes for its unprintable characters, such as cursor movements, except those to ``keep``.
 
     >>> print(escaped("a\nb\x1b[2J"))
     a\nb\x1b[2J
     """
 
-    def shown(found: re.Match[str]) -> str:
-        letter = found[0]
+    def shown(match: re.Match[str]) -> str:
+        letter = match[0]
         return letter if letter.isprintable() or letter in keep else repr(letter)[1:-1]
 
     return re.sub("[^ -~]", shown, text)

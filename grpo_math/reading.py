@@ -7,7 +7,7 @@ Traceback (most recent call last):
 ...
 grpo_math.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: line 1 column 6 (char 5)
 
-Does not check what a file should contain, and imports no other package: the grader alone reads its rows here.
+Does not check what a file should contain. Imports no other package, because the grader also runs without the others.
 """
 
 import codecs
@@ -37,8 +37,8 @@ class Unreadable(UserError, ValueError):
 
     def __init__(self, error: Exception, path: str | Path | None = None) -> None:
         words = " ".join(str(error).split())[:300]
-        said: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
-        self.reason = error.reason if isinstance(error, Unreadable) else said
+        message: str = getattr(error, "strerror", None) or f"{type(error).__name__}: {words}"
+        self.reason = error.reason if isinstance(error, Unreadable) else message
         similar = near(path) if path is not None and isinstance(error, FileNotFoundError) else ""
         remedy = similar or "correct the path or the file"
         super().__init__(self.reason if path is None else f"{path} cannot be read ({self.reason}): {remedy}")
@@ -54,7 +54,7 @@ def near(path: str | Path) -> str:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Turn any exception in the block, where a file of the user is read, into one line that names the file."""
+    """Turn any exception in the block, which reads a file of the user, into one line that names the file."""
     try:
         yield
     except Exception as error:
@@ -88,7 +88,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def is_table(path: str | Path) -> bool:
-    """Return whether a file's name is that of a table of rows.
+    """Return True if a file's name ends like that of a table.
 
     >>> is_table("a.jsonl.gz"), is_table("a.parquet"), is_table("owner/name")
     (True, True, False)
@@ -138,7 +138,7 @@ def home(path: str | Path) -> Path:
 def read_object(path: str | Path) -> dict[str, Any] | None:
     """Return the object of a JSON file; None if there is no such file, or if it contains something else."""
     try:
-        found = read_json(path)
+        value = read_json(path)
     except Unreadable:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None

@@ -1,6 +1,6 @@
 """Write the model card of a run: what was trained, on what data, the results, and how to use the model.
 
-card.md is the text; all of it comes from the run directory. The same run gives the same card, letter for letter.
+card.md is the template; all values come from the run directory. The same run always gives the same card.
 
 Does not write to the network, and does not show text that a model wrote.
 """
@@ -27,7 +27,7 @@ RECIPE = (
     *("distributed_type", "difficulty_band", "curriculum", "seed"),
 )
 LORA = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "load_in_8bit")
-# The files that are pushed besides the weights and the plots.
+# The files that are pushed in addition to the weights and the plots.
 RESULTS = {
     "config.yaml": "every setting, the hardware, the versions, the command",
     "history.jsonl": "one line per step",
@@ -40,23 +40,23 @@ QUESTION = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?
 
 class Base(NamedTuple):
     """The model that was trained. ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path,
-    ``about`` its licence and its own base, from the metadata of its card."""
+    ``card_data`` its licence and its own base, from the metadata of its card."""
 
     hub: str | None
     folder: str
     revision: str
-    about: dict[str, Any]
+    card_data: dict[str, Any]
 
 
 def base_of(run: Run, stated: str | None = None, api: Any = None) -> Base:
     """Return the base of a run. ``stated`` is its name on the Hub, if the run names a folder."""
     name = str(run.config.get("model_name_or_path") or "unknown")
     hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
-    return Base(hub, Path(name).name, revision, _about(name, hub, revision, api))
+    return Base(hub, Path(name).name, revision, _card_data(name, hub, revision, api))
 
 
-def _about(name: str, hub: str | None, revision: str, api: Any) -> dict[str, Any]:
-    """Read the card of the base, in its folder or on the Hub; {} if there is none."""
+def _card_data(name: str, hub: str | None, revision: str, api: Any) -> dict[str, Any]:
+    """Return the metadata of the base's card, in its folder or on the Hub; {} if the base has no card."""
     from huggingface_hub import metadata_load
 
     card, data = home(name) / "README.md", None
@@ -133,7 +133,7 @@ def _metadata(run: Run, repo_id: str, base: Base, kind: str, dataset: str, evalu
         model_name=repo_id.rpartition("/")[2],
         pipeline_tag="text-generation",
         tags=["grpo", "math", "reinforcement-learning", "trl", "grpo_math", *(["lora"] if lora else [])],
-        **{key: value for key, value in base.about.items() if key != "base_model"},
+        **{key: value for key, value in base.card_data.items() if key != "base_model"},
     )
     return data.to_yaml()
 

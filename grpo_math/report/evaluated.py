@@ -82,7 +82,7 @@ def _compared(args: Namespace) -> Answer:
 
 
 def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
-    """Return model and adapter. An adapter's folder that is given as the model names its base."""
+    """Return model and adapter. If ``model`` is an adapter's folder, the model is the adapter's base."""
     if model:
         refuse_missing_folder("model", model)
     base = base_of_adapter(model) if model else None
@@ -99,7 +99,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
             raise ConfigError(name, getattr(args, name), reason, "ask for that one alone")
-    problems = {name: _problems(args, name, run) for name in names}  # of all, before the first is evaluated
+    problems = {name: _problems(args, name, run) for name in names}  # load all before the first evaluation
     from grpo_math.evaluation.backends import Backend, Model
     from grpo_math.evaluation.results import evaluate
 

@@ -1,7 +1,7 @@
 r"""LaTeX formulas within a text -> MathML that is safe to put into a page.
 
 latex2mathml does not escape its output. The output is therefore parsed as XML, and only known elements and attributes
-of MathML remain. A formula that cannot be converted stays the text that it was.
+of MathML remain. A formula that cannot be converted stays text.
 
 >>> mathml(r"\text{<img/src=x/onerror=alert(1)>}") is None
 True
@@ -20,7 +20,7 @@ from grpo_math.errors import escaped
 LONGEST = 2000  # characters of a formula
 MOST_IN_A_TEXT = 200
 BLOCKS = ("block", "double", "table")
-MOST_IN_A_PAGE = 20_000  # different ones, at about 0.3 ms each
+MOST_IN_A_PAGE = 20_000  # different formulas, at about 0.3 ms each
 NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
 ELEMENTS = {
     *("math", "mrow", "mi", "mn", "mo", "mtext", "mspace", "mstyle", "mpadded", "mphantom", "menclose"),
@@ -59,28 +59,28 @@ class Formulas:
         """Yield the pieces of a text. A formula has its number in ``markup``, other pieces have None."""
         text = escaped(text, keep="\r\n\t")
         start = done = count = 0
-        while count < MOST_IN_A_TEXT and (found := FORMULA.search(text, start)):
-            kind = str(found.lastgroup)
-            is_price = kind == "single" and _is_money(found[kind])
-            number = None if is_price else self._number(found[kind], "block" if kind in BLOCKS else "inline")
-            start = found.start() + 1
+        while count < MOST_IN_A_TEXT and (match := FORMULA.search(text, start)):
+            kind = str(match.lastgroup)
+            is_price = kind == "single" and _is_money(match[kind])
+            number = None if is_price else self._number(match[kind], "block" if kind in BLOCKS else "inline")
+            start = match.start() + 1
             if number is not None:
-                yield text[done : found.start()], None
-                yield found[0], number
-                start = done = found.end()
+                yield text[done : match.start()], None
+                yield match[0], number
+                start = done = match.end()
                 count += 1
         yield text[done:], None
 
     def _number(self, latex: str, display: str) -> int | None:
         if (latex, display) not in self._known:
-            found = mathml(latex, display) if len(self.markup) < MOST_IN_A_PAGE else None
-            self._known[latex, display] = len(self.markup) if found else None
-            self.markup += [found] if found else []
+            converted = mathml(latex, display) if len(self.markup) < MOST_IN_A_PAGE else None
+            self._known[latex, display] = len(self.markup) if converted else None
+            self.markup += [converted] if converted else []
         return self._known[latex, display]
 
 
 def mathml(latex: str, display: str = "inline") -> Markup | None:
-    """Return a formula as MathML, or None if it cannot be converted, is too long, or has anything else within it."""
+    """Return a formula as MathML, or None if it cannot be converted, is too long, or contains anything else."""
     from latex2mathml.converter import convert
 
     if len(latex) > LONGEST:
@@ -95,7 +95,7 @@ def mathml(latex: str, display: str = "inline") -> Markup | None:
 
 
 def _restrict(element: ElementTree.Element) -> None:
-    """Remove the attributes that are not known. Raise `ValueError` for an element that is not."""
+    """Remove the unknown attributes of an element. Raise `ValueError` for an unknown element."""
     namespace, tag = element.tag[: len(NAMESPACE)], element.tag[len(NAMESPACE) :]
     if namespace != NAMESPACE or tag not in ELEMENTS:
         raise ValueError(element.tag)

@@ -3,8 +3,8 @@
 `ALLOWED` names every file that may be uploaded: no optimizer, no checkpoint, no pickle. `push` can be repeated: the Hub
 knows contents by their hash, so an interrupted push continues with what the repository lacks.
 
-A failure of the network or the Hub is tried again after `WAITS` seconds, then ends in a `PushError`. What the user has
-to correct is a `UserError` at once.
+After a failure of the network or the Hub, the push is tried again after `WAITS` seconds, then ends in a `PushError`. An
+error that the user has to correct is raised at once, as a `UserError`.
 
 The only module that writes to the network. Does not train, evaluate, or delete anything on the Hub.
 """
@@ -48,15 +48,15 @@ OF_A_MODEL = (
     *("vocab.json", "vocab.txt", "merges.txt", "*.model"),
 )
 ALLOWED = [*OF_A_MODEL, *RESULTS, "README.md", "plots/*.png"]
-# A loader would read these together with what is pushed, or instead of it.
+# A loader would read these together with the pushed files, or instead of them.
 LOADED = ("adapter_config.json", "adapter_model.*", "model*.safetensors", "*.safetensors.index.json", "pytorch_model*")
 
 T = TypeVar("T")
 
 
 class Pushable(NamedTuple):
-    """A finished run. ``kind`` is adapter, model or merged; ``weights`` is the folder of its weights; ``name`` is that
-    of the repository, and ``base_model`` that of the base, if the user gave one."""
+    """A finished run. ``kind`` is adapter, model or merged; ``weights`` is the folder of its weights; ``name`` is the
+    name of the repository, and ``base_model`` the name of the base, if the user gave it."""
 
     run: Run
     kind: str
@@ -74,14 +74,14 @@ def push(
     base_model: str | None = None,
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """Push a run to ``repo_id`` (default: the run directory's name, under the token's user); {"url", "files"}.
+    """Push a run to ``repo_id`` (default: the run directory's name, under the token's user). Return {"url", "files"}.
 
     ``private`` True makes a private repository, and refuses a public one that exists; None leaves the choice to the
     Hub's own setting. ``merge`` adds the adapter to the base in bfloat16 and pushes the whole model. ``base_model`` is
     the base's name on the Hub, if the run was trained from a folder. ``revision``: a branch, made if it does not exist.
 
-    Raises, each in one line: `UserError` for what the user can correct (a run that has not ended, a name, a token, a
-    repository with other weights), `PushError`, which is a `UserError` too, if the Hub or the network ended the push.
+    Raises `UserError` if the user can correct the cause (a run that has not ended, a name, a token, a repository with
+    other weights), and `PushError`, which is a `UserError` too, if the Hub or the network failed.
 
     >>> push("runs/nowhere", "ada/sums")
     Traceback (most recent call last):
@@ -149,18 +149,18 @@ def push_finished(
 
 def _pushable(run_dir: Path, repo_id: str | None, merge: bool, base_model: str | None) -> Pushable:
     """Check that the run has finished and has weights, and that the names can be names on the Hub."""
-    owner, found = lock.owner(run_dir), weights_in(run_dir)
+    owner, saved = lock.owner(run_dir), weights_in(run_dir)
     finished = (run_dir / FINISHED).exists()  # without it, the adapter may be an earlier, shorter run's
     for is_refused, reason, remedy in (
         (not (run_dir / "config.yaml").exists(), "contains no config.yaml", "give the run directory of a training"),
         (owner, f"is in use: {owner} trains there", "push when it has ended, or train with --push_to_hub"),
         (not finished, "has not finished", "start the training again to resume it; then push"),
-        (not found, "contains no adapter/ or model/ with *.safetensors", "save the trained weights there"),
+        (not saved, "contains no adapter/ or model/ with *.safetensors", "save the trained weights there"),
     ):
         if is_refused:
             raise ConfigError("run_dir", str(run_dir), reason, remedy)
-    assert found is not None
-    kind, weights = found
+    assert saved is not None
+    kind, weights = saved
     if merge and kind == "model":
         raise ConfigError("merge", True, "would be ignored: all weights were trained", "leave it out")
     name = repo_id or run_dir.resolve().name
@@ -218,7 +218,7 @@ def _refuse_secrets(folder: Path, names: list[str]) -> None:
 
 
 def _refuse_other_weights(repo_id: str, existing: list[str], files: list[str]) -> None:
-    """Refuse a repository with weights of another shape: a loader would read them with ours, or instead of ours."""
+    """Refuse a repository with other weight files: a loader would read these with the pushed files, or instead."""
     if others := [name for name in existing if _is_any(name, LOADED) and name not in files]:
         reason = f"contains {others[0]}, which would be loaded with what is pushed"
         raise ConfigError("repo_id", repo_id, reason, "give another repository, or delete that file first")
@@ -228,7 +228,7 @@ def _refuse_other_weights(repo_id: str, existing: list[str], files: list[str]) -
 
 
 def _again(attempt: Callable[[], T], repo_id: str) -> T:
-    """Return the result of the first attempt that succeeds. A failure that would only repeat itself is raised."""
+    """Return the result of the first attempt that succeeds. Raise a failure that another attempt would repeat."""
     waits = list(WAITS)
     while True:
         try:
@@ -246,9 +246,9 @@ def _again(attempt: Callable[[], T], repo_id: str) -> T:
 
 
 def _failure(error: BaseException | None) -> tuple[int, str]:
-    """Return the HTTP status of a failure, 503 for one of the network and 0 for any other, with its message."""
+    """Return the HTTP status of a failure, 503 for a network error and 0 for any other error, and its message."""
     first = error
-    while error is not None:  # a thread of an upload wraps its own
+    while error is not None:  # a thread of an upload wraps the error of the request
         if (response := getattr(error, "response", None)) is not None:
             text = "" if response.status_code in PASSING else f", {response.text or error}"
             return response.status_code, f"HTTP {response.status_code}{text}"
@@ -265,7 +265,7 @@ def _secrets() -> set[str]:
 
 
 def _set_time_limit() -> None:
-    """Give huggingface_hub a time limit. Its own lines about retries would show signed addresses."""
+    """Give huggingface_hub a time limit, and silence its log: lines about retries would show signed addresses."""
     import huggingface_hub
     from huggingface_hub.utils._http import default_client_factory
 

@@ -27,7 +27,7 @@ APART = ("command", "versions", "hardware", "stated")  # of config.yaml: not set
 
 
 class ReportFiles(NamedTuple):
-    """What `report` wrote and found. ``notes`` are one line each: what is left out."""
+    """The files and findings of `report`. ``notes``: a line for each part that is left out."""
 
     html: Path
     plots: list[Path]
@@ -35,7 +35,7 @@ class ReportFiles(NamedTuple):
     notes: list[str]
 
     def _repr_html_(self) -> str:
-        """Return the page for a notebook, in a frame that is isolated from it."""
+        """Return the page for a notebook, in a frame that is isolated from the notebook."""
         text = escape(self.html.read_text(encoding="utf-8"))
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
 

@@ -1,6 +1,6 @@
 """Draw the history of one run, or of several, as PNG figures for the folder and as inline SVG for the page.
 
-`PLOTS` is the table of plots. A curve is one line of a plot: its label and its points. matplotlib is imported where it
+`PLOTS` is the table of plots. A curve is one line of a plot: its label and its points. matplotlib is imported when it
 is used, without pyplot: pyplot's global state, and with it the caller's own figures, stays untouched.
 
 Does not read or write files.
@@ -32,7 +32,7 @@ COLOURS, GRID = list(CSS_COLOURS)[:6], "#d9dee3"
 INK, MUTED = COLOURS[4:]
 MOST_POINTS = 500
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
-SMOOTHED = 12  # points from which on a moving average is drawn
+SMOOTHED = 12  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
 
 
@@ -108,8 +108,8 @@ FIRST = 4  # plots that are shown unfolded
 def curves(history: History, plot: Plot) -> list[Curve]:
     """Return a curve for each metric of the plot that the history has."""
     lines = dict(plot.lines)
-    if metrics.REWARD in lines:  # the reward functions have names of their own
-        parts = {key: found[1] for row in history for key in row if (found := REWARD_PART.fullmatch(key))}
+    if metrics.REWARD in lines:  # each reward function has a metric too
+        parts = {key: match[1] for row in history for key in row if (match := REWARD_PART.fullmatch(key))}
         lines |= parts if len(parts) > 1 else {}
     known = {key: label for key, label in lines.items() if any(key in row for row in history)}
     if plot.stacked:  # all curves need the same steps
@@ -211,8 +211,8 @@ def _figure(drawn: Sequence[tuple[Plot, Sequence[Curve]]], size: tuple[float, fl
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=dpi, layout=layout)
     FigureCanvasAgg(figure)
-    for place, (plot, lines) in enumerate(drawn, start=1):
-        _draw(figure.add_subplot(rows, columns, place), plot, lines)
+    for position, (plot, lines) in enumerate(drawn, start=1):
+        _draw(figure.add_subplot(rows, columns, position), plot, lines)
     return figure
 
 
@@ -253,4 +253,4 @@ def _inside(text: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text.removesuffix("</svg>\n"))
     text = re.sub(r"^<svg [^>]*>", "", text)
-    return re.sub("|".join(CSS_COLOURS), lambda found: f"var(--{CSS_COLOURS[found[0]]})", text)
+    return re.sub("|".join(CSS_COLOURS), lambda match: f"var(--{CSS_COLOURS[match[0]]})", text)

@@ -1,4 +1,4 @@
-"""How far a run is, how long it takes, and where its time went.
+"""The progress of a run, the time that is left, and the time of each phase.
 
 Does not watch a run: it reads the history so far.
 """

@@ -1,6 +1,6 @@
 """Fill in the templates of this folder.
 
-Whatever a template prints is text: control characters are printed as their codes, and in a page all text is escaped.
+A template prints every value as text: control characters as their codes, and in a page all text is escaped.
 
 Does not know the content of a run.
 """
@@ -47,7 +47,7 @@ def render(template: str, /, **values: Any) -> str:
 
 
 def page(**values: Any) -> str:
-    """Return page.html with these values. Its policy allows no script except page.js."""
+    """Return page.html with these values. The page's policy allows no script except page.js."""
     style, script = (files("grpo_math.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     parts = {"style": Markup(style), "script": Markup(script), "script_hash": digest, "formulas": Formulas()}
@@ -83,7 +83,7 @@ def row(cells: Iterable[object]) -> str:
 
 
 def fence(text: str, language: str) -> str:
-    """Return a block of code in Markdown. Its backticks outnumber any run of backticks in the text."""
+    """Return a block of code in Markdown. The fence is longer than any run of backticks in the text."""
     ticks = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", text))]))
     return f"{ticks}{language}\n{text}\n{ticks}\n"
 

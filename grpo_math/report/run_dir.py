@@ -37,7 +37,7 @@ HUB_CACHE = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/\w+")
 
 @dataclass
 class Run:
-    """The content of a run directory. ``notes`` name what is left out."""
+    """The content of a run directory. ``notes``: a line for each part that is left out."""
 
     directory: Path
     config: dict[str, Any] = field(default_factory=dict)

@@ -30,7 +30,7 @@ APART = ("output_dir", "logging_dir", "run_name", "command", "stated", "hub_mode
 
 
 class Compared(NamedTuple):
-    """What `report_several` wrote: the figures of each run as in the table, and the settings that differ by name."""
+    """The page of `report_several`, the figures of each run as in the table, and the settings that differ, by name."""
 
     html: Path
     runs: list[dict[str, Any]]

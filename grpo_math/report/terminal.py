@@ -36,7 +36,7 @@ def terminal_table(comparison: Mapping[str, Any]) -> str:
 
 
 def table(comparison: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of that table, the head first."""
+    """Return the rows of `terminal_table`, the header first."""
     before, after = comparison["before"], comparison["after"]
     lines = [["", "before", "after", "difference", "95% paired interval"]]
     for label, name, suffix in (
@@ -55,7 +55,7 @@ def table(comparison: Mapping[str, Any]) -> list[list[str]]:
 
 
 def moved(comparison: Mapping[str, Any]) -> str:
-    """Return how many problems rose and fell, with the test of it, as one sentence."""
+    """Return a sentence with the numbers of problems gained and lost, and the significance test."""
     several = comparison["test"] == "sign"
     words = "are correct more often, {} less often" if several else "went from wrong to correct, {} back"
     test = f"{'sign test' if several else 'McNemar, exact'}: p = {comparison['p']:.2g}"

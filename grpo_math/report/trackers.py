@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 from grpo_math.checks.services import wandb_offline
 from grpo_math.run.redact import without_secrets
 
-# wandb's own record of the machine would hold the command line, which may have a token.
+# wandb's own record of the machine would contain the command line, which may contain a token.
 WANDB = {
     "WANDB_X_DISABLE_META": "true",
     "WANDB_DISABLE_GIT": "true",
@@ -26,7 +26,7 @@ WANDB = {
 
 
 class Trackers(TrainerCallback):
-    """Made on the main process, before training.
+    """Log the settings to wandb and trackio. Made on the main process, before training.
 
     >>> Trackers(["tensorboard"], Path("runs/x"), {"hub_token": "hf_x", "seed": 1}).settings
     {'seed': 1}

@@ -16,10 +16,10 @@ KNOWN = {"r": "lora_r", "lora_alpha": "lora_alpha", "base_model_name_or_path": "
 
 
 def state_file(folder: Path) -> Path | None:
-    """Return the newest trainer_state.json: the folder's own, or that of its last checkpoint."""
+    """Return the newest trainer_state.json: the one in the folder, or in its last checkpoint."""
     checkpoints = sorted(folder.glob(f"checkpoint-*/{STATE}"), key=lambda path: int(path.parent.name.split("-")[1]))
-    own = folder / STATE
-    return own if own.is_file() else checkpoints[-1] if checkpoints else None
+    final = folder / STATE
+    return final if final.is_file() else checkpoints[-1] if checkpoints else None
 
 
 def log_of(path: Path) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def log_of(path: Path) -> list[dict[str, Any]]:
 
 
 def settings_of(path: Path) -> dict[str, Any]:
-    """Return the settings that can be known, from the trainer's state and the adapter's configuration."""
+    """Return the settings in the trainer's state and the adapter's configuration. Other settings are unknown."""
     state, adapter = read_json(path), read_object(path.parent / "adapter_config.json") or {}
     settings = {name: state[name] for name in ("logging_steps", "save_steps", "max_steps") if name in state}
     return settings | {field: adapter[name] for name, field in KNOWN.items() if name in adapter}

@@ -14,12 +14,12 @@ from grpo_math.run.metrics import CATEGORIES, RIGHT
 
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
 MOST_TEXT = 20_000_000  # characters of all completions of a source: more would be too large for a browser
-# Columns that the page shows in a place of their own.
+# Columns that the page shows separately.
 APART = ("step", "prompt", "completion", "problem_id", "gold", "verdict", "id", "problem", "category", "turns")
 
 
 class Side(NamedTuple):
-    """A completion. ``turns`` are (kind, text): one without a kind, or what was said, code and output."""
+    """A completion. ``turns`` are (kind, text) with the kind said, code or output, or "" for a single turn."""
 
     label: str
     badge: str
@@ -29,7 +29,7 @@ class Side(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A problem with its completions. ``fields`` are what the filters use, ``keys`` what it is sorted by."""
+    """A problem with its completions. ``fields`` are the values for the filters, ``keys`` for sorting."""
 
     title: dict[str, Any]
     question: str
@@ -105,7 +105,7 @@ def _training(group: Group) -> Item:
 
 
 def _side(label: str, badge: str, row: Row) -> Side:
-    """Return a completion with what is known of it: the extracted answer, each reward, the length."""
+    """Return a completion with the facts about it: the extracted answer, each reward, the length."""
     turns = turns_of(row.get("turns") or row["completion"])
     text = text_of(row["completion"])
     facts = {name: value for name, value in row.items() if name not in APART}
@@ -113,12 +113,12 @@ def _side(label: str, badge: str, row: Row) -> Side:
 
 
 def turns_of(completion: object) -> list[tuple[str, str]]:
-    """Return a completion with tool calls as (kind, text): said, code and output; nothing for one turn of text.
+    """Return a completion with tool calls as (kind, text): said, code and output; [] for one turn of text.
 
     >>> call = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
-    >>> said = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "7"},
-    ...         {"role": "assistant", "content": "#### 7"}]
-    >>> turns_of(said)
+    >>> turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "7"},
+    ...          {"role": "assistant", "content": "#### 7"}]
+    >>> turns_of(turns)
     [('code', 'print(3 + 4)'), ('output', '7'), ('said', '#### 7')]
     """
     turns: list[tuple[str, str]] = []

@@ -1,9 +1,9 @@
 """Checkpoints that are whole: how they are written, which one is the newest, what is wrong with one.
 
-A checkpoint is written under its final name, since transformers remembers that name while it writes. Next to it lies a
-token, .checkpoint-N.unfinished, until all files are on the disk and checksums.json seals them.
+A checkpoint is written under its final name, because transformers remembers that name while it writes. A token next to
+it, .checkpoint-N.unfinished, exists until all files are on the disk and checksums.json seals them.
 
-Does not save or load weights (transformers does), nor decide whether a run goes on (resume.py does).
+Does not save or load weights (transformers does), and does not decide if a run may resume (resume.py does).
 """
 
 import json
@@ -80,21 +80,21 @@ def _token(folder: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Delete an unfinished folder, as far as the disk allows. The token goes last."""
+    """Delete an unfinished folder, as far as the disk allows. The token is deleted last."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         _token(folder).unlink()
 
 
 def remove_unfinished(run_dir: Path) -> None:
-    """Delete what a killed run wrote in part."""
+    """Delete the unfinished folders of a killed run."""
     start, end = UNFINISHED.split("{}")
     for token in run_dir.glob(UNFINISHED.format("*")):
         _remove(token.with_name(token.name.removeprefix(start).removesuffix(end)))
 
 
 def damage(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint, such as a missing or a changed file; None if it is as it was written.
+    """Return what is wrong with a checkpoint, such as a missing or a changed file; None if the checkpoint is unchanged.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -149,7 +149,7 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 
 def goes_on(run_dir: Path) -> str:
-    """Return how to resume a run that has ended too soon, as the end of a message."""
+    """Return the end of a message about a run that has ended too soon: how to resume it."""
     finished = checkpoints(run_dir)
     return f"the same command goes on from {finished[0][1].name}" if finished else "the same command starts it anew"
 
@@ -188,9 +188,9 @@ def set_aside_after(run_dir: Path, step: int) -> None:
 
 
 def rotate(run_dir: Path, step: int, limit: int | None, best: str | None) -> None:
-    """Delete the oldest checkpoints above ``limit``, but neither the one of this step nor the best one.
+    """Delete the oldest checkpoints beyond ``limit``, except the checkpoint of this step and the best one.
 
-    Checkpoints of later steps are of an earlier run, so they go first.
+    Checkpoints of later steps are of an earlier run, so they are deleted first.
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
@@ -208,7 +208,7 @@ def rotate(run_dir: Path, step: int, limit: int | None, best: str | None) -> Non
 
 
 def to_resume(run_dir: Path, asked: Any) -> Any:
-    """Return what a script's ``resume_from_checkpoint`` becomes: a checkpoint that was written to its end.
+    """Return the value for a script's ``resume_from_checkpoint``: a checkpoint that was written to its end.
 
     transformers, and scripts with its ``get_last_checkpoint``, take the highest number, finished or not.
     """

@@ -45,7 +45,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def keep_lines(path: Path, keep: Any) -> None:
-    """Drop the lines of a JSONL file that ``keep`` says no to, and a last one that was cut off in the middle.
+    """Drop the lines of a JSONL file for which ``keep`` returns False, and a last line that was cut off.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "history.jsonl")

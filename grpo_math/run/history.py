@@ -10,11 +10,11 @@ from typing import Any
 from grpo_math.run import metrics
 
 Line = dict[str, Any]
-LARGEST = 1e100  # what is beyond is no measurement, and its square is no number
+LARGEST = 1e100  # a larger number is not a measurement, and its square may overflow
 
 
 def number(value: Any) -> float | None:
-    """Return a number of at most `LARGEST`, also from the text that transformers makes of some; else None.
+    """Return a number of at most `LARGEST`, also from a text, as transformers writes some numbers; else None.
 
     >>> number("1e-3"), number(64), number(float("nan")), number("grpo"), number(True)
     (0.001, 64, None, None, None)

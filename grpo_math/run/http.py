@@ -24,7 +24,7 @@ BUSY = (429, 500, 502, 503, 504)  # statuses of a server that may answer later
 
 
 class ServerError(UserError):
-    """What a server answered instead of a result; ``status`` is HTTP's, or None if no answer came."""
+    """A server's answer that is not a result. ``status`` is the HTTP status, or None if no answer came."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         self.status = status
@@ -117,7 +117,7 @@ class Client:
             return text
 
     def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Collect the sockets that httpcore opens; TLS puts one of its own over the first."""
+        """Collect the sockets that httpcore opens. TLS wraps the first socket in a second one."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._sockets.add(info["return_value"].get_extra_info("socket"))
 

@@ -1,10 +1,10 @@
 """A command whose whole tree of processes ends with its owner, however either of them ends. Linux only.
 
-`Kept` starts this file as a process of its own, the keeper, and the keeper starts the command in a new session, out of
-reach of the terminal's Ctrl-C. Between owner and keeper is a pipe whose writing end only the owner has: a byte is the
-number of a signal to pass on, and its end, also when the owner was killed, asks to end everything. The keeper is a
-subreaper (prctl(2)): what the command leaves behind, in whatever session, becomes a child of the keeper's, so that
-nothing escapes it. Whatever remains of the tree once the command has ended is ended too.
+`Kept` starts this file as a separate process, the keeper. The keeper starts the command in a new session, which the
+terminal's Ctrl-C does not reach. Only the owner has the writing end of a pipe to the keeper. A byte in the pipe is the
+number of a signal to pass on. The end of the pipe, also after the owner was killed, asks to end all processes. The
+keeper is a subreaper (prctl(2)): a process that the command leaves behind, in any session, becomes a child of the
+keeper, so no process escapes. When the command has ended, the keeper ends the other processes of the tree.
 
 Does not help if the keeper itself is killed by SIGKILL, or if a process cannot be killed (a hung GPU driver).
 """
@@ -23,14 +23,14 @@ from typing import IO, Any
 import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
-KILLED = 10.0  # seconds in which what got SIGKILL should be gone
+KILLED = 10.0  # seconds until a process should be gone after SIGKILL
 
 
 class Kept:
     """A command that runs until it ends, until `stop`, or until this process is gone.
 
     ``module``: the Python module whose processes get the signals of `send`; ``grace``: seconds that the
-    command has after SIGTERM. What it leaves has two more, and then SIGKILL.
+    command has after SIGTERM. The processes that it leaves get two more, then SIGKILL.
 
     >>> kept = Kept([sys.executable, "-c", "raise SystemExit(3)"])
     >>> kept.wait(), kept.running
@@ -66,7 +66,7 @@ class Kept:
         return self.process.poll() is None
 
     def send(self, number: int) -> None:
-        """Send the signal to the processes that run ``module``. If there is none, end the tree as `stop` does."""
+        """Send the signal to the processes that run ``module``. If no process runs it, end the tree as `stop` does."""
         with contextlib.suppress(OSError):  # it has ended
             os.write(self._pipe, bytes([number]))
 
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
             if not (asked := os.read(pipe, 1)) or not send(module, asked[0]):
                 break  # without such a process, not started yet or gone, there is nothing to finish
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end([started], signal.SIGTERM, grace)  # the command first, so that it can end its own
+    _end([started], signal.SIGTERM, grace)  # the command first, so that it can end its children
     _end(_tree(started), signal.SIGTERM, 2.0)
     until = time.monotonic() + KILLED
     while (tree := _tree(started)) and time.monotonic() < until:
@@ -123,7 +123,7 @@ def _tree(started: psutil.Popen) -> list[Any]:
 
 
 def _end(processes: Sequence[Any], number: signal.Signals, seconds: float) -> None:
-    """Send a signal to processes, and wait until they have ended, which also reaps those that were adopted."""
+    """Send a signal to processes, and wait until they have ended, which also reaps adopted processes."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
@@ -133,7 +133,7 @@ def _end(processes: Sequence[Any], number: signal.Signals, seconds: float) -> No
 def send(module: str, number: int) -> bool:
     """Send a signal to the processes below this one whose command is ``python -m module``, but not to forks of them.
 
-    Return False if there is none.
+    Return False if no process runs it.
     """
     matching = {process for process in psutil.Process().children(recursive=True) if _module(process) == module}
     for process in matching:
@@ -144,7 +144,7 @@ def send(module: str, number: int) -> bool:
 
 
 def _module(process: psutil.Process) -> str:
-    """Return what follows the first -m of a process's command, among the interpreter's options."""
+    """Return the module that a process runs, the word after the first -m of its command; "" if it has no -m."""
     with contextlib.suppress(psutil.Error):
         words = process.cmdline()
         return words[words.index("-m") + 1] if "-m" in words[:-1] else ""

@@ -1,4 +1,4 @@
-"""A lock, so that only one run uses a run directory. It names its process and ends with it.
+"""A lock, so that only one run uses a run directory. The lock names its process and ends with the process.
 
 The lock is the kernel's (flock on RUN/.lock), so a run that was killed leaves no lock. The file itself remains.
 
@@ -22,7 +22,7 @@ _held: dict[Path, IO[str]] = {}  # for as long as this process lives
 def hold(run_dir: Path, make: bool = True) -> None:
     """Lock the folder for this process. Raises `ConfigError` if another process has it or it cannot be written.
 
-    Without ``make``, do nothing in a folder that no run has locked before. A file system without locks is a warning.
+    Without ``make``, do nothing in a folder that no run has locked before. Warn about a file system without locks.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -64,7 +64,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def owner(run_dir: Path) -> str | None:
-    """Return whose run is under way there; None if there is none, or this process's own."""
+    """Return the process whose run is under way there; None if no run is, or if the run is this process's."""
     with suppress(OSError), open(run_dir / NAME, encoding="utf-8") as file:
         if run_dir.absolute() not in _held and not _is_free(file):
             return file.read().strip() or "another process"

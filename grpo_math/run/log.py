@@ -68,7 +68,7 @@ class History(TrainerCallback):
         self.path = run_dir / "history.jsonl"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A resumed run writes again what came after its checkpoint."""
+        """Drop the lines after the checkpoint, because a resumed run writes them again."""
         if state.is_world_process_zero:
             with naming(self.path):
                 files.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
@@ -83,9 +83,9 @@ class History(TrainerCallback):
             file.write(json.dumps(line) + "\n")
 
     def lines(self, most: int = sys.maxsize) -> list[dict[str, Any]]:
-        """Return each line that is complete: a full disk or a kill may have cut the last one.
+        """Return the complete lines: a full disk or a kill may have cut the last line.
 
-        Of more than ``most`` lines, return every second, third, ... from the newest back, and each evaluation.
+        If there are more than ``most``, return every second, third, ... from the newest back, and each evaluation.
         """
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
         apart = -(-len(lines) // most)
@@ -102,14 +102,15 @@ Tell = Callable[..., None]
 
 
 def trackers(trainer: Trainer) -> Tell:
-    """``tell(args, state, control, values)`` sends values to the trackers of ``report_to`` (wandb, trackio, ...).
+    """Return ``tell(args, state, control, values)``, which sends values to the trackers (wandb, trackio, ...).
 
-    What TRL logs reaches them by itself, as ``train/NAME``: every metric of a step, and the table of completions where
-    ``log_completions`` is on. This is for the rest, under such names too: held-out accuracy and findings.
+    TRL's logs reach the trackers without ``tell``, as ``train/NAME``: every metric of a step, and the table of
+    completions if ``log_completions`` is on. ``tell`` sends the other values, under such names
+    too: held-out accuracy and findings.
     """
 
     def tell(args: Any, state: Any, control: Any, values: dict[str, Any]) -> None:
-        # Not on_log of the handler: that would take the step's own line for logged.
+        # Not on_log of the handler, after which the line of the step would not be logged.
         trainer.callback_handler.call_event("on_log", args, state, control, logs=values)
 
     return tell
@@ -144,16 +145,16 @@ class Progress(TrainerCallback):
 
 
 class Shortened(TrainerCallback):
-    """Keeps the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint."""
+    """Keep the last `KEPT` lines of the trainer's log. transformers keeps all, in memory and in each checkpoint."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del state.log_history[:-KEPT]
 
 
 class StopOnSignal(TrainerCallback):
-    """Once a signal has asked for it (signals.py), the run ends after the current step, with a checkpoint.
+    """End the run after the current step, with a checkpoint, if a signal has asked for that (signals.py).
 
-    With several processes it is enough that one gets the signal; all end after the same step.
+    With several processes it is enough if one gets the signal. All end after the same step.
     """
 
     def __init__(self, stop: Stop) -> None:
@@ -167,7 +168,7 @@ class StopOnSignal(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A signal that came while a checkpoint was written needs no further step."""
+        """End the run now if a signal came while the checkpoint was written, without a further step."""
         if self._agreed(args):
             control.should_training_stop = True
 

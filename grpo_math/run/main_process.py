@@ -1,4 +1,4 @@
-"""Calls that the main process makes for all processes, such as to ask a server. All processes get the result.
+"""Calls that the main process makes for all processes, for example to ask a server. All processes get the result.
 
 Does not start processes (train/launcher.py) or notice that one has ended (peers.py).
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_math.errors import UserError, first_line
 
-PAUSE = 0.1  # seconds, the longest between two looks at whether the main process is done
+PAUSE = 0.1  # most seconds between two checks if the main process is done
 _calls = count()
 
 

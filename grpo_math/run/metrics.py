@@ -1,8 +1,8 @@
 """The table of logged names: what each means and in what unit. No other module spells a metric key.
 
-Where TRL has a name, it is TRL's (``reward``, ``kl``, ``entropy``, ``completions/clipped_ratio``); the rest is ours.
-A line of ``history.jsonl`` holds the metrics whose ``when`` applies to its step. A value that is not a finite number is
-left out. TRL adds keys of its own under settings that are not in this table (an entropy bonus, an auxiliary loss).
+If TRL has a metric, the name is TRL's (``reward``, ``kl``, ``entropy``, ``completions/clipped_ratio``). A line of
+``history.jsonl`` has the metrics whose ``when`` applies to its step. A value that is not a finite number is left out.
+With some settings TRL adds keys that are not in this table (an entropy bonus, an auxiliary loss).
 
 >>> METRICS[REWARD].unit, METRICS[REWARD].when
 ('reward', 'rollout')
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """``when`` a line has it: always, or in a step that made a rollout, that graded one, with a KL term, ..."""
+    """A logged value. ``when`` is the kind of step that logs it: always, rollout, graded, kl, ..."""
 
     unit: str
     meaning: str
@@ -93,7 +93,7 @@ MEMORY_RESIDENT = "memory/resident"
 
 # The phases of a step, without the update, which is the remainder.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
-OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)  # in the meantime: no part of the step
+OF_SERVERS = (SECONDS_SAMPLING, SECONDS_OVERLAP)  # at the same time: not a part of the step
 
 METRICS: dict[str, Metric] = {
     STEP: Metric("steps", "optimizer steps done"),

@@ -5,8 +5,8 @@ handler of Python runs. So a thread of each rank watches the processes of the ot
 the lowest rank that is left names it in one line, and all end with exit code 69. A rank that ends by itself has printed
 the reason and left its exit code in a note (memfd_create(2)); the others end with the same code.
 
-torch's elastic agent notices a killed rank too, but only where there is an agent. Under plain `accelerate launch` it
-waits 30 seconds before it ends the ranks that wait in C++.
+torch's elastic agent notices a killed rank too, but not every run has an agent. Under plain `accelerate launch` the
+agent waits 30 seconds before it ends the ranks that wait in C++.
 
 Does not watch ranks on other machines, and works on Linux only. There a lost rank shows as the error of a collective
 (`unanswered`), after ``ddp_timeout`` if the machine or the network is gone.
@@ -30,7 +30,7 @@ from torch.distributed import DistError, distributed_c10d
 from grpo_math.run.redact import one_line
 from grpo_math.run.signals import GONE
 
-TOKEN = 16  # bytes of a note that say whose it is; the exit code follows
+TOKEN = 16  # bytes of a note that identify its rank; the exit code follows
 PAUSE = 1.0  # seconds until torch's agent has seen that it was the other rank that was killed
 PATIENCE = 3.0  # seconds for a rank to end by itself after another has
 
@@ -51,7 +51,7 @@ class Peer(NamedTuple):
 
 
 class Peers:
-    """The other ranks of this machine, watched from `watch` on; before it, and with one process, there are none."""
+    """The other ranks of this machine: none before `watch`, or if the run has one process."""
 
     def __init__(self) -> None:
         self.peers: list[Peer] = []
@@ -72,7 +72,7 @@ class Peers:
         self._note = os.memfd_create("grpo_math")
         os.write(self._note, token)
         all_ranks: Any = gather_object([(self.rank, os.getpid(), self._note, token)])
-        self.peers = [peer for rank in all_ranks if rank[3] != token and (peer := _found(*rank))]
+        self.peers = [peer for rank in all_ranks if rank[3] != token and (peer := _local_peer(*rank))]
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -115,7 +115,7 @@ def unanswered(error: BaseException | None) -> str | None:
     return None
 
 
-def _found(rank: int, pid: int, note: int, token: bytes) -> Peer | None:
+def _local_peer(rank: int, pid: int, note: int, token: bytes) -> Peer | None:
     """Return the rank as a process of this machine; None if it runs elsewhere or in another PID namespace."""
     with contextlib.suppress(OSError):
         copy = os.open(f"/proc/{pid}/fd/{note}", os.O_RDONLY | os.O_CLOEXEC)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from grpo_math.reading import from_json
 
 ENDINGS = ("token", "key", "secret", "password", "passwd", "credentials")
-# Settings of a tokenizer, and of transformers, that only sound like it.
+# Settings of a tokenizer, and of transformers, that only sound like secrets.
 NO_SECRETS = ("eos_token", "pad_token", "bos_token", "unk_token", "image_token", "video_token")
 
 
@@ -48,7 +48,7 @@ def secret_values(environment: Mapping[str, str]) -> set[str]:
 
 
 def is_address(url: str) -> bool:
-    """Return True for http or https and a host. A user or password in it would be written down, so it is refused.
+    """Return True for http or https and a host. A user or a password in an address would be written down.
 
     >>> [is_address(url) for url in ("http://127.0.0.1:8000/v1", "http://ada:secret@host", "file:///x", "http://[::1")]
     [True, False, False, False]
@@ -66,7 +66,7 @@ def is_address(url: str) -> bool:
 
 
 def hidden(word: str) -> str:
-    """Return a word of a command line: a mapping in JSON without its secrets, any other word as it is.
+    """Return a word of a command line: a mapping in JSON without its secrets, any other word unchanged.
 
     >>> hidden('{"token": "hf_x", "dtype": "auto"}'), hidden("0.1")
     ('{"dtype": "auto"}', '0.1')

@@ -37,7 +37,7 @@ KEPT = (
 def source(run_dir: Path, asked: Any) -> tuple[Path | None, Path]:
     """Return the checkpoint that ``resume_from_checkpoint`` names, or None, and the folder of the run that is resumed.
 
-    A run may start from a checkpoint of another folder. Once it has checkpoints of its own, it resumes from those.
+    A run may start from a checkpoint of another folder. If the run has checkpoints itself, it resumes from those.
     """
     named = Path(str(asked)) if asked and str(asked).lower() not in ("true", "false") else None
     # Not named.resolve(): a checkpoint may be a link to another disk.
@@ -56,7 +56,7 @@ def stated(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
 
 
 def config_of(run_dir: Path) -> dict[str, Any] | None:
-    """Return the config.yaml of a run directory; None if the folder holds no run."""
+    """Return the config.yaml of a run directory; None if the folder contains no run."""
     written = any((run_dir / name).exists() for name in ("config.yaml", "history.jsonl"))
     if not written and not checkpoints(run_dir):
         return None
@@ -108,9 +108,9 @@ def changed_problems(run_dir: Path, rows: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
-    """Raise `ConfigError` if the run that a folder holds was another one, unless ``resume`` is force.
+    """Raise `ConfigError` if the run in a folder differs in these ``lines``, unless ``resume`` is force.
 
-    Force does not help where a setting of `KEPT` has changed: the checkpoints are of other weights.
+    Force does not help if a setting of `KEPT` has changed: the checkpoints are of other weights.
     """
     if kept := [line for line in lines if line.partition(":")[0] in KEPT]:
         reason = f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})"

@@ -1,14 +1,14 @@
-"""How a run is asked to stop, and the exit code that says how it ended.
+"""Signals that ask a run to stop, and the exit code that tells how the run ended.
 
     SIGINT, which is Ctrl-C   the step is finished and saved, exit code 130; a second one ends the run at once
     SIGTERM, SIGUSR1, SIGHUP  the step is finished and saved, exit code 75: start the same command again
 
 SIGHUP comes when a connection drops. A run that was started with `nohup` ignores it.
 
-More of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step to
-finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
+More signals of the second kind change nothing: SLURM, srun and torch's agent may each send one. While there is no step
+to finish (torch is imported, weights load, problems are evaluated) a signal ends the run at once, with the same code.
 
-Imports nothing that takes time, so that signals are heard from the first moment.
+Imports nothing that takes time, so that signals are handled from the first moment.
 Does not save: log.py does, and all ranks agree there.
 """
 
@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on from here
+AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 GONE = 69  # EX_UNAVAILABLE: another rank was killed
 INTERRUPTED = 130
 # Python leaves SIGHUP as it was at the start, so the ranks, which inherit it, decide alike.
@@ -72,12 +72,12 @@ class Stopped(SystemExit):
 
 
 class Stop:
-    """What this process was asked to do. A context in which signals are heard; the handlers before it come back.
+    """The request to stop this process. In this context signals are handled; afterwards the earlier handlers come back.
 
-    ``code``: the exit code that is asked for, 0 until then; ``heeded``: the run has ended after a step for it.
-    ``too_late`` says whether the run cannot go on anyway, so that signals are left to what ends it. ``at_once``: the
-    first signal is the end of the process. While modules are imported an exception would not do: it may be caught,
-    and leave a module half imported.
+    ``code``: the exit code of the request, 0 without one; ``heeded``: the run has ended after a step because of it.
+    ``too_late`` returns True if the run is about to end anyway; then signals change nothing. ``at_once``: the first
+    signal ends the process. An exception would not be enough while modules are imported: it may be caught, and leave
+    a module half imported.
 
     >>> with Stop() as stop:
     ...     stop.begin()

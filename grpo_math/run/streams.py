@@ -12,7 +12,7 @@ CLOSED = 141  # the exit code that a shell reports for a program that SIGPIPE en
 
 
 class Answer(NamedTuple):
-    """What a command answers: ``json`` with --json, else ``text``. The exit code is 1 unless ``yes``."""
+    """The answer of a command: ``json`` with --json, else ``text``. The exit code is 1 unless ``yes``."""
 
     json: dict[str, Any]
     text: str
@@ -27,7 +27,7 @@ def ready() -> None:
 
 
 def close_stdout() -> None:
-    """Send what is left in stdout to the null device: the interpreter flushes once more when it exits."""
+    """Send the remaining output to the null device: the interpreter flushes stdout again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

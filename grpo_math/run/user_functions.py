@@ -49,24 +49,24 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def tensor_from(field: str, name: str, like: Any, *arguments: Any) -> Any:
-    """Call the function. Raises `ConfigError` unless it returns a tensor of the shape of ``like``."""
+def tensor_from(field: str, name: str, sample: Any, *arguments: Any) -> Any:
+    """Call the function. Raises `ConfigError` unless it returns a tensor of the shape of ``sample``."""
     result = load_function(field, name)(*arguments)
-    shape, expected = tuple(getattr(result, "shape", ())), tuple(like.shape)
+    shape, expected = tuple(getattr(result, "shape", ())), tuple(sample.shape)
     if shape != expected:
         kind = f"a tensor of shape {shape}" if shape else f"a {type(result).__name__}"
         raise ConfigError(field, name, f"returned {kind}", f"return a tensor of shape {expected}, as it was given")
     return result
 
 
-def tried(field: str, name: str, like: Any, *arguments: Any) -> Any:
+def tried(field: str, name: str, sample: Any, *arguments: Any) -> Any:
     """Call `tensor_from` before training, on a small example. Any exception becomes a `ConfigError`."""
     try:
-        return tensor_from(field, name, like, *arguments)
+        return tensor_from(field, name, sample, *arguments)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(like.shape)}"
+        remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(sample.shape)}"
         raise ConfigError(field, name, f"raised {said_by(error)} on a small example", remedy) from error
 
 

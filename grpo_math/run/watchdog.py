@@ -1,9 +1,9 @@
-"""No step for so many minutes: each rank prints the stacks of its threads, once, and nothing is ended.
+"""A watchdog: if no step ends for some minutes, each rank prints the stacks of its threads once. The run continues.
 
 A thread prints the line with the rank and the last step, and writes the stacks to RUN/stacks-rankN.txt. It needs
 Python's lock. faulthandler does not, so it prints the stacks to stderr even if C code holds the lock.
 
-Does not look at a clock that can be set, and does not know why a rank waits.
+Does not use a clock that can be set, and does not know why a rank waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 
 class Watchdog(TrainerCallback):
-    """Watches a run from the moment that it is entered; each step starts its time again. ``minutes`` 0: off.
+    """Watch a run from the entry of this context on. Each step restarts the timer. ``minutes`` 0: off.
 
     >>> with Watchdog(Path("runs/x"), minutes=0) as watchdog:
     ...     watchdog.again("since step 1")
@@ -45,7 +45,7 @@ class Watchdog(TrainerCallback):
     on_step_end = on_train_begin
 
     def again(self, since: str) -> None:
-        """Start the time again."""
+        """Restart the timer."""
         self.__exit__()
         if self.minutes:
             self.timer = threading.Timer(60 * self.minutes, self._tell, [since])
@@ -55,7 +55,7 @@ class Watchdog(TrainerCallback):
 
     def _tell(self, since: str) -> None:
         stall = f"watchdog: rank {self.rank}: no step for {self.minutes:g} minutes, {since}"
-        # At once, since other ranks write too; and first, since the disk may hang.
+        # In one write, because other ranks write too; and first, because the disk may hang.
         os.write(2, f"\n{stall}; the stacks of its threads follow, and go to {self.file}\n".encode())
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)

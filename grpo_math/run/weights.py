@@ -25,7 +25,7 @@ def weights_in(run_dir: Path) -> tuple[str, Path] | None:
 
 
 def split_by(accelerator: Any) -> str:
-    """Return what splits each weight over the processes, FSDP or ZeRO-3; "" if each process has all weights."""
+    """Return the method that splits each weight over the processes, FSDP or ZeRO-3; "" if each process has all."""
     if getattr(accelerator.state, "fsdp_plugin", None) is not None:
         return "FSDP"
     zero = getattr(accelerator.state, "deepspeed_plugin", None)
@@ -38,7 +38,7 @@ def launched_with(kind: str) -> bool:
 
 
 def kinds_of_checkpoint(config: Any) -> set[str]:
-    """Return who writes the optimizer's state in a way of its own, and keeps a float32 copy of bfloat16 weights:
-    DEEPSPEED, FSDP, or nobody."""
+    """Return the libraries with their own format of the optimizer's state and a float32 copy of bfloat16 weights:
+    DEEPSPEED, FSDP, or none."""
     fsdp = config.fsdp or launched_with("FSDP")
     return {"DEEPSPEED"} if config.deepspeed_plugin is not None else {"FSDP"} if fsdp else set()

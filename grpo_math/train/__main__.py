@@ -1,4 +1,4 @@
-"""`python -m grpo_math.train`: signals are heeded while torch and the rest are imported."""
+"""`python -m grpo_math.train`: signals are handled while torch and the other packages are imported."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from grpo_math.run.signals import Stop
 
 if __name__ == "__main__":
     Stop(at_once=True).__enter__()
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it offers a kernel of the Hub
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it suggests a kernel from the Hub
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true":
         os.environ.setdefault(*SLEEPING_THREADS)
     from grpo_math.train.program import main

@@ -1,4 +1,4 @@
-"""The accuracy of the model under training on held-out problems, every so many steps.
+"""Measure the accuracy on held-out problems during training.
 
 Does not generate or grade: evaluation/ does, as before and after a run.
 """
@@ -13,7 +13,7 @@ from grpo_math.run.log import History, Tell
 
 
 class HeldOut(TrainerCallback):
-    """Accuracy on held-out problems every so many steps, as a line of the history, and told to the trackers."""
+    """Log the accuracy on ``rows`` after every ``steps`` steps, to the history and to the trackers."""
 
     def __init__(self, score: Any, rows: list[Problem], steps: int, history: History, tell: Tell) -> None:
         self.score, self.rows, self.steps, self.history, self.tell = score, rows, steps, history, tell

@@ -1,6 +1,6 @@
 """Training in this process, without a launcher.
 
-Does not import torch before the recipe is checked: what can be refused in a second is refused in a second.
+Does not import torch before the recipe is checked: a bad recipe is refused within a second.
 """
 
 from __future__ import annotations

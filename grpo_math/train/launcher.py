@@ -1,13 +1,11 @@
-"""`grpo-math train`: a recipe -> who runs where on this machine, started, watched and ended.
+"""`grpo-math train`: start, watch and end the processes of a recipe on this machine.
 
-The planner lays the GPUs out and says which accelerate config fits. Where the layout has a vLLM server, it is started
-on its GPUs first and stopped last. Server and training run under a keeper each (run/keeper.py), so that nothing
-outlives this process. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their step
-and save; the server ends when they have. One process without a server, and all that runs on a CPU without one, trains
-in this process.
+The planner assigns the GPUs and chooses an accelerate config that fits. If the layout has a vLLM server, the server
+starts first, on its GPUs, and stops last. Server and training have a keeper each (run/keeper.py), so that no process
+outlives this one. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP go to the training processes alone, which finish their step and
+save. Then the server ends. A run without a server and without an accelerate config trains in this process.
 
-Does not span several machines: launch/slurm/ does. Does not check what two settings mean together: the training program
-does.
+Does not span several machines: launch/slurm/ does. Does not check combinations of settings: the training program does.
 """
 
 import argparse
@@ -109,7 +107,7 @@ def _launch(
 
 @contextlib.contextmanager
 def _no_silent_exit() -> Iterator[None]:
-    """Training in this process: a reward that calls ``os._exit(0)`` ends it with exit code 1 and a line."""
+    """End with exit code 1 and a line if training in this process, such as a reward, calls ``os._exit(0)``."""
     leave, pid = os._exit, os.getpid()
 
     def leave_aloud(status: int) -> NoReturn:
@@ -136,7 +134,7 @@ def _training(argv: Sequence[str], config: Config | None, processes: int) -> lis
 
 
 def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> int:
-    """Until training ends. Signals are passed on to it; a second Ctrl-C also raises KeyboardInterrupt."""
+    """Return the exit code of training. Signals are passed on to it; a second Ctrl-C also raises KeyboardInterrupt."""
     asked = 0
 
     def ask(number: int, frame: Any) -> None:
@@ -157,7 +155,7 @@ def _watch(training: Kept, server: ServerProcess | None, may_restart: bool) -> i
             if server is None or server.running:
                 continue
             line = server.ended()
-            if not may_restart:  # it would serve the weights of the start
+            if not may_restart:  # a new server would serve the first weights
                 raise UserError(line)
             if server.restarts == RESTARTS:
                 say("server", f"{line}; training waits for it, and then ends with a checkpoint")

@@ -21,21 +21,21 @@ from grpo_math.settings.shipped import accelerate_file
 
 
 def starts_server(recipe: Mapping[str, Any]) -> bool:
-    wanted = recipe.get("use_vllm") and recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) == "server"
-    return bool(wanted) and not devices.elsewhere(recipe)
+    uses_server = recipe.get("use_vllm") and recipe.get("vllm_mode", DEFAULTS["vllm_mode"]) == "server"
+    return bool(uses_server) and not devices.elsewhere(recipe)
 
 
-def gpus_of(recipe: Mapping[str, Any], wanted: int | None) -> list[Gpu]:
-    """Return the first ``wanted`` GPUs of this machine, or all; none for a recipe of the CPU."""
+def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:
+    """Return the first ``count`` GPUs of this machine, or all; none if the recipe is for the CPU."""
     if recipe.get("use_cpu"):
-        if wanted:
-            raise ConfigError("gpus", wanted, "contradicts use_cpu=True", "leave one of them out")
+        if count:
+            raise ConfigError("gpus", count, "contradicts use_cpu=True", "leave one of them out")
         return []
     gpus = devices.visible()
-    if wanted is not None and not 0 < wanted <= len(gpus):
+    if count is not None and not 0 < count <= len(gpus):
         reason = f"cannot be had: {len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
-        raise ConfigError("gpus", wanted, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
-    return gpus[:wanted]
+        raise ConfigError("gpus", count, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
+    return gpus[:count]
 
 
 def refuse_used(gpus: Sequence[Gpu]) -> None:
@@ -46,7 +46,7 @@ def refuse_used(gpus: Sequence[Gpu]) -> None:
 
 
 class Config(NamedTuple):
-    """An accelerate config: where it is, and what it says."""
+    """An accelerate config: its path and its content."""
 
     path: Path
     says: dict[str, Any]
@@ -83,7 +83,7 @@ def arrange(
         if isinstance(error, NotPlanned):
             say("plan", str(error))
         elif serves:
-            raise  # before a server is started for nothing; otherwise training says it
+            raise  # before a server starts in vain; without one, training reports it
         layout, config, problems = _unplanned(recipe, len(gpus)), asked_config, []
     if config is None and layout.policy > 1:
         config = _config("multi_gpu")

@@ -2,7 +2,7 @@
 
 A recipe is a YAML file with fields of `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`; each of them can also
 be given on the command line, which wins. The run writes to ``output_dir``: config.yaml, history.jsonl, before.json and
-after.json (where ``eval_n`` asks for them), adapter/ or model/, report.html and plots/.
+after.json (if ``eval_n`` asks for them), adapter/ or model/, report.html and plots/.
 
 Does not override anything of TRL: trainer/trainer.py does.
 """
@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
     with Stop(too_late=peers.broken) as stop:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
-                read = read or recipe.read(argv)  # once: what is edited while torch is imported is not trained
+                warnings.simplefilter("ignore", FutureWarning)  # about names that transformers changed
+                read = read or recipe.read(argv)  # once: an edit while torch is imported has no effect
                 _refuse_separate_processes()
                 _refuse_unlaunched(read)
                 _lay_out_memory(read.stated())
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         except UserError as error:
             code = stop.code or (1 if isinstance(error, PushError) else 2)
             _say(f"error: {printed(error)}", everywhere=isinstance(error, OutOfMemory | WriteError))
-            if isinstance(error, RewardError):  # on every rank alike, and torch's agent ends the others with the first
+            if isinstance(error, RewardError):  # on every rank, and torch's agent ends the others with the first
                 PartialState().wait_for_everyone()
         except KeyboardInterrupt:  # before training, or a second one
             code = INTERRUPTED
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
             _say("stopped: the same command starts again, and goes on from its last checkpoint")
         except BaseException as error:
             if peers.broken(seconds=1.0):
-                code = GONE  # what was raised is that another rank does not answer
+                code = GONE  # the error is that another rank does not answer
             elif message := unanswered(error):
                 code, advice = GONE, checkpoints.goes_on(run_dir)
                 _say(f"error: another rank does not answer ({message}): see its machine; {advice}", everywhere=True)
@@ -135,7 +135,7 @@ def _refuse_separate_processes() -> None:
 
 
 def _check_world() -> None:
-    """Raise `UserError` if the processes that found each other are not as many as the launcher started."""
+    """Raise `UserError` unless all processes that the launcher started have found each other."""
     expected, state = int(os.environ.get("WORLD_SIZE", 1)), PartialState()
     if state.num_processes != expected:
         met = f"{state.num_processes} of {expected} processes found each other ({state.distributed_type})"
@@ -172,7 +172,7 @@ def train(settings: Settings, stop: Stop) -> None:
 
 
 class Run:
-    """One run. Its methods are called once each, in their order, on every process."""
+    """One run. The function `train` calls the methods in their order, on every process."""
 
     trainer: MathGRPOTrainer
     evaluation_seconds = 0.0
@@ -185,13 +185,13 @@ class Run:
             values = {**values, "eval_n": 0}
         self.setup = Setup(values, settings.given, self.config.world_size)
         self.pushes, self.config.push_to_hub = self.config.push_to_hub, False  # report/hub.py pushes once, at the end
-        if self.config.hub_token:  # transformers would write it into checkpoints, with the rest of its arguments
+        if self.config.hub_token:  # transformers would write it into checkpoints, with its other arguments
             os.environ["HF_TOKEN"], self.config.hub_token = self.config.hub_token, None
 
     def prepare(self) -> bool:
         """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already."""
         config, setup, model = self.config, self.setup, self.settings.model
-        on_main(lambda: lock.hold(self.run_dir, make=False))  # before anything of a run under way is looked at
+        on_main(lambda: lock.hold(self.run_dir, make=False))  # before any file of a run under way is read
         probe(self.arguments, config)
         arguments = self.arguments
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
@@ -199,16 +199,16 @@ class Run:
             self.measured_how = self.way_of_measuring()
             default = pass_rates.default_file(self.run_dir, self.measured_how)
             self.rates_file = Path(self.arguments.difficulty_file or default)
-            pass_rates.read(self.rates_file, self.measured_how)  # one of another kind is refused before weights load
+            pass_rates.read(self.rates_file, self.measured_how)  # another kind of file is refused before weights load
         warned = ask(setup, CHECKS)
         rewards = [load_reward(name) for name in self.arguments.rewards]
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, model.model_revision)
         on_main(lambda: check_weights(path))
-        for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused says one line
+        for line in [*warned, *ask(setup, WITH_TOKENIZER)]:  # only now: a run that is refused prints one line
             _say(line)
-        on_main(lambda: lock.hold(self.run_dir))  # a run that is refused leaves nothing behind
+        on_main(lambda: lock.hold(self.run_dir))  # a run that is refused leaves no files
         ask(setup, ["output_dir"])  # once more: another run may have come and gone since
         if go_on(setup, config, self.run_dir):
             if config.process_index == 0:
@@ -248,10 +248,10 @@ class Run:
         if arguments.heldout_every:
             rows = self.setup.problems.held_out[: arguments.heldout_n]
             trainer.add_callback(HeldOut(self.score, rows, arguments.heldout_every, history, tell))
-        trainer.add_callback(StopOnSignal(stop))  # the last: what other callbacks do in a step is part of it
+        trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
 
     def way_of_measuring(self) -> dict[str, Any]:
-        """Return what a pass rate depends on, apart from the problem."""
+        """Return the settings that a pass rate depends on, apart from the problem."""
         arguments, config, model = self.arguments, self.config, self.settings.model
         revision = "" if model.model_revision == "main" else f"@{model.model_revision}"
         return {
@@ -328,7 +328,7 @@ class Run:
         except OutOfMemory as error:
             raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
         finally:
-            self.progress.on_train_end()  # the line of an error is then one of its own
+            self.progress.on_train_end()  # so that an error starts on a new line
         if stop.heeded:
             if self.is_main:
                 outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
@@ -350,15 +350,15 @@ class Run:
 def _lay_out_memory(stated: dict[str, Any]) -> None:
     """Let torch's allocator grow its segments, which leaves fewer holes, unless the user has set the variable.
 
-    vLLM's sleep mode does not work with that.
+    vLLM's sleep mode does not work with such segments.
     """
-    beside = stated.get("use_vllm") and stated.get("vllm_mode", DEFAULTS["vllm_mode"]) == "colocate"
-    if not beside and "PYTORCH_ALLOC_CONF" not in os.environ:
+    colocated = stated.get("use_vllm") and stated.get("vllm_mode", DEFAULTS["vllm_mode"]) == "colocate"
+    if not colocated and "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def _advice(settings: dict[str, Any], processes: int) -> str:
-    """Return what the memory plan would change, for the end of an error's line."""
+    """Return the changes that the memory plan suggests, as the end of an error's line."""
     try:
         changes = planner.plan(settings, gpus=processes)["suggestions"]
     except UserError:  # a model or a layout that the plan does not know

@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
 
     def pass_on(number: int, frame: object) -> None:
         leave_lost_terminal()
-        if not keeper.send(module, number):  # none is there yet
+        if not keeper.send(module, number):  # no process has started yet
             raise SystemExit(INTERRUPTED if number == signal.SIGINT else AGAIN)
 
     for number in (signal.SIGINT, *STOPPING):
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     except ChildFailedError as error:
         failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
         codes = [failure.exitcode for failure in failures]
-    except subprocess.CalledProcessError as error:  # there is one process alone
+    except subprocess.CalledProcessError as error:  # for a single process
         codes = [error.returncode]
     except SignalException as error:
         return 128 + error.sigval
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     code = next((code for code in codes if code != GONE), GONE)
     if code >= 0:
         return code
-    if GONE not in codes:  # no process is left that could say so
+    if GONE not in codes:  # no process is left that could report it
         name = signal.Signals(-code).name
         print(f"error: training was ended by {name}: the same command starts it again", file=sys.stderr)
     return 128 - code

@@ -1,6 +1,6 @@
-"""Where a run resumes: at its newest whole checkpoint, at a named one, or at the start.
+"""Decide where a run resumes: at its newest whole checkpoint, at a named one, or at the start.
 
-Does not load it: transformers does, and trainer/state.py.
+Does not load the checkpoint: transformers and trainer/state.py do.
 """
 
 import sys
@@ -28,14 +28,14 @@ def go_on(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> bool:
 
 
 def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | None, bool]:
-    """Return the checkpoint and if the run is finished. Print a line about each damaged checkpoint."""
+    """Return the checkpoint, and True if the run is finished. Print a line about each damaged checkpoint."""
     asked, mode = config.resume_from_checkpoint, setup.settings["resume"]
     named, held_in = resume.source(run_dir, asked)
     held = resume.config_of(held_in)
     if held is not None:
         lines = resume.changed_problems(held_in, setup.problems.rows)
         of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(held.get("distributed_type"))}
-        if of_checkpoints != (now := kinds_of_checkpoint(config)):  # each reads its own kind alone
+        if of_checkpoints != (now := kinds_of_checkpoint(config)):  # each reads only its own kind
             lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
         resume.refuse_changed(held_in, lines, mode)
         if named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
@@ -71,7 +71,7 @@ def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int
     before, now = held.get("num_processes", config.world_size), config.world_size
     if before == now:
         return
-    batch, own = batch_of(held, before), batch_of(vars(config), now)
+    batch, batch_now = batch_of(held, before), batch_of(vars(config), now)
     possible = [before]
     if held.get("distributed_type") in ("DEEPSPEED", "FSDP"):
         reason = "its optimizer is divided among the processes"
@@ -84,7 +84,7 @@ def _refuse_processes(held: Mapping[str, Any], config: MathGRPOConfig, step: int
             f"a step of {batch.total} completions is to be shared evenly, and {batch.rollout} are generated at a time"
         )
         possible = divisors(batch.total)
-    if now not in possible or (own.total, own.rollout) != (batch.total, batch.rollout):
+    if now not in possible or (batch_now.total, batch_now.rollout) != (batch.total, batch.rollout):
         problem = f"cannot resume checkpoint-{step}, which {before} wrote ({reason})"
         raise ConfigError("num_processes", now, problem, f"start {alternatives(possible)} processes")
     print(f"{now} in place of {before} processes: sampling draws other random numbers from here on.", file=sys.stderr)

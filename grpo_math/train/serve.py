@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Answer | int:
-    """Serve until Ctrl-C. What follows ``--`` on the command line goes to vLLM."""
+    """Serve until Ctrl-C. The words after ``--`` on the command line go to vLLM."""
     if args.make_env is not None:
         print(vllm_env.make(args.make_env))
         return 0

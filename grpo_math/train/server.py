@@ -33,12 +33,12 @@ def start_of(
     adapter = devices.sends_adapter(settings)
     dtype = recipe.get("dtype") or "auto"
     extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
-    if settings["load_in_4bit"]:  # as the trainer has it
+    if settings["load_in_4bit"]:  # as the trainer loads the model
         extra += ["--quantization", "bitsandbytes"]
     if not gpus:
         extra += ["--enforce-eager"]
     elif not settings["vllm_max_model_length"]:
-        extra += ["--max-model-len", "auto"]  # what fits beside the weights
+        extra += ["--max-model-len", "auto"]  # as much as fits next to the weights
     command = server.command(
         model_path(settings["model_name_or_path"]),
         port=port,

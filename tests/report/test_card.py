@@ -60,7 +60,7 @@ def card(run, kind="adapter", repo_id="ada/sums", **base) -> str:
 
 
 def test_its_metadata_is_what_the_hub_takes_and_shows(run):
-    text = card(run, about={"license": "apache-2.0"})
+    text = card(run, card_data={"license": "apache-2.0"})
     assert card_errors(text) == []
     data = ModelCard(text).data
     about = {"base_model": "Qwen/Qwen2.5-1.5B-Instruct", "base_model_relation": "adapter", "library_name": "peft"}
