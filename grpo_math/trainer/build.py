@@ -49,7 +49,7 @@ def trainer_of(
             processing_class=tokenizer,
             peft_config=get_peft_config(model_args),
             quantization_config=get_quantization_config(model_args),
-            tools=list(tools.own) if tools else None,
+            tools=list(tools.functions) if tools else None,
             environment_factory=tools.session if tools else None,
         )
     # transformers sends the training arguments to trackers.
