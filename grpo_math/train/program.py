@@ -91,8 +91,11 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
         except UserError as error:
             code = stop.code or (1 if isinstance(error, PushError) else 2)
             _say(f"error: {printed(error)}", everywhere=isinstance(error, OutOfMemory | WriteError))
-            if isinstance(error, RewardError):  # on every rank, and torch's agent ends the others with the first
+            # torch's agent ends all ranks when the first one exits: the main process has to print its line before.
+            if isinstance(error, RewardError):  # on every rank alike
                 PartialState().wait_for_everyone()
+            elif os.environ.get("RANK", "0") != "0":
+                time.sleep(2)
         except KeyboardInterrupt:  # before training, or a second one
             code = INTERRUPTED
             _say("interrupted")
