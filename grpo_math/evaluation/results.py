@@ -21,7 +21,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import journal
 from grpo_math.evaluation.backends import Model, Sampling
 from grpo_math.evaluation.compare import FORMAT
-from grpo_math.evaluation.figures import PARTS, Record, Results, category, summary
+from grpo_math.evaluation.figures import CALLS, PARTS, Record, Results, category, summary
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.scoring import TOLERANCE, as_published
 from grpo_math.evaluation.toolbox import Toolbox, conversing
@@ -237,9 +237,9 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
         "category": category(grade, completion.truncated),
         "tokens": completion.written,
         "truncated": completion.truncated,
-        **({"turns": list(completion.messages), **_calls(completion)} if completion.messages else {}),
+        **(
+            {"turns": list(completion.messages), **{name: getattr(completion, name) for name in CALLS}}
+            if completion.messages
+            else {}
+        ),
     }
-
-
-def _calls(completion: Completion) -> dict[str, int]:
-    return {"calls": completion.calls, "failures": completion.failures, "timeouts": completion.timeouts}
