@@ -142,3 +142,12 @@ def read_object(path: str | Path) -> dict[str, Any] | None:
     except Unreadable:
         return None
     return value if isinstance(value, dict) else None
+
+
+def is_folder(name: str) -> bool:
+    """Return True if a model name is a local folder, and False if it is a Hub id.
+
+    >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
+    (False, True, True)
+    """
+    return os.path.exists(home(name)) or name.startswith((".", "/", "~")) or name.count("/") > 1

@@ -12,8 +12,8 @@ from grpo_math.checks.services import SECONDS, offline
 from grpo_math.checks.setup import CheckResult, Setup
 from grpo_math.errors import ConfigError, UserError, one_of
 from grpo_math.generation.models import model_path
-from grpo_math.planner.model import Shape, is_folder, targets
-from grpo_math.reading import home
+from grpo_math.planner.model import Shape, targets
+from grpo_math.reading import home, is_folder
 from grpo_math.settings.rules import LEAVE
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.safetensors.index.json")

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
-from grpo_math.reading import home, near, read_json
+from grpo_math.reading import home, is_folder, near, read_json
 
 
 def model_path(name: str | None) -> str:
@@ -27,7 +27,7 @@ def refuse_missing_folder(field: str, name: str) -> None:
     ``runs/demo`` may be a path or a Hub id: it is a path if ``runs`` is a folder here.
     """
     path = home(name)
-    in_folder = name.count("/") > 1 or name.startswith((".", "/", "~")) or ("/" in name and path.parent.is_dir())
+    in_folder = is_folder(name) or ("/" in name and path.parent.is_dir())
     if in_folder and not path.exists():
         raise ConfigError(field, name, "is not a folder", near(path) or "give a folder, a Hub id, or 'embedded'")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.reading import home, read_json
+from grpo_math.reading import read_json
 
 FORMAT = 1  # of the answers of measure.py
 HERE = Path(__file__).parent
@@ -249,15 +249,6 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
 
 def _refusal(name: str, reason: str, remedy: str = "check its config.json") -> ConfigError:
     return ConfigError("model_name_or_path", name, reason, remedy)
-
-
-def is_folder(name: str) -> bool:
-    """Return True if a model name is a local folder, and False if it is a Hub id.
-
-    >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
-    (False, True, True)
-    """
-    return os.path.exists(home(name)) or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
 def _download(name: str, revision: str, offline: bool) -> Path:

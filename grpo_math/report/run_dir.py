@@ -18,8 +18,7 @@ from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import Results, ResultsError, comparison, read_results
-from grpo_math.planner.model import is_folder
-from grpo_math.reading import reading
+from grpo_math.reading import is_folder, reading
 from grpo_math.report import trl_dir
 from grpo_math.run import lock, metrics
 from grpo_math.run.checkpoints import FINISHED
