@@ -117,7 +117,7 @@ def trackers(trainer: Trainer) -> Tell:
 
 
 class Progress(TrainerCallback):
-    """A bar with the step, the reward, the accuracy and the time left, with ``then`` seconds of evaluation that follow."""
+    """A bar with the step, the reward, the accuracy and the time left, ``then`` seconds of evaluation included."""
 
     bar: Any = None
     then: float = 0.0
