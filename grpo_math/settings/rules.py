@@ -84,7 +84,7 @@ UPDATE = [
     unused(
         "baseline scale_rewards advantage_eps",
         _NORMALIZES,
-        "multi_objective_aggregation='normalize_then_sum' has a baseline and a scale of its own",
+        "multi_objective_aggregation='normalize_then_sum' has another baseline and scale",
     ),
     Rule(
         "resample_groups",
@@ -189,7 +189,7 @@ UPDATE = [
     Rule(
         "torch_compile torch_compile_backend torch_compile_mode",
         lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
-        "compiles anew for every packed row, up to torch's recompile limit, where the run ends",
+        "compiles again for every packed row, up to torch's recompile limit, which ends the run",
         "leave it out, or set pack_updates to false",
     ),
     Rule(
@@ -337,7 +337,7 @@ OF_GENERATION = {
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
 }
 _WORKERS = "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context"
-_NO_EVALUATIONS = "needs transformers' evaluations, and there are none"
+_NO_EVALUATIONS = "needs evaluations by transformers, which are off"
 
 
 def _trackers(s: Settings) -> set[str]:

@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
             _say("interrupted")
         except Stopped:  # before training, or after it
             code = AGAIN
-            _say("stopped: the same command starts again, and goes on from its last checkpoint")
+            _say("stopped: the same command starts again, and continues from its last checkpoint")
         except BaseException as error:
             if peers.broken(seconds=1.0):
                 code = GONE  # the error is that another rank does not answer
