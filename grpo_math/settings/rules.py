@@ -99,9 +99,9 @@ UPDATE = [
     unused("long_sequences", _off("max_seq_length_train"), "max_seq_length_train=0 takes every length"),
     unused("gradient_checkpointing_kwargs", _off("gradient_checkpointing"), "gradient_checkpointing=False"),
     unused("allow_float16", _off("fp16"), "fp16=False"),
-    unused("update_token_budget", _off("pack_updates"), "pack_updates=False has no budget"),
+    unused("max_tokens_per_micro_batch", _off("pack_updates"), "pack_updates=False has no budget"),
     unused(
-        "update_token_budget",
+        "max_tokens_per_micro_batch",
         lambda s: changed(s, _ENTROPY),
         "entropy_coef={entropy_coef}, use_adaptive_entropy={use_adaptive_entropy} and "
         "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",

@@ -69,7 +69,7 @@ class MathGRPOConfig(GRPOConfig):
         "Compute the prompt of a group once, in generation and in the update, compute no padding, and skip "
         "completions whose advantage is zero. The gradient is the same; false computes as TRL does.",
     )
-    update_token_budget: int = setting(
+    max_tokens_per_micro_batch: int = setting(
         0,
         "The most tokens in one forward and backward pass of a packed update; a longer completion stays whole. 0: as "
         "many as TRL's padded micro-batch would have.",
