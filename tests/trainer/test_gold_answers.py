@@ -29,13 +29,7 @@ def trainer(model, tokenizer, folder, reward, data, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "data",
-    [
-        rows("7", "8"),
-        rows(7, 8, column="answer"),
-        rows("so $\\boxed{7}$", "#### 8"),
-        rows("7", "8").to_iterable_dataset(),
-    ],
+    "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
 def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, caplog):
     seen = []
@@ -54,29 +48,12 @@ def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, c
 
 
 @pytest.mark.slow
-def test_resampling_judges_by_a_solution_too(tiny, tokenizer, tmp_path):
-    made = trainer(tiny(), tokenizer, tmp_path, by_grade, rows(*map(str, range(8))), resample_groups=1)
-    made.train()
-    assert "resample/drawn" in made.state.log_history[0]
-
-
-@pytest.mark.slow
 def test_rows_without_a_gold_are_said_once_and_are_ungradable(tiny, tokenizer, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         made = trainer(tiny(), tokenizer, tmp_path, "accuracy", rows("7", None), max_steps=2)
         made.train()
     assert caplog.text.count("1 of 2 rows of train_dataset have no gold answer (answer or solution)") == 1
     assert float(made.state.log_history[0]["grading/bad_gold"]) == 0.5
-
-
-@pytest.mark.slow
-def test_data_without_golds_says_so_and_trains(tiny, tokenizer, tmp_path, caplog):
-    data = Dataset.from_list([{"prompt": "Hello"}] * 4)
-    with caplog.at_level(logging.WARNING):
-        made = trainer(tiny(), tokenizer, tmp_path, lambda completions, **columns: [1.0] * len(completions), data)
-        made.train()
-    assert caplog.text.count("train_dataset has no gold (answer or solution)") == 1
-    assert "accuracy" not in made.state.log_history[0]
 
 
 @pytest.mark.parametrize("reward", [by_grade, ["format_soft", by_grade], "accuracy", "llm_judge"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas
 import pytest
 from datasets import Dataset
+from small_trainers import config
 
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.endings import Endings
@@ -17,11 +18,8 @@ ROWS = [
 
 def logged(model, tokenizer, folder, rewards, rows=ROWS, **settings):
     """The tables of a run of two steps, by step."""
-    args = MathGRPOConfig(
-        str(folder), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=8, num_generations=4,
-        max_completion_length=16, report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=1,
-        gradient_checkpointing=False, log_completions=True, num_completions_to_print=0, **settings,
-    )  # fmt: skip
+    own = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1}
+    args = config(MathGRPOConfig, folder, log_completions=True, num_completions_to_print=0, **own, **settings)
     trainer = MathGRPOTrainer(model, rewards, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
