@@ -58,6 +58,16 @@ def sample_apart(trainer):
     trainer.vllm_importance_sampling_correction = True
 
 
+def runs_out_forward(model, limit):
+    """Let every forward pass of an update with more tokens fail for want of memory."""
+
+    def hook(module, args, kwargs):
+        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
+
+
 def config(kind, folder, **settings):
     base = {
         "use_cpu": True,

@@ -7,7 +7,8 @@ from copy import deepcopy
 import pytest
 import torch
 from datasets import Dataset
-from small_trainers import SMALL, config, letters, make, weights
+from small_generation import counted
+from small_trainers import SMALL, config, letters, make, runs_out_forward, weights
 from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import OutOfMemory
@@ -118,12 +119,7 @@ def test_an_environment_is_trained_in_after_the_trial(factory, rows, tiny, token
 def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_path, caplog):
     trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True)
     seen = passes(trainer.model)
-
-    def runs_out(module, args, kwargs):
-        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > 45:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    trainer.model.register_forward_pre_hook(runs_out, with_kwargs=True)
+    runs_out_forward(trainer.model, 45)
     trainer.train()
     first_that_fits = next(i for i, tokens in enumerate(seen) if tokens <= 45)
     assert caplog.text.count("update_token_budget is now") == first_that_fits
@@ -142,15 +138,7 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
 )
 def test_what_fits_in_no_way_ends_before_anything_is_generated(settings, advice, tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny, tokenizer, tmp_path, longest_first=True, **settings)
-    scored = []
-
-    def runs_out(module, args, kwargs):
-        if not torch.is_grad_enabled():
-            scored.append(tuple(kwargs["input_ids"].shape))
-            assert len(scored) <= 2, "after two short rows, scored both ways, something was generated"
-            return
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    trainer.model.register_forward_pre_hook(runs_out, with_kwargs=True)
-    with pytest.raises(OutOfMemory, match=advice):
+    runs_out_forward(trainer.model, 0)
+    with counted(trainer.model) as shapes, pytest.raises(OutOfMemory, match=advice):
         trainer.train()
+    assert len(shapes) <= 2, "after two short rows, scored both ways, something was generated"

@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 import torch
-from small_trainers import SMALL, letters, make, relative, weights
+from small_trainers import SMALL, letters, make, relative, runs_out_forward, weights
 
 from grpo_math.errors import UserError
 from grpo_math.trainer.config import MathGRPOConfig
@@ -19,16 +19,6 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 def trainer_of(tiny, tokenizer, tmp_path, **settings):
     extra = {**SMALL, "advantage_eps": 1e-4, **settings}
     return make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, **extra)
-
-
-def runs_out_forward(model, limit):
-    """Every forward pass of an update with more tokens fails."""
-
-    def hook(module, args, kwargs):
-        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > limit:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def runs_out_backward(model, limit):

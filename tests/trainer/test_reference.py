@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,11 @@ import torch
 from launching import TINY, accelerate, run
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer.utils import use_adapter
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.models import load_tokenizer
 from grpo_math.trainer import reference
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -55,36 +53,11 @@ def same(a, b):
     return set(a) == set(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def logps(model, ids):
-    with torch.no_grad():
-        return model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, fused_lm_head=True).log_probs
-
-
-class Watch(TrainerCallback):
-    """After each step: the log-probs of the policy and of the reference, on tokens of no rollout."""
-
-    def __init__(self, trainer):
-        self.trainer, self.policy, self.reference = trainer, [], []
-        self.ids = torch.randint(5, 40000, (2, 9), generator=torch.Generator().manual_seed(0))
-
-    def on_step_end(self, args, state, control, **kwargs):
-        model, frozen = self.trainer.model, self.trainer.ref_model
-        self.policy.append(logps(model, self.ids))
-        with use_adapter(model, "ref") if frozen is None else nullcontext():
-            self.reference.append(logps(frozen or model, self.ids))
-
-
 @pytest.mark.full(keep=["[lora"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_reference_is_the_policy_as_it_was_at_the_refresh(kind, tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, KINDS[kind], reference_refresh_steps=2, pack_updates=False)
-    watch = Watch(trainer)
-    trainer.add_callback(watch)
+def test_the_kl_is_zero_after_each_refresh_and_above_zero_before_it(kind, tiny, tokenizer, tmp_path):
+    trainer = make(tiny(), tokenizer, tmp_path, KINDS[kind], reference_refresh_steps=2)
     trainer.train()
-    for step in range(2, 6):
-        frozen, policy = watch.reference[step - 1], watch.policy[step // 2 * 2 - 1]
-        torch.testing.assert_close(frozen, policy, rtol=0, atol=0)
-        assert step % 2 == 0 or not torch.equal(frozen, watch.policy[step - 1])
     values = kl(trainer)
     assert max(map(abs, values[::2])) < 1e-7
     assert min(values[1::2]) > 1e-4
@@ -98,16 +71,8 @@ def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, tiny,
     assert same(weights(plain.model), weights(trainer.model))
     trained = [{name for name, p in t.model.named_parameters() if p.requires_grad} for t in (plain, trainer)]
     assert trained[0] == trained[1]
-    before, gradients = weights(trainer.model), []
-    inner = trainer._clip_grad_norm
-
-    def clip(model):
-        gradients.extend(name for name, p in trainer.model.named_parameters() if p.grad is not None)
-        return inner(model)
-
-    trainer._clip_grad_norm = clip
+    before = weights(trainer.model)
     trainer.train()
-    assert set(gradients) == trained[1]
     optimised = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
     named = dict(trainer.model.named_parameters())
     assert optimised == {id(named[name]) for name in trained[1]}
@@ -119,11 +84,8 @@ def test_the_second_adapter_is_not_trained_and_the_base_weights_stay(kind, tiny,
 @pytest.mark.full
 def test_trls_own_trainer_agrees_where_it_has_the_same(tiny, tokenizer, tmp_path):
     """TRL's sync_ref_model with alpha 1, full fine-tuning."""
-    sgd = {
-        "optim": "sgd",
-        "learning_rate": 0.05,
-        "max_grad_norm": 0.0,
-    }  # Adam would turn rounding at a zero gradient into a full step
+    # Adam would turn rounding at a zero gradient into a full step.
+    sgd = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0}
     own = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 2}
     theirs = make(tiny(), tokenizer, tmp_path, trainer=GRPOTrainer, config=GRPOConfig, **sgd, **own)
     theirs.train()
@@ -249,56 +211,33 @@ def test_steps_are_counted_in_optimizer_steps(tiny, tokenizer, tmp_path):
 
 @pytest.mark.full
 def test_deepspeed_on_two_processes(tiny, tmp_path):
-    """Real ZeRO-3 on the CPU: zero KL after the refresh, the same reference on both ranks, and kept by a checkpoint."""
+    """Real ZeRO-3 on the CPU: zero KL after the refresh, over the rows of both ranks, also after a checkpoint."""
     start = accelerate("zero3_offload", tmp_path, "--num_processes", "2")
     run([*start, __file__, tiny(), str(tmp_path)])
-    for kind, rank in itertools.product(("full", "lora"), (0, 1)):
-        seen = json.loads((tmp_path / f"{kind}-{rank}.json").read_text())
+    for kind in ("full", "lora"):
+        seen = json.loads((tmp_path / f"{kind}.json").read_text())
         assert seen["launched"] == ["DEEPSPEED", 2, 3]
-        zero = [abs(value) < 1e-7 for value in seen["kl"]]
-        assert zero == [True, False, True, False, True], seen["kl"]
-        assert [distance == 0 for distance in seen["distances"]] == [False, True, False, True, False]
-        assert seen["resumed"]["distances"] == seen["distances"][3:]
-        assert seen["resumed"]["kl"] == seen["kl"][3:]
-        assert seen["files"] == ["weights.safetensors"]
+        assert [abs(value) < 1e-7 for value in seen["kl"]] == [True, False, True, False, True], seen["kl"]
+        assert seen["resumed"] == seen["kl"][3:]
+        assert [path.name for path in (tmp_path / kind / "checkpoint-3/reference").iterdir()] == ["weights.safetensors"]
 
 
-class Distances(TrainerCallback):
-    """After each step: the largest difference between a weight of the policy and the reference's, on this rank."""
-
-    def __init__(self, trainer):
-        self.reference, self.seen = trainer._reference, []
-
-    def on_step_end(self, args, state, control, **kwargs):
-        largest = 0.0
-        for _, source, target in self.reference._pairs():
-            with reference._whole([source, target], writes=False):
-                largest = max(largest, (source - target).abs().max().item())
-        self.seen.append(largest)
-
-
-def two_runs(model, tokenizer, folder, kind):
+def two_runs(model, folder, kind):
     """What `test_deepspeed_on_two_processes` runs on each rank: five steps, and the last two again from step 3."""
     settings = {"reference_refresh_steps": 2, "save_strategy": "steps", "save_steps": 3, "max_completion_length": 4}
-    runs = []
+    logged = []
     for checkpoint in (None, str(folder / kind / "checkpoint-3")):
+        tokenizer = load_tokenizer(model)
         trainer = make(model, tokenizer, folder / kind, KINDS[kind], per_device_train_batch_size=4, **settings)
-        distances = Distances(trainer)
-        trainer.add_callback(distances)
         trainer.train(resume_from_checkpoint=checkpoint)
-        runs.append({"kl": kl(trainer), "distances": distances.seen})
+        logged.append(kl(trainer))
     state = trainer.accelerator.state
-    seen = {
-        **runs[0],
-        "resumed": {"kl": runs[1]["kl"][-2:], "distances": runs[1]["distances"]},
-        "launched": [state.distributed_type.value, state.num_processes, trainer.deepspeed.zero_optimization_stage()],
-        "files": [path.name for path in (folder / kind / "checkpoint-3" / "reference").iterdir()],
-    }
-    (folder / f"{kind}-{state.process_index}.json").write_text(json.dumps(seen))
+    launched = [state.distributed_type.value, state.num_processes, trainer.deepspeed.zero_optimization_stage()]
+    if state.is_main_process:
+        seen = {"kl": logged[0], "resumed": logged[1][-2:], "launched": launched}
+        (folder / f"{kind}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    from grpo_math.generation.models import load_tokenizer
-
-    for kind in ("full", "lora"):
-        two_runs(sys.argv[1], load_tokenizer(sys.argv[1]), Path(sys.argv[2]), kind)
+    for each in ("full", "lora"):
+        two_runs(sys.argv[1], Path(sys.argv[2]), each)

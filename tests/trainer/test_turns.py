@@ -79,7 +79,7 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
+@pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
 def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
     theirs, before, there, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
     ours, _, here, own = trained(
