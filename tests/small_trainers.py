@@ -16,7 +16,7 @@ SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
 def letters(completions, **columns):
     """A reward that varies within a group and needs no gold answer."""
-    return [float(sum(map(ord, text)) % 7) for text in completions]
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
 
 
 def sparse(completions, **columns):

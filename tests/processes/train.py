@@ -124,12 +124,13 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         if resampled:
             rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
         base = {"max_steps": 3, "logging_steps": 1, **SMALL}
+        arguments = config(config_class, Path(folder) / name, **{**base, **own})  # starts the process group
         faults = ExitStack()
         faults.enter_context(last_rank_unpacked(unpacked))
         trainer = trainer_class(
             model=model,
             reward_funcs=rewards,
-            args=config(config_class, Path(folder) / name, **{**base, **own}),
+            args=arguments,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             peft_config=lora,

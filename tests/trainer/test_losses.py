@@ -5,8 +5,6 @@ Where a claim is about a mean, the mean is an enumeration of everything that can
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from small_trainers import make
@@ -76,34 +74,6 @@ def test_k1_and_k3_have_the_mean_of_the_kl_and_k2_is_near_it_for_near_policies()
         assert means["k2"] != kl
         if tolerance:
             torch.testing.assert_close(means["k2"], kl, atol=0, rtol=tolerance)
-
-
-def two_tokens(theta_first, theta_second):
-    """(V^2, 2) log-probs of every completion of two tokens, and the completions."""
-    tokens = torch.tensor(list(itertools.product(range(V), repeat=2)))
-    first, second = theta_first.log_softmax(-1), theta_second.log_softmax(-1)
-    return torch.stack([first[tokens[:, 0]], second[tokens[:, 0], tokens[:, 1]]], dim=1), tokens
-
-
-@pytest.mark.parametrize(("estimator", "corrected"), [("k2", False), ("k1", True), ("k3", True)])
-def test_the_kl_is_that_of_each_token_with_its_prefix_held_fixed(estimator, corrected):
-    theta = logits(0, V).requires_grad_(), logits(1, V, V).requires_grad_()
-    logps, tokens = two_tokens(*theta)
-    ref_first, ref_second = logits(2, V).log_softmax(-1), logits(3, V, V).log_softmax(-1)
-    reference = torch.stack([ref_first[tokens[:, 0]], ref_second[tokens[:, 0], tokens[:, 1]]], dim=1)
-    mask = torch.ones_like(logps)
-    values = kl_per_token(logps, reference, estimator)
-    if corrected:
-        values = values * importance_ratio(logps, logps.detach(), mask, "token")
-    chance = logps.detach().sum(dim=1).exp()
-    got = torch.autograd.grad((chance * values.sum(dim=1)).sum(), theta, retain_graph=True)
-
-    first, second = theta[0].log_softmax(-1), theta[1].log_softmax(-1)
-    held = exact_kl(first, ref_first) + (first.detach().exp() * exact_kl(second, ref_second)).sum()
-    whole = exact_kl(first, ref_first) + (first.exp() * exact_kl(second, ref_second)).sum()
-    for expected, actual in zip(torch.autograd.grad(held, theta, retain_graph=True), got, strict=True):
-        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
-    assert not torch.allclose(torch.autograd.grad(whole, theta)[0], got[0], atol=1e-3)
 
 
 def test_aggregate_of_numbers_worked_by_hand():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from datasets import Dataset
 from small_trainers import config, padded_batch, relative
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade, grade_batch
+from grpo_math.grading import grade_batch
 from grpo_math.trainer import trainer as module
 from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
@@ -92,36 +90,6 @@ def test_reinforce_is_the_score_function_however_old_the_rollout(packed, tiny, t
     logps = logits.log_softmax(-1).gather(-1, rows["completion_ids"][..., None])[..., 0]
     expected = gradient((-rows["advantages"][:, None] * logps * mask).sum() / mask.sum())
     assert relative(gradient(trainer._compute_loss(trainer.model, rows)), expected) < 1e-5
-
-
-@pytest.mark.slow
-def test_completions_are_graded_once_and_reward_functions_get_the_grades(tiny, tokenizer, tmp_path):
-    seen = []
-
-    def reward(completions, grade, answer, **columns):
-        seen.extend(grade)
-        return [float(g.verdict == "correct") for g in grade]
-
-    trainer = make(tiny(), tokenizer, tmp_path, [reward, "accuracy"])
-    trainer.train()
-    assert len(seen) == 8
-    assert all(isinstance(g, Grade) for g in seen)
-    logged = trainer.state.log_history[0]
-    assert sum(float(value) for name, value in logged.items() if name.startswith("grading/")) == pytest.approx(1)
-    assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
-
-
-@pytest.mark.slow
-def test_an_ungradable_answer_is_no_reward_and_its_text_is_kept(tiny, tokenizer, tmp_path):
-    rows = [{"prompt": "What is 3 + 4?", "answer": ""}, {"prompt": "What is 2 + 2?", "answer": "4"}]
-    trainer = make(tiny(), tokenizer, tmp_path, "accuracy", rows)
-    trainer.train()
-    logged = trainer.state.log_history[0]
-    assert float(logged["grading/bad_gold"]) == 0.5
-    assert list(trainer._logs["rewards"]["accuracy"]).count(0.0) <= 4
-    kept = [json.loads(line) for line in (tmp_path / "ungradable.jsonl").read_text().splitlines()]
-    assert len(kept) == 4
-    assert {row["verdict"] for row in kept} == {"bad_gold"}
 
 
 @pytest.mark.slow

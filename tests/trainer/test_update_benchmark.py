@@ -16,7 +16,7 @@ TINY = {
 
 @pytest.mark.full
 def test_both_trainers_have_the_same_gradient_and_ours_computes_prompts_and_completions_alone(tiny):
-    results = bench_update(tiny("llama"), TINY, runs=2, dtype="float32", lora_r=4, progress=False)
+    results = bench_update(tiny("llama"), TINY, runs=2, dtype="float32", lora_r=4)
     assert json.loads(json.dumps(results)) == results
     assert results["same"]
     for result, (name, shape) in zip(results["shapes"], TINY.items(), strict=True):
@@ -36,6 +36,6 @@ def test_both_trainers_have_the_same_gradient_and_ours_computes_prompts_and_comp
 def test_a_wrong_gradient_is_reported(tiny, monkeypatch):
     inner = bench.MathGRPOTrainer._compute_loss
     monkeypatch.setattr(bench.MathGRPOTrainer, "_compute_loss", lambda self, *args: 0.9 * inner(self, *args))
-    wrong = bench_update(tiny("llama"), {"mixed": TINY["mixed"]}, runs=1, dtype="float32", progress=False)
+    wrong = bench_update(tiny("llama"), {"mixed": TINY["mixed"]}, runs=1, dtype="float32")
     assert wrong["shapes"][0]["difference"] == pytest.approx(0.1, abs=1e-3)
     assert "the ratios say nothing" in table(wrong)
