@@ -13,7 +13,7 @@ import pytest
 import yaml
 from datasets import Dataset
 from launching import ROOT
-from small_trainers import config
+from small_trainers import config, letters
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
@@ -25,10 +25,6 @@ from grpo_math.report import report
 from grpo_math.run.log import History
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
-
-
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
 
 
 def make(model, tokenizer, folder, kind=MathGRPOTrainer, args=MathGRPOConfig, peft=True, **settings):
