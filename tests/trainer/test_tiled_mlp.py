@@ -42,7 +42,13 @@ def trainer_of(model, tokenizer, folder, targets=None, dropout=0.0, **settings):
     return trainer
 
 
-def gradient_of(trainer, shape=SHAPES["one group"], kind=MathGRPOTrainer, under=None):
+@pytest.fixture(autouse=True)
+def tiles_of_one_test(monkeypatch):
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
+
+
+def gradient_of(trainer, shape=SHAPES["one group"], kind=MathGRPOTrainer, tile=SMALL_TILE, under=None):
+    tiled_mlp.MIN_TOKENS = tile
     ids, mask, longest = padded_batch(*shape)
     scored = mask[:, -longest:].bool()
     factors = torch.randn(scored.shape, generator=torch.Generator().manual_seed(1)) * scored
@@ -67,9 +73,12 @@ class Widest(TorchDispatchMode):
         return out
 
 
-def widest(trainer, shape=SHAPES["one group"]):
+LONG = ([60], 1, [60])  # more tokens than a weight has rows
+
+
+def widest(trainer, shape=SHAPES["one group"], tile=SMALL_TILE):
     with Widest() as mode:
-        gradient_of(trainer, shape)
+        gradient_of(trainer, shape, tile=tile)
     return mode.tokens
 
 
@@ -81,16 +90,14 @@ TARGETS = {"full": None, "all-linear": "all-linear", "q and v": ["q_proj", "v_pr
     ("family", "targets"),
     [("llama", "full"), ("llama", "all-linear"), ("llama", "q and v"), ("qwen2", "all-linear"), ("gemma", "full")],
 )
-def test_gradients_in_tiles_are_trls(family, targets, tiny, tokenizer, tmp_path, monkeypatch):
+def test_gradients_in_tiles_are_trls(family, targets, tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny(family), tokenizer, tmp_path, TARGETS[targets])
     for shape in SHAPES.values():
-        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
-        plain = gradient_of(trainer, shape, GRPOTrainer)
-        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
+        plain = gradient_of(trainer, shape, GRPOTrainer, tile=WHOLE)
         assert relative(gradient_of(trainer, shape), plain) < 1e-5
 
 
-def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, tokenizer, tmp_path, monkeypatch):
+def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, tokenizer, tmp_path):
     pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -106,11 +113,9 @@ def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, toke
     trainer.model.base_model.model.model.layers[0].mlp.up_proj.register_forward_pre_hook(
         lambda module, args: seen.append(args[0].numel() // args[0].size(-1))
     )
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
-    plain = gradient_of(trainer, kind=GRPOTrainer)
-    assert relative(gradient_of(trainer), plain) < 1e-5
+    plain = gradient_of(trainer, kind=GRPOTrainer, tile=WHOLE)
+    assert relative(gradient_of(trainer, tile=WHOLE), plain) < 1e-5
     seen.clear()
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     assert relative(gradient_of(trainer), plain) < 1e-5
     assert max(seen) < 24
     trainer.train()
@@ -119,28 +124,23 @@ def test_a_4_bit_base_has_trls_gradient_whole_and_in_tiles_and_trains(tiny, toke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("targets", TARGETS)
-def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, tiny, tokenizer, tmp_path, monkeypatch):
+def test_the_mlp_is_never_whole_and_no_product_is_computed_more_often(targets, tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, TARGETS[targets])
     products = []
-    for least in (WHOLE, SMALL_TILE):
-        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", least)
+    for tile in (WHOLE, SMALL_TILE):
         with FlopCounterMode(display=False) as counter:
-            gradient_of(trainer)
+            gradient_of(trainer, tile=tile)
         products.append(counter.get_total_flops())
     assert products[1] == products[0]
     tokens = (7 - 1) + 5 + 3 + 9 + 1  # of the packed row, in three tiles
     assert widest(trainer) <= max(tokens // 3, WIDTH)  # a weight has WIDTH rows
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
-    long = ([60], 1, [60])
-    assert widest(trainer, long) >= 100
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
-    assert widest(trainer, long) <= WIDTH
+    assert widest(trainer, LONG, tile=WHOLE) >= 100
+    assert widest(trainer, LONG) <= WIDTH
 
 
 def test_a_dropout_in_the_mlp_draws_the_same_again(tiny, tokenizer, tmp_path, monkeypatch):
     """The reference saves what the tiles of the first pass have computed, as far as torch's checkpointing does."""
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear", dropout=0.3)
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
     torch.manual_seed(0)
     gradient, after = gradient_of(trainer), torch.rand(1)
     monkeypatch.setattr(tiled_mlp, "checkpoint", lambda function, *args, use_reentrant: function(*args))
@@ -151,41 +151,34 @@ def test_a_dropout_in_the_mlp_draws_the_same_again(tiny, tokenizer, tmp_path, mo
     assert relative(gradient, gradient_of(trainer)) > 1e-2, "nothing was dropped"
 
 
-def test_under_autocast_tiles_round_as_the_whole_does(tiny, tokenizer, tmp_path, monkeypatch):
+CONTEXTS = {
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.bfloat16), 5e-3),
+    # As with activation offloading, which puts away what checkpointing keeps.
+    "hooks of saved tensors": (lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t), 1e-5),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_under_autocast_and_hooks_tiles_compute_what_the_whole_does(context, tiny, tokenizer, tmp_path):
     trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, "all-linear")
-    gradients = []
-    for least in (WHOLE, SMALL_TILE):
-        monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", least)
-        gradients.append(gradient_of(trainer, under=torch.autocast("cpu", dtype=torch.bfloat16)))
-    assert relative(gradients[1], gradients[0]) < 5e-3
+    under, bound = CONTEXTS[context]
+    whole, tiles = (gradient_of(trainer, tile=tile, under=under()) for tile in (WHOLE, SMALL_TILE))
+    assert relative(tiles, whole) < bound
 
 
-def test_hooks_around_it_are_served(tiny, tokenizer, tmp_path, monkeypatch):
-    """As with activation offloading, which puts away what checkpointing keeps."""
-    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path)
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", WHOLE)
-    plain = gradient_of(trainer)
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
-        assert relative(gradient_of(trainer), plain) < 1e-5
-
-
-def test_where_it_cannot_serve_the_mlp_stays_whole(tiny, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", SMALL_TILE)
-    tokens = 7 - 1 + 5 + 3 + 9 + 1
-    for name, served, kwargs in (
-        ("tiles", True, {}),
-        ("a dropout", True, {"targets": "all-linear", "dropout": 0.1}),
-        ("use_reentrant", False, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}),
-        ("no checkpointing", False, {"gradient_checkpointing": False}),
-    ):
-        trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, **kwargs)
-        seen = []
-        layer = next(module for module in trainer.model.modules() if hasattr(module, "mlp"))
-        layer.mlp.gate_proj.register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0]))
-        gradient_of(trainer)
-        assert (max(states.numel() // states.size(-1) for states in seen) < tokens) == served, name
-        assert bool(trainer.tiled_layers) == served, name
+@pytest.mark.parametrize(
+    ("served", "kwargs"),
+    [
+        (True, {}),
+        (True, {"targets": "all-linear", "dropout": 0.1}),
+        (False, {"gradient_checkpointing_kwargs": {"use_reentrant": True}}),
+        (False, {"gradient_checkpointing": False}),
+    ],
+)
+def test_where_it_cannot_serve_the_mlp_stays_whole(served, kwargs, tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny("llama"), tokenizer, tmp_path, **kwargs)
+    assert bool(trainer.tiled_layers) == served
+    assert (widest(trainer, LONG) <= WIDTH) == served
 
 
 @pytest.mark.parametrize(("family", "served"), [("mistral", 2), ("gemma2", 0), ("olmo2", 0)])
