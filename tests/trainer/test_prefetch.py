@@ -213,6 +213,15 @@ def test_rollouts_that_are_no_steps_are_asked_for_once_each(
     assert [line.get(metrics.STALENESS) for line in lines(trainer)] == staleness
 
 
+@pytest.mark.slow
+def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, tokenizer, tmp_path, caplog):
+    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
+    trainer.prefetch._next_prompts = lambda: [[1], [2]]
+    trainer.train()
+    assert caplog.text.count("the batch differs from the prefetched prompts") == 4
+    assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
+
+
 @pytest.mark.parametrize(
     ("others", "message"),
     [
