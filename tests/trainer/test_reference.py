@@ -146,7 +146,13 @@ def test_the_program_leaves_an_adapter_that_peft_loads(tiny, tmp_path):
     """And accelerate_configs/cpu.yaml launches it."""
     own = {"beta": 0.5, "reference_refresh_steps": 1, "max_steps": 2, "save_steps": 2, "learning_rate": 1e-2}
     own |= {"rewards": "small_trainers:letters", "dtype": "float32", "use_peft": "true", "lora_r": 4, "lora_dropout": 0}
-    arguments = [*TINY, *(f"--{name}={value}" for name, value in own.items()), "--lora_target_modules", "q_proj"]
+    arguments = [
+        *TINY,
+        *(f"--{name}={value}" for name, value in own.items()),
+        "--lora_target_modules",
+        "q_proj",
+        "v_proj",
+    ]
     start = [*accelerate("cpu", tmp_path), "-m", "grpo_math.train", "--model_name_or_path", tiny()]
     run([*start, "--output_dir", str(tmp_path / "run"), *arguments])
     lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
