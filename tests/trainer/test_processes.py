@@ -65,11 +65,8 @@ def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(
     }
     one = tmp_path / "1NO"
     for (kind, processes, *zero), start in starts.items():
-        folder, rows = (
-            tmp_path / f"{processes}{kind}",
-            {"scripted": True, "per_device_train_batch_size": 16 // processes},
-        )
-        runs = {name: {**run, **rows, **SHORT} for name, run in SCRIPTED.items()}
+        folder, rows = tmp_path / f"{processes}{kind}", 16 // processes
+        runs = {name: {**run, **SHORT, "per_device_train_batch_size": rows} for name, run in SCRIPTED.items()}
         launch(start, "ours", tiny("llama"), folder, runs)
         for name in runs:
             seen = ranks(folder, name, kind, processes, *map(list, zero))
