@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from gpu_like.counting import memory as held
 
 NAME, MEMORY = "pretended GPU", 140 * 2**30
 
@@ -51,9 +52,8 @@ class Stream:
 ANSWERS: dict[Any, str] = {
     True: "is_available is_initialized is_bf16_supported _is_compiled",
     None: "_lazy_init init set_device manual_seed manual_seed_all set_rng_state set_rng_state_all empty_cache "
-    "synchronize reset_peak_memory_stats ipc_collect",
-    0: "current_device _exchange_device _maybe_exchange_device memory_allocated memory_reserved max_memory_allocated "
-    "max_memory_reserved",
+    "synchronize ipc_collect",
+    0: "current_device _exchange_device _maybe_exchange_device",
     (9, 0): "get_device_capability",
     NAME: "get_device_name",
 }
@@ -73,6 +73,11 @@ def put_in(memory: int = MEMORY) -> None:
         "get_rng_state": lambda *args: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "memory_stats": always({}),
+        "memory_allocated": lambda *args: held.allocated,
+        "max_memory_allocated": lambda *args: held.peak,
+        "memory_reserved": lambda *args: held.allocated,
+        "max_memory_reserved": lambda *args: held.peak,
+        "reset_peak_memory_stats": lambda *args: held.reset(),
         "Stream": Stream,
         "Event": Stream,
         "current_stream": always(default),
