@@ -1,7 +1,7 @@
 """On a real GPU: what a run holds at most, against what the plan says beforehand.
 
-The pretended GPU counts each byte of each tensor, so that a rehearsal checks the plan too: it has no CUDA context, and no
-allocator that rounds.
+The pretended GPU counts the bytes of its tensors, so that a rehearsal checks the plan too. It has no CUDA context, and
+no allocator that rounds.
 """
 
 from __future__ import annotations

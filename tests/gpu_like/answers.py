@@ -9,27 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from gpu_like.counting import memory as held
+from gpu_like.counting import memory
 
 NAME, MEMORY = "pretended GPU", 140 * 2**30
 
 
 class Stream:
-    """A stream or an event. Nothing runs: it has a number, and 0 is the default."""
+    """A stream or an event. Nothing runs."""
 
-    current, made = 0, 0
+    device = torch.device("cuda", 0)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.number = Stream.made
-        Stream.made += 1
-        self.device = torch.device("cuda", 0)
+        pass
 
     def __enter__(self) -> Stream:
-        self.before, Stream.current = Stream.current, self.number
         return self
 
     def __exit__(self, *error: Any) -> None:
-        Stream.current = self.before
+        pass
 
     def query(self) -> bool:
         return True
@@ -59,25 +56,25 @@ ANSWERS: dict[Any, str] = {
 }
 
 
-def put_in(memory: int = MEMORY) -> None:
+def put_in() -> None:
     """Replace the functions of `torch.cuda` for the rest of the process."""
     properties = SimpleNamespace(
-        name=NAME, major=9, minor=0, total_memory=memory, multi_processor_count=132, uuid="0", gcnArchName=""
+        name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, uuid="0", gcnArchName=""
     )
     state, default = torch.zeros(16, dtype=torch.uint8), Stream()
     answers = {name: always(answer) for answer, names in ANSWERS.items() for name in names.split()}
     answers |= {
         "device_count": always(1),  # 1 is True as a key of ANSWERS
-        "mem_get_info": always((memory, memory)),
+        "mem_get_info": always((MEMORY, MEMORY)),
         "get_device_properties": always(properties),
         "get_rng_state": lambda *args: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "memory_stats": always({}),
-        "memory_allocated": lambda *args: held.allocated,
-        "max_memory_allocated": lambda *args: held.peak,
-        "memory_reserved": lambda *args: held.allocated,
-        "max_memory_reserved": lambda *args: held.peak,
-        "reset_peak_memory_stats": lambda *args: held.reset(),
+        "memory_allocated": lambda *args: memory.allocated,
+        "max_memory_allocated": lambda *args: memory.peak,
+        "memory_reserved": lambda *args: memory.allocated,
+        "max_memory_reserved": lambda *args: memory.peak,
+        "reset_peak_memory_stats": lambda *args: memory.reset(),
         "Stream": Stream,
         "Event": Stream,
         "current_stream": always(default),

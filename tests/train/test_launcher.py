@@ -422,6 +422,7 @@ def test_serve_check_says_what_is_sent_to_the_server(recipe, answer, tmp_path, c
 # Training itself, without stand-ins
 
 
+@pytest.mark.full
 def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     if not os.environ.get("GRPO_MATH_VLLM"):
         pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
