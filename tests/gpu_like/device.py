@@ -42,7 +42,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 VARIABLE = "GRPO_MATH_PRETENDED_GPU"
-TESTS = ["test_ceilings.py", "test_device.py", "test_training.py"]
+TESTS = ["test_ceilings.py", "test_device.py", "test_memory.py", "test_training.py"]
 # They look for a GPU's libraries when they are imported, if torch says that there is one.
 BEFORE = ("deepspeed", "bitsandbytes")
 
