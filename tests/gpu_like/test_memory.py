@@ -1,6 +1,7 @@
 """The plan's live memory against the bytes that a short run holds on the pretended GPU.
 
-Does not check the LM head, because TRL's Triton kernel is not there: the vocabulary is so small that it hardly counts.
+Does not check the LM head, because TRL's Triton kernel is not there. The vocabulary is small, so that the head that
+computes in its place holds little.
 """
 
 from __future__ import annotations
@@ -42,26 +43,25 @@ LORA = {"r": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 PLANNED = {"use_peft": True, "lora_r": 16, "lora_target_modules": LORA["target_modules"], "lora_dropout": 0.0}
 
 
-@pytest.mark.parametrize("kind", ["full", "lora", "recomputed"])
+@pytest.mark.parametrize("kind", ["full", "lora"])
 def test_the_plan_says_what_is_live(kind, tmp_path):
     words = Tokenizer(models.WordLevel(WORDS, unk_token="w2"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
     model = Qwen2ForCausalLM(Qwen2Config(**SHAPE)).bfloat16()
     model.config.save_pretrained(tmp_path)
-    settings = {**SETTINGS, "gradient_checkpointing": kind == "recomputed"}
     adapter = None if kind == "full" else LoraConfig(**LORA, task_type="CAUSAL_LM")
     memory.reset()
     before = memory.allocated
     trainer = make(
         *(MathGRPOTrainer, MathGRPOConfig, model, tokenizer, tmp_path),
-        **(settings | {"use_cpu": False, "peft_config": adapter}),
+        **(SETTINGS | {"use_cpu": False, "peft_config": adapter}),
     )
     trainer.train()
-    recipe = {"model_name_or_path": str(tmp_path), "dtype": "bfloat16", **settings, **(PLANNED if adapter else {})}
+    recipe = {"model_name_or_path": str(tmp_path), "dtype": "bfloat16", **SETTINGS, **(PLANNED if adapter else {})}
     longest = max(len(tokenizer(prompt).input_ids) for prompt in PROMPTS)
     phases = plan(recipe, gpus=1, gpu_gb=80, cpu_gb=64, prompt_tokens=longest)["phases"]
-    live = max(sum(terms.values()) - terms["cuda_context"] - terms["allocator"] for terms in phases.values())
-    print({name: {term: round(size / 2**20, 2) for term, size in terms.items()} for name, terms in phases.items()})
-    print(kind, memory.peak - before, live, (memory.peak - before) / live)
-    assert memory.peak - before == pytest.approx(live, rel=0.1)
+    terms = max(phases.values(), key=lambda terms: sum(terms.values()))
+    live = sum(terms.values()) - terms["cuda_context"] - terms["allocator"]
+    held = memory.peak - before
+    assert live - terms["lm_head_workspace"] <= held <= 1.05 * live

@@ -1,4 +1,4 @@
-"""The training program on real weights and real rows, launched as a user launches it."""
+"""The training program: what a run prints and leaves."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(monkeypatc
 
 
 @pytest.mark.full
-def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tmp_path):
+def test_two_steps_on_real_gsm8k_rows_through_accelerate(data_dir, tiny, tmp_path):
     recipe = ROOT / "launch/configs/gsm8k_smoke_cpu.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu.yaml"]
     command += ["-m", "grpo_math.train", "--config", str(recipe), "--output_dir", str(tmp_path / "run")]
-    launching.run([*command, "--max_completion_length", "24"])
+    launching.run([*command, "--model_name_or_path", tiny(), "--max_completion_length", "24"])
     lines = history(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
