@@ -17,9 +17,9 @@ from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-OURS = 999  # waits of a step by lines of grpo_math besides sampling
-OF_TRL = 999  # by lines of TRL, whose loss logs figure by figure
-BACKWARD = 999  # in autograd's own thread: TRL's head picks the scored tokens by a mask
+OURS = 20  # waits of a step by lines of grpo_math besides sampling
+OF_TRL = 65  # by lines of TRL, whose loss logs figure by figure
+BACKWARD = 2  # in autograd's own thread: TRL's head picks the scored tokens by a mask
 LAUNCHES = 200  # of a layer, forward and backward, whatever the number of groups
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
@@ -34,10 +34,9 @@ def test_a_step_waits_for_the_gpu_as_rarely_as_this(kind, tiny, tokenizer, tmp_p
     with counting() as counts:
         trainer.train()
     sampling = sum(n for line, n in counts.synchronisations.items() if line.startswith("grpo_math/generation/"))
-    print("waits of a step:", (counts.of("grpo_math") - sampling) / 2, counts.of("trl") / 2)
     assert (counts.of("grpo_math") - sampling) / 2 <= OURS, counts.synchronisations
     assert counts.of("trl") / 2 <= OF_TRL, counts.synchronisations
-    assert counts.synchronisations["backward"] <= BACKWARD, counts.synchronisations
+    assert counts.synchronisations["backward"] / 2 <= BACKWARD, counts.synchronisations
 
 
 def passes(layers, groups, tiny, tokenizer, folder):
