@@ -6,7 +6,6 @@ from statistics import fmean
 
 import pytest
 
-from grpo_math.evaluation.compare import comparison
 from grpo_math.evaluation.figures import category, summary
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import accuracy, gsm8k
@@ -28,13 +27,3 @@ def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_
         assert trained[name] == pytest.approx(evaluated[name])
         assert trained[name] == pytest.approx(share)
     assert evaluated["accuracy"] > evaluated["accuracy_in_format"] > 0
-
-
-def test_a_comparison_has_both_with_their_differences():
-    rows = [{"id": str(i), "problem": "p", "gold": "7", "completion": "7", "category": "bad_format"} for i in range(4)]
-    before = {"grader": 12, "rows": [{**row, "category": "correct"} if row["id"] == "0" else row for row in rows]}
-    after = {"grader": 12, "rows": [{**row, "category": "correct_answer_bad_format"} for row in rows]}
-    found = comparison(before, after)
-    assert (found["difference"], found["difference_in_format"]) == (0.75, -0.25)
-    assert (found["before"]["accuracy"], found["before"]["accuracy_in_format"]) == (0.25, 0.25)
-    assert (found["after"]["accuracy"], found["after"]["accuracy_in_format"]) == (1.0, 0.0)

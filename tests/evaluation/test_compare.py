@@ -10,9 +10,7 @@ import pytest
 from grpo_math.cli import main
 from grpo_math.evaluation.compare import Change, ResultsError, changed, compare, comparison, read_results
 from grpo_math.grading import GRADER
-from grpo_math.problems.datasets import load_problems
-from grpo_math.report.terminal import terminal_change, terminal_table, text_of
-from grpo_math.run.metrics import CATEGORIES
+from grpo_math.report.terminal import terminal_change, terminal_table
 
 ALIKE = ("template", "prompt_hash", "grader", "samples", "temperature", "max_new_tokens")
 
@@ -149,27 +147,3 @@ def test_the_command_prints_table_and_examples_or_all_of_it_as_json(tmp_path, ca
     assert answer == comparison(*map(read_results, files))
     assert main(["evaluate", "--compare", *files, "--samples", "4"]) == 2
     assert "--samples would be ignored by --compare" in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_the_table_of_categories_on_real_outputs(smollm, tmp_path):
-    """The layout of the CS336-style recipe, before and after: here two draws of the real model."""
-    from grpo_math import evaluate
-
-    rows = load_problems("generated", "heldout", limit=16)
-    settings = {"temperature": 1.0, "max_new_tokens": 14, "progress": False}
-    for name, seed in (("before", 0), ("after", 1)):
-        evaluate(smollm, rows, seed=seed, output=tmp_path / f"{name}.json", **settings)
-    before, after = read_results(tmp_path / "before.json"), read_results(tmp_path / "after.json")
-    text = text_of(comparison(before, after))
-    print(text)
-    shown = [name for name in CATEGORIES if before["categories"][name] or after["categories"][name]]
-    table = text.splitlines()[: 3 + len(shown)]
-    assert [line[:29].strip() for line in table[3:]] == [CATEGORIES[name] for name in shown]
-    for column, results_ in ((0, before), (1, after)):
-        found = [int(line[29:].split()[column]) for line in table[3:]]
-        assert sum(found) == 16
-        assert found == [results_["categories"][name] for name in shown]
-    changes = [int(line[29:].split()[2]) for line in table[3:]]
-    assert sum(changes) == 0
-    assert len({row["category"] for row in before["rows"] + after["rows"]}) >= 3, "real outputs are of several kinds"

@@ -1,12 +1,14 @@
-"""A problem's completions on the page: what each was paid, and why a right number got nothing."""
+"""A problem's completions on the page: what each was paid, why a right number got nothing, and the turns of tools."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from grpo_math.report.groups import groups, why
 from grpo_math.report.run_dir import Run
-from grpo_math.report.viewer import sources
+from grpo_math.report.viewer import sources, turns_of
 
 ROW = {"step": 4, "problem_id": "sum-1", "gold": "17", "prompt": "What is 9 + 8?", "answer_length": 0.5}
 
@@ -74,3 +76,30 @@ def test_a_table_of_trl_alone_has_its_groups_too():
     assert [group.rewards for group in groups(table)] == [[0.0, 1.0], [0.0, 1.0]]
     assert [one.title["rewards"] for one in source(table).rows] == ["0 to 1"] * 2
     assert not any(side.note for one in source(table).rows for side in one.sides)
+
+
+def call(name="python", **arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_code_and_output_are_told_apart_and_a_failure_is_named():
+    completion = [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call(code="1 / 0")], "name": None},
+        {"role": "tool", "content": "division by zero", "status": "failed"},
+        {"role": "assistant", "content": "", "tool_calls": [call("add", a=1, b=None)]},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "#### 1", "tool_calls": None},
+    ]
+    assert turns_of(completion) == [
+        ("said", "Let me see."),
+        ("code", "1 / 0"),
+        ("output, failed", "division by zero"),
+        ("code", '{"name": "add", "arguments": {"a": 1, "b": null}}'),
+        ("output", "1"),
+        ("said", "#### 1"),
+    ]
+
+
+@pytest.mark.parametrize("completion", [None, "text", [], [{"role": "assistant", "content": "one turn"}]])
+def test_one_turn_has_no_turns(completion):
+    assert turns_of(completion) == []

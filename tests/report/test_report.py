@@ -19,7 +19,7 @@ from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare, comparison
-from grpo_math.report import Change, ResultsError, changed, read_results, report, run_dir, viewer
+from grpo_math.report import Change, read_results, report, run_dir, viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, PLOTS, curve, curves, moving_average, svg
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_change, terminal_table
@@ -132,17 +132,6 @@ class Tags(HTMLParser):
             self.forbidden.append((tag, attributes))
 
 
-def test_a_note_that_quotes_a_hostile_id_is_escaped(run):
-    after = results(RIGHT_AFTER)
-    after["rows"][0]["id"] = HOSTILE
-    (run / "after.json").write_text(json.dumps(after))
-    files = report(run)
-    assert "in one only 2" in files.notes[0]
-    tags = Tags()
-    tags.feed(files.html.read_text(encoding="utf-8"))
-    assert (tags.scripts, tags.forbidden) == (1, [])
-
-
 def test_lone_surrogates_control_and_direction_characters_are_shown_as_their_codes(run):
     broken = results({0}, n=2)
     broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
@@ -184,13 +173,6 @@ def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
     assert name in line
 
 
-def test_the_lines_of_one_step_are_one_row(run):
-    (run / "history.jsonl").write_text(
-        '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
-    )
-    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy": 0.25}, {"step": 2, "reward": 1.0}]
-
-
 @pytest.mark.slow
 def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_comparison(run, capsys):
     from grpo_math.report.verdict import print_verdict
@@ -203,14 +185,6 @@ def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_compa
     page = (run / "report.html").read_text()
     assert html.escape(said.partition(" (")[0]) in page
     assert "95% paired interval" not in page
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
-def test_a_history_without_a_step_leaves_no_plots(run, content):
-    (run / "history.jsonl").write_text(content)
-    files = report(run)
-    assert files.plots == []
-    assert "74.2%" in files.html.read_text(encoding="utf-8")
 
 
 def test_the_findings_stand_above_the_plots_and_come_back(run):
@@ -232,32 +206,33 @@ def test_a_run_without_a_finding_says_so_and_one_without_steps_says_nothing(run)
     assert '<section class="findings"' not in page_of(run)
 
 
-def test_before_and_after_take_part_in_the_diagnosis(run):
-    (run / "after.json").write_text(json.dumps(results(set(range(40)))))
-    [finding] = report(run).findings
-    assert finding.check == "heldout_worse"
-    assert "36.7%" not in finding.message
-    assert "37% of 256 problems before training, 16% of 256 at step 5" in finding.message
-    rows = results(set(range(40)))
-    rows["rows"][0]["id"] = "another problem"
-    (run / "after.json").write_text(json.dumps(rows))
-    assert report(run).findings == []
-
-
-def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run, capsys):
+def test_before_and_after_take_part_in_the_diagnosis_and_the_command_prints_each_finding(run, capsys):
     (run / "after.json").write_text(json.dumps(results(set(range(40)))))
     assert main(["report", str(run)]) == 0
     line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("error: held-out accuracy is below the base model's: 37% of 256")
+    said = "37% of 256 problems before training, 16% of 256 at step 5"
+    assert line.startswith(f"error: held-out accuracy is below the base model's: {said}")
     assert main(["report", str(run), "--json"]) == 0
     [finding] = json.loads(capsys.readouterr().out)["findings"]
     assert set(finding) == {"level", "check", "message", "remedy"}
+    assert finding["check"] == "heldout_worse"
 
 
-def test_a_run_with_nothing_but_before_is_reported(tmp_path):
-    (tmp_path / "before.json").write_text(json.dumps(results({1}, n=2)))
-    files = report(tmp_path)
-    assert ">50.0%</p>" in files.html.read_text(encoding="utf-8")
+def test_results_of_other_problems_are_shown_and_not_compared(run):
+    after = results(set(range(40)))
+    after["rows"][0]["id"] = HOSTILE
+    (run / "after.json").write_text(json.dumps(after))
+    files = report(run)
+    assert files.findings == []
+    [note] = files.notes
+    assert "the problems differ (before 256, after 256, in one only 2, such as " in note
+    page = files.html.read_text(encoding="utf-8")
+    assert "paired interval" not in page
+    assert "not compared" in page
+    assert page.count("<article ") == 512 + 8 * 4
+    tags = Tags()
+    tags.feed(page)
+    assert (tags.scripts, tags.forbidden) == (1, [])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -268,63 +243,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def other_template(after):
-    after["template"] = "boxed"
-
-
-def other_problems(after):
-    after["rows"] = [*after["rows"][:-1], after["rows"][-1] | {"id": "products-1"}]
-
-
-def other_text(after):
-    after["rows"][3]["problem"] = "What is 1 + 1?"
-
-
-def other_gold(after):
-    after["rows"][3]["gold"] = "-1"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (other_template, "template differs (before 'gsm8k', after 'boxed')"),
-        (other_problems, "the problems differ (before 256, after 256, in one only 2, such as 'products-1')"),
-        (other_text, "problem of 'sums-3' differs"),
-        (other_gold, "gold of 'sums-3' differs"),
-    ],
-)
-def test_runs_over_different_problems_or_templates_are_not_compared(run, change, words):
-    before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
-    change(after)
-    for function in (compare, changed, comparison):
-        with pytest.raises(ResultsError) as refused:
-            function(before, after)
-        assert str(refused.value).startswith(words)
-        assert "\n" not in str(refused.value)
-    (run / "after.json").write_text(json.dumps(after))
-    files = report(run)
-    assert len(files.notes) == 1
-    assert words in files.notes[0]
-    page = files.html.read_text(encoding="utf-8")
-    assert "paired interval" not in page
-    assert "not compared" in page
-    assert page.count("<article ") == 512 + 8 * 4
-
-
 def test_problems_are_paired_by_id_and_not_by_place():
     before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
     expected = compare(before, after)
     after["rows"].reverse()
     assert compare(before, after) == expected
-
-
-def test_changed_gives_the_first_problems_of_each_direction():
-    before, after = results({0, 1}, n=6), results({1, 3, 4, 5}, n=6)
-    assert [change.id for change in changed(before, after, limit=2)] == ["sums-3", "sums-4"]
-    (lost,) = changed(before, after, lost=True)
-    assert (lost.id, lost.problem, lost.gold) == ("sums-0", "What is 1 + 2?", "3")
-    assert lost.before == "1 + 2 = 3\n#### 3"
-    assert lost.after == after["rows"][0]["completion"]
 
 
 def test_the_terminal_table_lines_up():
@@ -386,16 +309,6 @@ def test_completions_that_are_too_large_for_a_page_are_thinned_by_whole_rows(run
     assert [note for note in read.notes if note.startswith("Training completions: one row in ")]
 
 
-@pytest.mark.full
-def test_a_second_report_replaces_the_first_and_leaves_no_temporary_file(run):
-    report(run)
-    names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
-    (run / "report.html").write_text("old")
-    report(run)
-    assert {path.relative_to(run).as_posix() for path in run.rglob("*")} == names
-    assert (run / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
-
-
 def test_a_report_that_cannot_be_written_keeps_the_old_one_and_is_one_line(run, monkeypatch, capsys):
     (run / "report.html").write_text("old")
 
@@ -422,20 +335,6 @@ def test_reporting_touches_neither_pyplot_nor_torch_nor_the_settings_of_matplotl
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_importing_the_report_imports_no_matplotlib_yet():
-    program = "import sys, grpo_math.report; print(sorted({'matplotlib', 'pyarrow', 'torch'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
-    (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
-    files = report(run)
-    # Reward, and accuracy from before.json and after.json.
-    assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
-    assert [path.name for path in files.plots] == ["training.png"]
 
 
 def test_every_plot_reads_metrics_that_exist_and_has_a_colour_for_each():
@@ -476,11 +375,15 @@ def test_the_pointer_shows_the_values_of_a_step():
     assert 0 < strips[0][0] < strips[-1][1] <= figure["size"][0]
 
 
-def test_what_two_runs_before_left_is_not_next_to_new_data(whole_run):
-    report(whole_run)
-    (whole_run / "history.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
-    assert [path.name for path in report(whole_run).plots] == ["training.png"]
-    assert not (whole_run / "plots/details.png").exists()
+def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
+    (run / "plots").mkdir()
+    (run / "plots/details.png").write_text("of an earlier report")
+    (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
+    files = report(run)
+    # Reward, and accuracy from before.json and after.json.
+    assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
+    assert [path.name for path in files.plots] == ["training.png"]
+    assert not (run / "plots/details.png").exists()
 
 
 def test_an_evaluation_of_the_run_is_its_result_if_training_made_none(run):

@@ -99,11 +99,3 @@ def test_the_steps_of_a_run_of_epochs_follow_from_its_epoch(tmp_path):
     assert progress(run) == Progress(10, 60, 150.0)
     assert progress(Run(tmp_path)) == Progress(0, None, None)
     assert spent(Run(tmp_path)) == {}
-
-
-@pytest.mark.slow
-def test_the_sampling_that_went_on_meanwhile_is_said(tmp_path):
-    lines = [{"step": step, "step_time": 10.0, "seconds/update": 10.0, "seconds/overlap": 6.0} for step in (1, 2)]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = report(tmp_path).html.read_text()
-    assert "20 s in all: update 100%; the server sampled for 12 s of it while this trained." in page

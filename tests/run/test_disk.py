@@ -79,18 +79,3 @@ def test_any_other_error_is_one_where_it_names_a_file_of_the_run(number, tmp_pat
 )
 def test_what_is_no_write_is_left_alone(error, tmp_path):
     assert failed_write(error, tmp_path) is None
-
-
-def test_the_line_names_the_checkpoint_of_most_steps(tmp_path):
-    for step in (9, 10):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-    os.utime(tmp_path / "checkpoint-9", (4e9, 4e9))  # a clock that ran ahead
-    with (
-        pytest.raises(OSError, match="No space left") as caught,
-        naming(tmp_path / "x"),
-        open("/dev/full", "w") as file,
-    ):
-        file.write("x")
-    assert str(failed_write(caught.value, tmp_path)).endswith(
-        "; the same command goes on from checkpoint-10 once there is room"
-    )
