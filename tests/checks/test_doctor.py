@@ -145,22 +145,6 @@ def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, ca
     assert not (here / "run").exists(), "a refused run leaves nothing behind"
 
 
-@pytest.mark.slow
-def test_gold_answers_that_are_compared_as_text_only_are_counted_and_three_are_shown(here):
-    settings = {
-        "dataset": "text_golds.jsonl",
-        "eval_n": 0,
-        "heldout_every": 0,
-        "rewards": ["accuracy"],
-        "prompt_template": "boxed",
-    }
-    (found,) = [one for one in doctor(["--config", recipe(here, settings)]) if "text only" in one.message]
-    line = found.message
-    assert found.level == "info"
-    assert line.startswith("4 of 20 gold answers are compared as text only, such as ")
-    assert sum(repr(gold) in line for gold in (r"\forall x", "east", r"x \succ y", r"\exists y")) == 3
-
-
 @pytest.mark.parametrize(
     ("says", "line"),
     [
@@ -265,20 +249,3 @@ def test_a_limit_that_cuts_and_a_scorer_that_is_wrong_are_found(here, tiny, monk
     assert found["sampler_apart"][0] == "info"
     monkeypatch.setattr(MathGRPOTrainer, "_get_per_token_logps_and_entropies", wrong)
     assert deep(here, **settings)["sampler_apart"][0] == "error"
-
-
-@pytest.mark.slow
-def test_a_reference_that_is_not_the_model_is_found(here, tiny, monkeypatch):
-    from peft.tuners.lora import LoraLayer
-    from torch import nn
-
-    reset = LoraLayer.reset_lora_parameters
-
-    def not_zero(layer, adapter, *arguments, **named):
-        reset(layer, adapter, *arguments, **named)
-        if adapter in layer.lora_B:
-            nn.init.normal_(layer.lora_B[adapter].weight)
-
-    monkeypatch.setattr(LoraLayer, "reset_lora_parameters", not_zero)
-    found = deep(here, model_name_or_path=tiny(), dtype="float32", max_completion_length=8, lora_alpha=64)
-    assert found["kl_not_zero_at_start"][0] == "error"

@@ -60,15 +60,6 @@ def test_base_and_trained_answer_in_turns_as_an_evaluation_would(run, tiny, toke
     assert (answered["template"], answered["answers"]) == ("boxed", {"trained": said["trained"]})
 
 
-@pytest.mark.slow
-def test_an_adapter_finds_its_base_and_its_run_and_a_model_stands_alone(run, tiny):
-    assert Asked(str(run / "adapter")).template == "boxed"
-    (run / "config.yaml").unlink()
-    asked = Asked(str(run / "adapter"))
-    assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("plain", 512, ["base", "trained"])
-    assert list(Asked(tiny()).sides) == ["model"]
-
-
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
     lines = iter(["Hello", "", "And now?", "/new", "Hello"])
 

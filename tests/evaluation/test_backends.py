@@ -93,23 +93,6 @@ def test_a_server_is_asked_for_one_completion_at_a_time(server, smollm, rows, to
     assert 0 < results["accuracy"] < 1
 
 
-@pytest.mark.slow
-def test_an_adapter_is_loaded_under_a_name_of_its_weights_and_a_known_one_goes_by_its_name(
-    server, smollm, rows, adapter
-):
-    url, asked = server
-    how = {"backend": "vllm-server", "server": url, "max_new_tokens": 8, "progress": False}
-    evaluate(smollm, rows, adapter=adapter, **how)
-    (loaded,) = [body for path, body in asked if path == "/v1/load_lora_adapter"]
-    assert loaded["lora_path"] == adapter
-    assert loaded["lora_name"].startswith("evaluated-")
-    assert {body["model"] for path, body in asked if path == "/v1/completions"} == {loaded["lora_name"]}
-    asked.clear()
-    evaluate(smollm, rows, adapter="mine", **how)
-    assert {path for path, _ in asked} == {"/v1/completions"}
-    assert {body["model"] for _, body in asked} == {"mine"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -161,5 +144,8 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, smo
     assert "--weight-transfer-config" not in start.command
     assert start.environment["VLLM_API_KEY"]
     assert stopped == [len(asked)], "after the last request"
-    assert [path for path, _ in asked].count("/v1/load_lora_adapter") == 1
+    (loaded,) = [body for path, body in asked if path == "/v1/load_lora_adapter"]
+    assert loaded["lora_path"] == adapter
+    assert loaded["lora_name"].startswith("evaluated-")
+    assert {body["model"] for path, body in asked if path == "/v1/completions"} == {loaded["lora_name"]}
     assert found["backend"] == "vllm"

@@ -43,19 +43,13 @@ def write(path, content: dict):
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_each_difference_that_is_no_training_is_refused_by_name(name, tmp_path, capsys):
+def test_each_difference_that_is_no_training_is_refused_by_name(name):
     other = 7 if name in ("samples", "temperature", "max_new_tokens") else "another"
     before, after = one(0, 1), one(1, 1) | {name: other}
     for function in (compare, changed, comparison):
         with pytest.raises(ResultsError, match=f"^{name} differs \\(before .*, after {other!r}\\): ") as refused:
             function(before, after)
         assert "\n" not in str(refused.value)
-    arguments = ["evaluate", "--compare", write(tmp_path / "b.json", before), write(tmp_path / "a.json", after)]
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"error: {name} differs")
-    assert err.count("\n") == 1
 
 
 def test_other_problems_are_refused():
@@ -73,21 +67,18 @@ def test_other_problems_are_refused():
     [
         ("", " cannot be read (JSONDecodeError: "),
         ('{"format": 1, "rows": [{"id', " cannot be read (JSONDecodeError: "),
-        *(
-            (text, ": is not a results file of format 1")
-            for text in ("[1]", '{"format": 1, "rows": []}', '{"format": 2}')
-        ),
+        ('{"format": 1, "rows": []}', ": is not a results file of format 1"),
+        ('{"format": 2}', ": is not a results file of format 1"),
     ],
 )
 def test_a_file_that_holds_no_results_is_one_line(content, words, tmp_path, capsys):
     bad = tmp_path / "bad.json"
     bad.write_bytes(content if isinstance(content, bytes) else content.encode())
     good = write(tmp_path / "good.json", one(1, 0))
-    for arguments in ([good, str(bad)], [str(bad), good]):
-        assert main(["evaluate", "--compare", *arguments]) == 2
-        out, err = capsys.readouterr()
-        assert (out, err.count("\n")) == ("", 1)
-        assert err.startswith(f"error: {bad}{words}")
+    assert main(["evaluate", "--compare", good, str(bad)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {bad}{words}")
     assert main(["evaluate", "--compare", good, str(tmp_path / "nowhere.json")]) == 2
     assert "cannot be read (No such file or directory)" in capsys.readouterr().err
 

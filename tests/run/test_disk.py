@@ -65,17 +65,11 @@ def test_a_write_that_fails_is_known_for_one_whoever_writes(write, said, small_f
     assert str(failed_write(wrapped, tmp_path)) == line
 
 
-@pytest.mark.parametrize("number", [errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EIO])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 def test_any_other_error_is_one_where_it_names_a_file_of_the_run(number, tmp_path):
     error = OSError(number, "", str(tmp_path / "run/history.jsonl"))
     said = f"run/history.jsonl cannot be read or written: {os.strerror(number)} ("
     assert said in str(failed_write(error, tmp_path / "run"))
     for name in (str(tmp_path / "run2/x"), "my_problems.jsonl", None):
         assert failed_write(OSError(number, "", name), tmp_path / "run") is None
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("CUDA error"), ConnectionResetError(errno.ECONNRESET, "reset"), TimeoutError(), ValueError()]
-)
-def test_what_is_no_write_is_left_alone(error, tmp_path):
-    assert failed_write(error, tmp_path) is None
+    assert failed_write(RuntimeError("CUDA error"), tmp_path / "run") is None

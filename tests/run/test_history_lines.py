@@ -17,21 +17,10 @@ def test_a_number_is_finite_or_none(value, expected):
     assert type(number(value)) is type(expected)
 
 
-def test_a_number_of_a_library_is_one():
-    class Tensor:
-        def __float__(self):
-            return 0.25
-
-    assert number(Tensor()) == 0.25
-
-
 def test_a_row_without_a_step_is_no_line():
     assert numbers({"step": "4", "reward": "x"}) == {"step": 4}
     for row in ({}, {"step": None}, {"step": float("inf")}, {"reward": 1.0}):
         assert numbers(row) is None
     assert settled([{"reward": 1.0}, {"step": 2}]) == [{"step": 2}]
-
-
-def test_the_last_step_again_is_the_same_line():
-    """A line of the newest step adds to it: transformers logs a step's own figures and its evaluation apart."""
+    # transformers logs the figures of a step and its evaluation apart.
     assert settled([{"step": 1, "reward": 0.1}, {"step": 1, "reward": 0.2}]) == [{"step": 1, "reward": 0.2}]

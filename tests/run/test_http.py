@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from small_http import SmallHTTP, send
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.http import Client, ServerError, reachable
 
 
+class Answers(SmallHTTP):
+    """A server whose answers are the next of ``answers``, (status, text)."""
+
+    def __init__(self):
+        self.asked: list[tuple[str, str | None]] = []
+        self.answers: list[tuple[int, str]] = []
+        super().__init__()
+
+    def handle(self, request):
+        self.asked.append((request.path, request.headers.get("Authorization")))
+        status, text = self.answers.pop(0) if self.answers else (200, '{"fine": true}')
+        send(request, status, text.encode())
+
+
 @pytest.fixture
 def server():
-    """An HTTP server; each answer is the next of ``server.answers``, (status, text) or a function that gives it."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            server.asked.append((self.path, self.headers.get("Authorization")))
-            answer = server.answers.pop(0) if server.answers else (200, '{"fine": true}')
-            status, text = answer() if callable(answer) else answer
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        do_POST = do_GET
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.asked, server.answers, server.url = [], [], f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    server = Answers()
     yield server
-    server.shutdown()
-    server.server_close()
+    server.stop()
 
 
 def test_a_server_on_this_machine_is_asked_without_proxy_and_with_the_hub_offline(server, monkeypatch):
@@ -45,7 +39,7 @@ def test_a_server_on_this_machine_is_asked_without_proxy_and_with_the_hub_offlin
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert Client(f"http://localhost:{server.server_port}", timeout=5).ask("/x") == {"fine": True}
+    assert Client(f"http://localhost:{server.port}", timeout=5).ask("/x") == {"fine": True}
 
 
 def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, monkeypatch):

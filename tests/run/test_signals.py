@@ -172,24 +172,6 @@ def test_a_terminal_that_hangs_up_loses_no_step(tiny, tmp_path):
     assert (run_dir / f"checkpoint-{step}").is_dir()
 
 
-@pytest.mark.full
-def test_a_signal_in_the_final_evaluation_loses_no_step(tiny, tmp_path):
-    run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "evaluates"
-    arguments = settings(tiny, run_dir, "--max_steps=2", "--save_strategy=steps", "--eval_n=4")
-    process = start([*waits("evaluation.results.evaluate", mark), "grpo_math.train", *arguments], log)
-    until(mark.exists, process, log)
-    mark.unlink()
-    until(mark.exists, process, log)
-    process.send_signal(signal.SIGTERM)
-    assert "stopped: the same command starts again" in ends(process, log, AGAIN)
-    assert (run_dir / "checkpoint-2").is_dir()
-    assert not (run_dir / "after.json").exists()
-    process = start([sys.executable, "-m", "grpo_math.train", *arguments], log)
-    ends(process, log, 0)
-    assert [line["step"] for line in history(run_dir)] == [1, 2]
-    assert (run_dir / "after.json").exists()
-
-
 # Two processes
 
 
