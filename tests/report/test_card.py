@@ -134,12 +134,3 @@ def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
             assert ("PeftModel" in text) == (kind == "adapter")
             assert ("BitsAndBytesConfig(load_in_4bit=True" in text) == (kind == "adapter")
             assert ("--max-lora-rank 32 --lora-modules sums=ada/sums" in text) == (kind == "adapter")
-
-
-def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
-    run.config["learning_rate"] = 0.0
-    run.history = [
-        {"step": step, "reward": 0.5, "loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.0, "reward_std": 0.1}
-        for step in range(1, 41)
-    ]
-    assert "What the diagnosis of the run found:\n\n- " in card(run)

@@ -172,14 +172,6 @@ def test_a_dry_run_shows_what_would_be_pushed_and_asks_nobody(hub, push, adapter
 
 
 @pytest.mark.slow
-def test_the_base_may_be_named(hub, push, adapter_run):
-    push(adapter_run, "--repo_id", "ada/named", "--base_model", "lovelace/tiny-llama")
-    config = json.loads(content(hub, "ada/named", "adapter_config.json"))
-    assert (config["base_model_name_or_path"], config["r"]) == ("lovelace/tiny-llama", 4)
-    assert b"base_model: lovelace/tiny-llama" in content(hub, "ada/named", "README.md")
-
-
-@pytest.mark.slow
 def test_a_full_model_of_lfs_size_goes_to_a_private_repository_and_to_a_branch(hub, push, model_run):
     answer, _ = push(model_run, "--repo_id", "ada/whole", "--private", "--revision", "step-2")
     assert answer["url"].endswith("/ada/whole/tree/step-2")
@@ -193,22 +185,24 @@ def test_a_full_model_of_lfs_size_goes_to_a_private_repository_and_to_a_branch(h
 
 
 @pytest.mark.slow
-def test_the_merged_model_is_base_and_adapter_in_bfloat16_uploaded_in_parts(hub, push, adapter_run, tiny, tmp_path):
+def test_the_merged_model_is_pushed_in_bfloat16_with_its_base_named_and_large_files_in_parts(
+    hub, push, adapter_run, tmp_path
+):
     hub.part_size = 1_000_000
-    push(adapter_run, "--repo_id", "ada/merged", "--merge")
+    hub.objects["card"] = (
+        b"---\nlicense: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n---\n# Base\n"
+    )
+    hub.repositories["lovelace/base"] = Repository(branches={"main": {"README.md": "card"}})
+    push(adapter_run, "--repo_id", "ada/merged", "--merge", "--base_model", "lovelace/base")
     assert not ADAPTER & holds(hub, "ada/merged")
     assert hub.times(r"PUT /object/\w+/\d+") > 5
-    for path in holds(hub, "ada/merged"):
-        if "/" not in path:
-            (tmp_path / path).write_bytes(content(hub, "ada/merged", path))
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert merged.dtype == torch.bfloat16
-    side_by_side = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), adapter_run / "adapter")
-    ids = torch.tensor([[5, 6, 7, 300, 11]])
-    expected, found = side_by_side(ids).logits, merged(ids).logits.float()
-    assert (found - expected).abs().mean() < 0.03 * expected.abs().mean()
-    assert (merged(ids).logits.float() - AutoModelForCausalLM.from_pretrained(tiny())(ids).logits).abs().mean() > 0.1
+    (tmp_path / "model.safetensors").write_bytes(content(hub, "ada/merged", "model.safetensors"))
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     assert not list(adapter_run.glob(".push-*"))
+    card = content(hub, "ada/merged", "README.md").decode()
+    assert "base_model: lovelace/base" in card
+    assert "license: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n" in card
+    assert "[qwen-research](https://x.y/z)" in card
 
 
 @pytest.mark.slow
@@ -247,14 +241,14 @@ def test_a_push_that_the_network_cut_goes_on_with_what_is_lacking(hub, push, mod
     _, lines = push(model_run, "--repo_id", "ada/whole", code=1)
     assert "the same command resumes the push" in lines[-1]
     assert hub.repositories["ada/whole"].commits == []
-    there = set(hub.objects)
+    uploaded_before = set(hub.objects)
     hub.asked.clear()
     hub.before = lambda line: None
     hub.start()
     push(model_run, "--repo_id", "ada/whole")
     uploaded = {re.split("[/?]", line)[2] for line in hub.asked if line.startswith("PUT")}
     assert uploaded
-    assert not uploaded & there
+    assert not uploaded & uploaded_before
     assert len(hub.repositories["ada/whole"].commits) == 1
 
 
@@ -270,13 +264,6 @@ def test_what_may_pass_is_tried_again_and_nothing_is_committed_twice(request_lin
     assert hub.trouble == []
     assert (f"push     HTTP {status}: again in 0 seconds" in lines) == (status > 0)
     assert len(hub.repositories["ada/whole"].commits) == 1
-
-
-@pytest.mark.slow
-def test_a_hub_that_stays_broken_ends_it_in_one_line(hub, push, adapter_run):
-    hub.trouble = [("/commit/", 503, "down")] * 3
-    _, lines = push(adapter_run, "--repo_id", "ada/sums", code=1)
-    assert lines[-1] == "error: ada/sums is not pushed (HTTP 503): the same command resumes the push"
 
 
 # What is refused
@@ -356,35 +343,6 @@ def test_a_merge_that_cannot_be_is_refused(hub, push, adapter_run, model_run, ti
     run = changed(adapter_run, tmp_path, model_name_or_path=str(base))
     _, lines = push(run, "--repo_id", "ada/x", "--merge", code=2)
     assert "is stored quantised" in lines[-1]
-
-
-def test_nobody_at_that_address_is_one_line(hub, push, adapter_run):
-    hub.stop()
-    _, lines = push(adapter_run, "--repo_id", "ada/sums", code=1)
-    assert "ada/sums is not pushed (ConnectError)" in lines[-1].replace("OSError", "ConnectError")
-
-
-def test_an_endpoint_with_a_password_in_it_is_refused_and_not_shown(hub, push, adapter_run, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url.replace("http://", "http://ada:pass4word@"))
-    _, lines = push(adapter_run, "--repo_id", "ada/sums", code=2)
-    assert lines[-1].startswith("error: HF_ENDPOINT='***' is not an address: ")
-    assert not [line for line in lines if "pass4word" in line]
-
-
-@pytest.mark.slow
-def test_the_licence_of_a_base_on_the_hub_is_the_one_of_its_card(hub, push, adapter_run, tmp_path):
-    hub.objects["card"] = (
-        b"---\nlicense: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n---\n# Base\n"
-    )
-    hub.repositories["lovelace/base"] = Repository(branches={"main": {"README.md": "card"}})
-    run = changed(adapter_run, tmp_path, model_name_or_path="lovelace/base")
-    push(run, "--repo_id", "ada/sums")
-    card = content(hub, "ada/sums", "README.md").decode()
-    assert "license: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n" in card
-    assert "[qwen-research](https://x.y/z)" in card
-    run = changed(adapter_run, tmp_path / "2", model_name_or_path="lovelace/gone")
-    push(run, "--repo_id", "ada/gone")
-    assert "licence of the base model is not known" in content(hub, "ada/gone", "README.md").decode()
 
 
 # Loading back

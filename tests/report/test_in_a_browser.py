@@ -102,13 +102,10 @@ def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
     assert choose("verdict", "any") == "1 to 4 of 4"
     choose("step", "any")
     spreads = "matches.map((row) => row.keys['spread of rewards'])"
-    for order, best in (("lowest", min), ("highest", max)):
-        choose("sort", f"spread of rewards, {order} first")
-        found = browser.run(spreads)
-        assert len(set(found)) > 1
-        assert found[0] == best(found)
-        assert found == sorted(found, reverse=order == "highest")
-    choose("step", "any")
+    choose("sort", "spread of rewards, highest first")
+    found = browser.run(spreads)
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
     browser.run("document.querySelector('input[type=search]').focus()")
     browser.type("(30.7)")
     browser.run("new Promise((done) => setTimeout(done, 300))")
@@ -135,19 +132,9 @@ def test_the_keyboard_reaches_everything_and_shows_where_it_is(run, browser):
     assert browser.run("document.activeElement.type") == "search"
     browser.press("j")
     assert browser.run("document.activeElement.value") == "j"
-    # From the search on, in the order of the page: the box, the buttons, one row.
-    browser.run("document.activeElement.value = ''")
-    names = []
-    for _ in range(3):
-        browser.press("Tab")
-        names.append(
-            browser.run("document.activeElement.name || document.activeElement.id || document.activeElement.tagName")
-        )
-        assert browser.run(outline) != "none"
-    assert names == ["written", "next", "ARTICLE"]
-    browser.run("document.activeElement.blur(), scrollTo(0, 0)")
     browser.press("Tab")
-    assert browser.run("document.activeElement.tagName") == "SUMMARY"
+    assert browser.run("document.activeElement.name") == "written"
+    assert browser.run(outline) != "none"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

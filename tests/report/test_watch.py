@@ -68,18 +68,6 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch, capsys):
     assert 'http-equiv="refresh"' not in files.html.read_text()
 
 
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path, monkeypatch, capsys):
-    def interrupt(seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching.time, "sleep", interrupt)
-    with going(tmp_path):
-        assert main(["report", str(tmp_path), "--watch", "3"]) == 0
-    assert "the run continues" in capsys.readouterr().err
-    assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

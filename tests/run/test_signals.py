@@ -133,6 +133,7 @@ def test_a_signal_while_modules_are_imported_has_its_code_too(seconds, tiny, tmp
     assert "Stopped after" not in ends(process, tmp_path / "log", AGAIN)
 
 
+@pytest.mark.full
 def test_sigterm_in_the_middle_of_generation_finishes_the_step_and_the_run_goes_on(tiny, tmp_path):
     run_dir, log, mark = tmp_path / "run", tmp_path / "log", tmp_path / "generates"
     command = ["grpo_math.cli", "train", *settings(tiny, run_dir)]
