@@ -61,36 +61,26 @@ def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words", "level"),
+    ("gpus", "words", "levels"),
     [
-        ((7.5,), ["--bf16", "true"], "error"),
-        ((7.5,), ["--dtype", "bfloat16"], "error"),
-        ((8.0,), ["--bf16", "true"], None),
-        ((9.0, 7.0), ["--dtype", "bfloat16"], "error"),
-        ((), ["--bf16", "true"], "error"),
-        ((), [], "info"),
+        ((7.5,), ["--bf16", "true"], ["error"]),
+        ((7.5,), ["--dtype", "bfloat16"], ["error"]),
+        ((9.0, 7.0), ["--dtype", "bfloat16"], ["error"]),
+        ((), ["--bf16", "true"], ["error"]),
+        ((), [], ["info"]),
+        ((8.0,), ["--bf16", "true"], []),
+        ((8.0,), ["--dtype", "bfloat16"], ["warning"]),  # weights without a float32 copy
+        ((8.0,), ["--dtype", "auto"], []),
+        ((8.0,), ["--dtype", "bfloat16", "--use_peft"], []),
+        ((8.0,), ["--dtype", "bfloat16", "--deepspeed", "deepspeed/zero2.json"], []),
     ],
 )
-def test_bfloat16_needs_a_gpu_that_has_it(gpus, words, level, monkeypatch):
+def test_bfloat16_needs_a_gpu_that_has_it_and_a_float32_copy_of_the_weights(gpus, words, levels, monkeypatch):
     monkeypatch.setattr(machine, "capabilities", lambda: gpus)
-    levels = [level for level, _ in found("number_format", "--use_cpu", "false", *words)]
-    assert levels[:1] == [level] * (level is not None)
-
-
-@pytest.mark.parametrize(
-    ("words", "levels"),
-    [
-        (["--dtype", "bfloat16"], ["warning"]),
-        (["--dtype", "auto"], []),
-        (["--dtype", "bfloat16", "--use_peft"], []),
-        (["--dtype", "bfloat16", "--deepspeed", "deepspeed/zero2.json"], []),
-    ],
-)
-def test_bfloat16_weights_without_a_float32_copy_are_warned_about(words, levels, monkeypatch):
-    monkeypatch.setattr(machine, "capabilities", lambda: (8.0,))
     assert [level for level, _ in found("number_format", "--use_cpu", "false", *words)] == levels
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert not found("number_format", "--use_cpu", "false", *words)
+    if levels == ["warning"]:
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        assert not found("number_format", "--use_cpu", "false", *words)
 
 
 def usage(free):
@@ -111,6 +101,22 @@ def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
     for limit, remedy in ((["--save_total_limit", "1"], ": name another"), ([], ": set save_total_limit: 1, or name")):
         [(_, text)] = found("disk", *words, *limit)
         assert remedy in text
+
+
+@pytest.mark.parametrize(
+    ("check", "words", "levels"),
+    [
+        ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "8"], ["info", "warning"]),  # one prompt
+        ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "4"], ["info"]),
+        ("memory", [], ["info"]),
+        ("memory", ["--model_name_or_path", "PHI"], ["info"]),  # which is not measured
+        ("adapter", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
+        ("disk", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
+    ],
+)
+def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
+    assert [level for level, _ in found(check, *(word.replace("PHI", str(tmp_path)) for word in words))] == levels
 
 
 # Rewards

@@ -6,7 +6,8 @@ import json
 from itertools import zip_longest
 
 import pytest
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
+from small_runs import write_adapter_run
 from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
@@ -20,18 +21,7 @@ from grpo_math.report import conversation
 
 @pytest.fixture
 def run(tiny, tmp_path):
-    """A run whose adapter says something else than its base."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(
-        f"model_name_or_path: {tiny()}\nprompt_template: boxed\nmax_completion_length: 7\n"
-    )
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny()),
-        LoraConfig(r=8, lora_alpha=400, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False),
-    )
-    model.save_pretrained(folder / "adapter")
-    return folder
+    return write_adapter_run(tmp_path / "run", tiny(), "prompt_template: boxed\nmax_completion_length: 7\n")
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ import torch
 import yaml
 from hub_server import CUT, LOST, TOKENS, HubServer, Repository
 from launching import TINY
-from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from peft import PeftModel
+from safetensors.torch import load_file
+from small_runs import write_adapter_run
 from synthetic_run import results
 from transformers import AutoModelForCausalLM
 
@@ -27,16 +28,12 @@ from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.files import write_json
 from grpo_math.run.log import write_config
 
-ROOT = Path(__file__).parents[2]
 TOKEN, READER = TOKENS
-
-
 RESULTS = {"README.md", "config.yaml", "history.jsonl", "before.json", "after.json", "report.html"}
 PLOTS = {"plots/training.png"}
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors"}
 TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
 SLEEP = time.sleep
-ENVIRONMENT = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
 
 
 @pytest.fixture
@@ -74,15 +71,13 @@ def push(capsys):
 
 def write_run(folder: Path, base: str, use_peft: bool) -> None:
     """What training leaves: weights with what transformers adds to them, an evaluation before and after, a report."""
-    folder.mkdir()
+    write_adapter_run(folder, base)
     write_json(folder / "before.json", results({0}, n=4, data="generated:sums"))
     write_json(folder / "after.json", results({0, 1, 2}, n=4, data="generated:sums"))
-    model = AutoModelForCausalLM.from_pretrained(base)
-    if use_peft:
-        lora = LoraConfig(r=4, lora_alpha=100, target_modules="all-linear", init_lora_weights=False)
-        model = get_peft_model(model, lora)
     target = folder / ("adapter" if use_peft else "model")
-    model.save_pretrained(target)
+    if not use_peft:
+        shutil.rmtree(folder / "adapter")
+        AutoModelForCausalLM.from_pretrained(base).save_pretrained(target)
     load_tokenizer(base).save_pretrained(target)
     for name in ("training_args.bin", "optimizer.pt", "README.md", "checksums.json"):
         (target / name).write_bytes(b"not to be pushed")
@@ -105,19 +100,9 @@ def adapter_run(tmp_path_factory, tiny):
 
 @pytest.fixture(scope="module")
 def model_run(tmp_path_factory, tiny):
-    """All weights trained: 13 MB, LFS by size, and over two files."""
+    """All weights trained: 13 MB, LFS by size."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
     write_run(folder, tiny(), use_peft=False)
-    (weights,) = (folder / "model").glob("*.safetensors")
-    tensors = load_file(weights)
-    weights.unlink()
-    shards = {"embed": "model-00001-of-00002.safetensors", "": "model-00002-of-00002.safetensors"}
-    shard_of = {name: next(file for part, file in shards.items() if part in name) for name in tensors}
-    for file in shards.values():
-        part = {name: tensor for name, tensor in tensors.items() if shard_of[name] == file}
-        save_file(part, folder / "model" / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": shard_of}
-    (folder / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 
@@ -178,8 +163,8 @@ def test_a_full_model_of_lfs_size_goes_to_a_private_repository_and_to_a_branch(h
     assert hub.repositories["ada/whole"].private
     assert holds(hub, "ada/whole") == set()
     pushed = holds(hub, "ada/whole", "step-2")
-    assert {"config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"} | RESULTS <= pushed
-    assert len(hub.lfs & set(hub.repositories["ada/whole"].branches["step-2"].values())) >= 2
+    assert {"config.json", "model.safetensors"} | RESULTS <= pushed
+    assert hub.repositories["ada/whole"].branches["step-2"]["model.safetensors"] in hub.lfs
     push(model_run, "--repo_id", "ada/whole", "--revision", "step-2")
     assert len(hub.repositories["ada/whole"].commits) == 1
 

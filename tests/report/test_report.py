@@ -29,6 +29,8 @@ from grpo_math.run.metrics import IN_FORMAT
 pytestmark = pytest.mark.slow  # a page with its plots each: three of them are in fast.py's CORE
 ROOT = Path(__file__).parents[2]
 
+ENDS = ((RIGHT_BEFORE, 0), (RIGHT_AFTER, 1))  # the problems that are right before and after, and their seeds
+
 
 def page_of(run):
     return report(run).html.read_text(encoding="utf-8")
@@ -39,7 +41,7 @@ def rows_of(run, source=0):
     return sources(read_run(run))[source].rows
 
 
-def test_the_headline_says_by_how_much_and_how_sure(run):
+def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_credentials(run):
     page = page_of(run)
     paired = compare(read_results(run / "before.json"), read_results(run / "after.json"))
     assert (paired.gained, paired.lost, paired.n) == (110, 14, 256)
@@ -52,20 +54,15 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
     assert '<section class="notes">' not in page
-
-
-def test_the_outcome_table_counts_every_category_before_and_after(run):
-    page = page_of(run)
-    for name in ("before", "after"):
-        rows = json.loads((run / f"{name}.json").read_text())["rows"]
-        for category, label in (
-            ("truncated", "cut at the length limit"),
-            ("wrong_answer", "format right, answer wrong"),
-        ):
-            n = sum(row["category"] == category for row in rows)
-            assert re.search(rf'<th scope="row">{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>', page)
+    cut = [sum(row["category"] == "truncated" for row in results(right, seed=seed)["rows"]) for right, seed in ENDS]
+    assert re.search(rf"cut at the length limit</th>.*?<td>{cut[0]} .*?<td>{cut[1]} ", page)
     assert '<th scope="row">correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>' in page
     assert '<th scope="row">accuracy, in any form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
+    assert "hf_verysecret" not in page
+    assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
+    assert '<th scope="row">peft.r</th><td>16</td>' in page
+    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
+    assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
 
 
 def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
@@ -125,15 +122,6 @@ def test_lone_surrogates_control_and_direction_characters_are_shown_as_their_cod
     for name in ("before", "after"):
         (run / f"{name}.json").write_text(json.dumps(broken))
     assert page_of(run).count("\\ud800 \\x00 \\x1b[31m \\x0b\n\\u202e1\\U000e0041") == 3
-
-
-def test_credentials_of_the_config_are_not_on_the_page(run):
-    page = page_of(run)
-    assert "hf_verysecret" not in page
-    assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
-    assert '<th scope="row">peft.r</th><td>16</td>' in page
-    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
-    assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
 
 
 def test_a_run_that_was_cut_in_the_middle_is_reported(run):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import pytest
 from tqdm import tqdm
 
 from grpo_math.run import bar
-from grpo_math.run.log import Progress
 
 
 def test_a_log_gets_a_line_a_minute_and_the_last(capsys, monkeypatch):
@@ -24,18 +20,3 @@ def test_a_log_gets_a_line_a_minute_and_the_last(capsys, monkeypatch):
     assert len(lines) == 4, lines
     assert lines[-1].startswith("training: 100%")
     assert "\r" not in "".join(lines)
-
-
-@pytest.mark.parametrize(("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50")])
-def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    progress, state = Progress(), SimpleNamespace(is_world_process_zero=True, max_steps=1000, global_step=0)
-    progress.on_train_begin(None, state, None)
-    state.global_step = 500
-    progress.on_step_end(None, state, None)
-    progress.on_log(None, state, None, logs={"loss": 0.0, "accuracy": accuracy, "reward": 0.5})
-    line = tqdm.format_meter(**{**progress.bar.format_dict, "ncols": 80, "elapsed": 3700.0})
-    progress.bar.close()
-    assert len(line) <= 80
-    assert len(line.split("|")[1]) >= 8
-    assert f", {shown}]" in line
