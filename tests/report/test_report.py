@@ -26,9 +26,8 @@ from grpo_math.report.terminal import terminal_change, terminal_table
 from grpo_math.report.viewer import sources
 from grpo_math.run.metrics import IN_FORMAT
 
-pytestmark = pytest.mark.slow  # a page with its plots each: three of them are in fast.py's CORE
+pytestmark = pytest.mark.slow  # most draw a page with its plots
 ROOT = Path(__file__).parents[2]
-
 ENDS = ((RIGHT_BEFORE, 0), (RIGHT_AFTER, 1))  # the problems that are right before and after, and their seeds
 
 
