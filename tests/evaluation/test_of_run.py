@@ -51,6 +51,8 @@ def test_base_and_trained_are_asked_the_same_and_compared(kind, run, tiny, capsy
     assert answer.keys() == {"base", "trained", "comparison"}
     assert answer["trained"]["results"] == str(run / "evaluation/trained.json")
     assert answer["base"]["n"] == answer["comparison"]["n"] == 4
+    assert main(["evaluate", "--run", str(run), *ASKED, "--output", "one.json"]) == 2
+    assert "output='one.json' is one file, and --run writes two: give a folder" in capsys.readouterr().err
 
 
 def test_a_run_that_has_not_finished_is_refused_in_one_line(run, capsys):
@@ -62,5 +64,3 @@ def test_a_run_that_has_not_finished_is_refused_in_one_line(run, capsys):
     (run / "config.yaml").write_text("- a list")
     assert main(["evaluate", "--run", str(run), *ASKED]) == 2
     assert "holds no config.yaml that names a model" in capsys.readouterr().err
-    assert main(["evaluate", "--run", str(run), *ASKED, "--output", "one.json"]) == 2
-    assert "output='one.json' is one file, and --run writes two: give a folder" in capsys.readouterr().err

@@ -68,16 +68,6 @@ def test_a_number_within_the_authors_tolerance_is_right():
     ]
 
 
-def test_bad_rows_are_left_out_where_that_is_asked_for(data, tiny, tmp_path, capsys):
-    file = tmp_path / "mine.jsonl"
-    file.write_text('{"problem": "a?", "answer": "1"}\n{"problem": "b?"}\n', encoding="utf-8")
-    asked = ["evaluate", "--model", tiny(), "--data", str(file), "--max_completion_length", "2", "--json"]
-    assert main(asked) == 2
-    assert "answer is missing" in capsys.readouterr().err
-    assert main([*asked, "--skip-bad-rows"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["n"] == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -69,7 +69,8 @@ def test_wandb_without_a_key_stays_offline_and_holds_all_that_the_run_directory_
         assert words.encode() in written, words
     tables = [json.loads(p.read_text()) for p in path.parent.glob("files/media/table/completions*.json")]
     assert {"step", "prompt", "completion", "accuracy", "advantage"} <= set(tables[0]["columns"])
-    assert [len(table["data"]) for table in tables] == [4, 4]
+    assert len(tables) >= 2
+    assert {len(table["data"]) for table in tables} == {4}
     assert SECRET.encode() not in written + b"".join(p.read_bytes() for p in path.parent.glob("files/*.json"))
 
 
@@ -84,5 +85,6 @@ def test_trackio_holds_every_figure_of_the_history_and_the_completions(run):
             values = [row[f"train/{name}"] for row in of_step if f"train/{name}" in row]
             assert values[0] == pytest.approx(value), name
     tables = [row["completions"] for row in told if "completions" in row]
-    assert [len(table["_value"]) for table in tables] == [4, 4]
+    assert len(tables) >= 2
+    assert {len(table["_value"]) for table in tables} == {4}
     assert (config["dataset"], config["learning_rate"]) == ("generated:sums", 1e-3)
