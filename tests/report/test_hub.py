@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -172,17 +171,15 @@ def test_a_full_model_of_lfs_size_goes_to_a_private_repository_and_to_a_branch(h
 
 
 @pytest.mark.slow
-def test_the_merged_model_is_pushed_in_bfloat16_with_its_base_named_and_large_files_in_parts(
+def test_the_merged_model_is_pushed_in_bfloat16_with_the_name_and_the_licence_of_its_base(
     hub, push, adapter_run, tmp_path
 ):
-    hub.part_size = 1_000_000
     hub.objects["card"] = (
         b"---\nlicense: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n---\n# Base\n"
     )
     hub.repositories["lovelace/base"] = Repository(branches={"main": {"README.md": "card"}})
     push(adapter_run, "--repo_id", "ada/merged", "--merge", "--base_model", "lovelace/base")
     assert not ADAPTER & holds(hub, "ada/merged")
-    assert hub.times(r"PUT /object/\w+/\d+") > 5
     (tmp_path / "model.safetensors").write_bytes(content(hub, "ada/merged", "model.safetensors"))
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
     assert not list(adapter_run.glob(".push-*"))
@@ -190,29 +187,6 @@ def test_the_merged_model_is_pushed_in_bfloat16_with_its_base_named_and_large_fi
     assert "base_model: lovelace/base" in card
     assert "license: other\nlicense_name: qwen-research\nlicense_link: https://x.y/z\n" in card
     assert "[qwen-research](https://x.y/z)" in card
-
-
-@pytest.mark.slow
-def test_through_xet_the_weights_go_to_its_store_and_only_once(hub, push, adapter_run, tmp_path, monkeypatch):
-    pytest.importorskip("hf_xet")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
-    monkeypatch.setenv("HF_XET_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "store").mkdir()
-    hub.xet = f"local://{tmp_path / 'store'}"
-    push(adapter_run, "--repo_id", "ada/sums")
-    weights = adapter_run / "adapter" / "adapter_model.safetensors"
-    sha = hashlib.sha256(weights.read_bytes()).hexdigest()
-    assert hub.repositories["ada/sums"].branches["main"][weights.name] == sha
-
-    def stored():
-        return sum(path.stat().st_size for path in (tmp_path / "store").rglob("xorbs/xorbs/*") if path.is_file())
-
-    size = stored()
-    assert size > weights.stat().st_size / 2
-    push(adapter_run, "--repo_id", "ada/sums")
-    assert stored() == size
-    assert len(hub.repositories["ada/sums"].commits) == 1
-    assert hub.times("PUT") == 0
 
 
 # Interrupted
