@@ -371,3 +371,18 @@ def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(t
     assert "8 of 8 problems" in asked.about_eval
     stated = setup("--dataset", str(own), "--eval_n", "4").problems
     assert (len(stated.held_out), stated.about_eval) == (4, None)
+
+
+# The data
+
+
+def test_contradictory_gold_answers_of_one_problem_are_a_warning(tmp_path):
+    golds = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
+    file = tmp_path / "mine.jsonl"
+    said = "1 problem has different gold answers: mine/3 has '7', mine/4 has '8'"
+    for rows, warnings in ((golds, 1), (golds[:3], 0)):
+        file.write_text("".join(json.dumps({"problem": problem, "answer": gold}) + "\n" for problem, gold in rows))
+        texts = [
+            text for level, text in found("problems", "--dataset", str(file), "--eval_n", "0") if level == "warning"
+        ]
+        assert [text.startswith(said) for text in texts] == [True] * warnings

@@ -8,18 +8,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
-from grpo_math.evaluation.figures import summary, text_of
+from grpo_math.evaluation.figures import category, summary, text_of
 from grpo_math.evaluation.of_trainer import evaluate
 from grpo_math.evaluation.results import answers_file
 from grpo_math.evaluation.stats import wilson
+from grpo_math.grading import grade_batch
 from grpo_math.problems.datasets import load_problems
+from grpo_math.rewards import accuracy, gsm8k
 from grpo_math.run.metrics import CATEGORIES
+from grpo_math.trainer.meter import shares
 
 
 def record(problem: str, category: str, answer: str | None = "1") -> dict:
@@ -84,6 +88,23 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
     for samples, ks in ((6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):  # each power of two, and the number of samples
         figures = summary([record("a", "correct")] * samples, samples)
         assert [*figures["pass@k"]] == [*figures["maj@k"]] == list(map(str, ks))
+
+
+TEXTS = ["3 + 4 = 7\n#### 7", "It is 7.", r"so \boxed{7}", "#### 8", "I do not know.", "7 #### 7 and on"]
+GOLDS = ["7"] * len(TEXTS)
+
+
+def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_and_in_an_evaluation():
+    grades = grade_batch(GOLDS, TEXTS, answer_format="gsm8k")
+    trained = shares([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
+    records = [{"category": category(g, truncated=False), "answer": g.answer} for g in grades]
+    evaluated = summary(records)
+    columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
+    paid = [fmean(reward(TEXTS, TEXTS, **columns)) for reward in (accuracy, gsm8k)]
+    for name, share in zip(("accuracy", "accuracy_in_format"), paid, strict=True):
+        assert trained[name] == pytest.approx(evaluated[name])
+        assert trained[name] == pytest.approx(share)
+    assert evaluated["accuracy"] > evaluated["accuracy_in_format"] > 0
 
 
 @pytest.fixture(scope="module")
