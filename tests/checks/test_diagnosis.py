@@ -357,15 +357,8 @@ def test_any_key_may_be_missing_or_none(name):
     rng = random.Random(0)
     holes = [{k: v for k, v in line.items() if k == metrics.STEP or rng.random() < 0.5} for line in lines]
     diagnose(holes, {})
-
-
-def test_no_line_and_no_setting():
-    assert diagnose([], {}) == []
-    assert diagnose([{}, {metrics.STEP: None}, {metrics.STEP: 1, metrics.REWARD: float("nan")}], CONFIG) == []
-    for name in CHECKS:
-        lines, _ = SHOWN[name][0]
-        assert diagnose(lines, None) is not None
-        diagnose(lines, dict.fromkeys([*CONFIG, "beta", "num_iterations", "grade_timeout", "max_grad_norm"]))
+    assert diagnose(lines, None) is not None
+    assert diagnose([], {}) == diagnose([{}, {metrics.STEP: None}], CONFIG) == []
 
 
 SEEDS = 100

@@ -108,16 +108,6 @@ def test_what_cannot_work_is_refused_before_weights_load(arguments, words, rows)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.slow
-def test_a_model_or_an_adapter_that_cannot_be_loaded_is_one_line(smollm, rows, adapter, tmp_path):
-    with pytest.raises(ConfigError, match=r"model=.* can be loaded") as refused:
-        evaluate(str(tmp_path), rows, progress=False)
-    assert "\n" not in str(refused.value)
-    with pytest.raises(ConfigError, match=r"adapter=.* does not fit .*: KeyError: 'peft_type'") as refused:
-        evaluate(smollm, rows, adapter=adapter, progress=False)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, smollm, rows, adapter, monkeypatch):
     """The process is a stand-in; tests/generation/test_sync.py starts a real vLLM server."""
     url, asked = server

@@ -63,14 +63,6 @@ def test_a_completion_says_why_a_correct_number_was_not_rewarded():
     assert why({"verdict": "wrong", "answer": "3", "gold": "(x.*"}, "(x.* 3") != "", "a gold answer is not a pattern"
 
 
-def test_groups_are_filtered_by_their_notes_and_sorted_by_spread():
-    equal = [{**one, "step": 5, "reward": 0.0} for one in TABLE[:2]]
-    mixed, uniform = source([*TABLE, *equal]).rows
-    assert list(mixed.fields) == ["step", "verdict", "note"]
-    assert "cut at the length limit" in mixed.fields["note"]
-    assert mixed.keys["spread of rewards"] > uniform.keys["spread of rewards"] == 0
-
-
 def test_a_table_of_trl_alone_has_its_groups_too():
     table = [{"step": 1, "prompt": p, "completion": "x", "length": r, "advantage": r} for p in "ab" for r in (0.0, 1.0)]
     assert [group.rewards for group in groups(table)] == [[0.0, 1.0], [0.0, 1.0]]

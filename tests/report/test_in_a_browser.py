@@ -115,6 +115,7 @@ def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
     fine(browser, page)
 
 
+@pytest.mark.full
 def test_thousands_of_completions_are_shown_a_page_at_a_time_and_a_megabyte_when_it_is_asked_for(run, browser):
     shutil.rmtree(run / "completions")
     write_completions(run, range(1, 51), rows=100, text="So $3 + 4 = 7$. " * 60)

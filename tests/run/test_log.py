@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from types import SimpleNamespace
@@ -66,16 +65,6 @@ def test_some_lines_of_a_long_history_are_the_newest_every_so_many_and_the_evalu
     assert [line["step"] for line in history.lines(3)] == [2, 3, 6, 10]
     (tmp_path / "history.jsonl").write_text("")
     assert history.lines(3) == []
-
-
-def test_a_full_disk_leaves_the_history_as_it_was(tmp_path):
-    history = made(tmp_path)
-    before = history.path.read_bytes()
-    (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left") as failed:
-        history.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=2), None)
-    assert failed.value.errno == errno.ENOSPC
-    assert history.path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
