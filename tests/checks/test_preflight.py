@@ -204,21 +204,35 @@ def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tok
     assert [level for level, _ in found("end_of_turn", tokenizer=other)] == expected
 
 
-def test_a_chat_needs_a_chat_template_and_plain_text_does_not(tokenizer):
-    other = Other(tokenizer, chat_template=None)
-    assert [level for level, _ in found("chat_template", tokenizer=other)] == ["error"]
-    assert found("chat_template", "--prompt_template", "r1_zero", tokenizer=other) == []
-
-
 @pytest.mark.slow
-def test_prompts_that_do_not_fit_the_context_are_an_error(tokenizer):
-    assert [level for level, _ in found("prompt_lengths", tokenizer=tokenizer)] == ["info"]
-    [_, (level, text)] = found("prompt_lengths", "--max_completion_length", "8150", tokenizer=tokenizer)
-    assert level == "error"
-    assert "max_position_embeddings of the model, 8192" in text
-    words = ["--use_vllm", "--vllm_max_model_length", "560"]
-    [_, (level, text)] = found("prompt_lengths", *words, tokenizer=tokenizer)
-    assert "vllm_max_model_length, 560" in text
+@pytest.mark.parametrize(
+    ("check", "words", "changed", "levels", "said"),
+    [
+        ("chat_template", [], {"chat_template": None}, ["error"], "chat_template"),
+        ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
+        ("padding", [], {}, [], ""),
+        ("padding", [], {"pad_token_id": 49152}, ["error"], "is not in the model's vocabulary of 49152"),
+        ("prompt_lengths", [], {}, ["info"], ""),
+        (
+            "prompt_lengths",
+            ["--max_completion_length", "8150"],
+            {},
+            ["info", "error"],
+            "max_position_embeddings of the model, 8192",
+        ),
+        (
+            "prompt_lengths",
+            ["--use_vllm", "--vllm_max_model_length", "560"],
+            {},
+            ["info", "error"],
+            "vllm_max_model_length, 560",
+        ),
+    ],
+)
+def test_a_tokenizer_that_does_not_suit_the_run_is_an_error(check, words, changed, levels, said, tokenizer):
+    findings = found(check, *words, tokenizer=Other(tokenizer, **changed))
+    assert [level for level, _ in findings] == levels
+    assert said in "".join(text for _, text in findings)
 
 
 # Services

@@ -260,50 +260,33 @@ def test_a_repository_that_is_public_or_has_other_weights_is_refused(hub, push, 
     assert len(hub.repositories["lovelace/sums"].commits) == 1
 
 
-def changed(run: Path, folder: Path, **settings) -> Path:
-    """A copy of a run with other settings."""
-    copy = folder / run.name
-    shutil.copytree(run, copy)
-    config = yaml.safe_load((copy / "config.yaml").read_text())
-    (copy / "config.yaml").write_text(yaml.safe_dump({**config, **settings}))
-    return copy
-
-
-def test_a_run_that_holds_a_token_is_not_published(hub, push, adapter_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "wandb0123456789")
-    for number, secret in enumerate((TOKEN, "wandb0123456789")):
-        run = changed(adapter_run, tmp_path / str(number), run_name=f"with {secret}")
-        _, lines = push(run, "--repo_id", "ada/sums", code=2)
-        assert "config.yaml of the run contains a token or key" in lines[-1]
-    assert hub.repositories == {}
-
-
-def test_a_run_that_has_not_ended_or_has_no_weights_and_a_folder_without_a_run_are_refused(
-    hub, push, adapter_run, tmp_path
+@pytest.mark.parametrize(
+    ("changes", "removed", "words", "said"),
+    [
+        ({"run_name": f"with {TOKEN}"}, None, [], "config.yaml of the run contains a token or key"),
+        ({"run_name": "with wandb0123456789"}, None, [], "config.yaml of the run contains a token or key"),
+        ({}, FINISHED, [], "has not finished: start the training again to resume it; then push"),
+        ({}, "adapter", [], "contains no adapter/ or model/ with *.safetensors"),
+        ({}, "config.yaml", [], "contains no config.yaml"),
+        ({"model_name_or_path": "quantised"}, None, ["--merge"], "is stored quantised"),
+    ],
+)
+def test_a_run_that_cannot_be_pushed_is_one_line(
+    changes, removed, words, said, hub, push, adapter_run, tiny, tmp_path, monkeypatch
 ):
-    run = changed(adapter_run, tmp_path)
-    (run / FINISHED).rename(tmp_path / FINISHED)
-    _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert "has not finished: start the training again to resume it; then push" in lines[-1]
-    (tmp_path / FINISHED).rename(run / FINISHED)
-    shutil.rmtree(run / "adapter")
-    _, lines = push(run, "--repo_id", "ada/sums", code=2)
-    assert "contains no adapter/ or model/ with *.safetensors" in lines[-1]
-    _, lines = push(tmp_path / "nowhere", "--repo_id", "ada/sums", code=2)
-    assert "contains no config.yaml" in lines[-1]
-    assert hub.asked == []
-
-
-def test_a_merge_that_cannot_be_is_refused(hub, push, adapter_run, model_run, tiny, tmp_path):
-    _, lines = push(model_run, "--repo_id", "ada/x", "--merge", code=2)
-    assert "merge=True would be ignored: all weights were trained" in lines[-1]
-    base = tmp_path / "quantised"
-    shutil.copytree(tiny(), base)
-    about = json.loads((base / "config.json").read_text())
-    (base / "config.json").write_text(json.dumps({**about, "quantization_config": {"quant_method": "gptq", "bits": 4}}))
-    run = changed(adapter_run, tmp_path, model_name_or_path=str(base))
-    _, lines = push(run, "--repo_id", "ada/x", "--merge", code=2)
-    assert "is stored quantised" in lines[-1]
+    monkeypatch.setenv("WANDB_API_KEY", "wandb0123456789")
+    monkeypatch.chdir(tmp_path)
+    base = json.loads(Path(tiny(), "config.json").read_text())
+    Path("quantised").mkdir()
+    write_json(Path("quantised/config.json"), base | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    run = Path(shutil.copytree(adapter_run, "run"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | changes))
+    if removed:
+        (run / removed).rename("removed")
+    _, lines = push(run, "--repo_id", "ada/sums", *words, code=2)
+    assert said in lines[-1]
+    assert hub.repositories == {}
 
 
 # Loading back

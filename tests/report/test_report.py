@@ -20,6 +20,7 @@ from grpo_math.report import Change, read_results, report, run_dir, viewer
 from grpo_math.report.plots import CSS_COLOURS, PLOTS, curve, curves, svg
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_change, terminal_table
+from grpo_math.report.verdict import print_verdict
 from grpo_math.report.viewer import sources
 from grpo_math.run.metrics import IN_FORMAT
 
@@ -41,7 +42,7 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
     paired = compare(read_results(run / "before.json"), read_results(run / "after.json"))
     assert (paired.gained, paired.lost, paired.n) == (110, 14, 256)
     # (190 - 94) / 256 = 0.375
-    assert '36.7% <span class="arrow">→</span> 74.2%' in page
+    assert HEADLINE in page
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
     assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
@@ -114,28 +115,81 @@ class Tags(HTMLParser):
             self.forbidden.append((tag, attributes))
 
 
-@pytest.mark.slow
-def test_lone_surrogates_control_and_direction_characters_are_shown_as_their_codes(run):
-    broken = results({0}, n=2)
-    broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
-    for name in ("before", "after"):
-        (run / f"{name}.json").write_text(json.dumps(broken))
-    assert page_of(run).count("\\ud800 \\x00 \\x1b[31m \\x0b\n\\u202e1\\U000e0041") == 3
+FIVE_STEPS = "".join(json.dumps({"step": step, "reward": 0.1 * step, "loss": 0.0}) + "\n" for step in range(1, 6))
+HEADLINE = '36.7% <span class="arrow">→</span> 74.2%'
+ODD = results({0}, n=2)
+ODD["rows"][0]["completion"] = ODD["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
+OTHER = results(set(range(40)))
+OTHER["rows"][0]["id"] = HOSTILE
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_in_the_middle_is_reported(run):
-    (run / "after.json").unlink()
-    (run / "config.yaml").unlink()
-    shutil.rmtree(run / "completions")
-    with (run / "history.jsonl").open("a") as file:
-        file.write('{"step": 6, "rew')
-    files = report(run)
-    assert files.notes == []
-    page = files.html.read_text(encoding="utf-8")
-    assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in " ".join(page.split())
-    assert "Problems that changed" not in page
-    assert f"No problems found: {len(CHECKS)} checks of 5 steps." in page
+@pytest.mark.parametrize(
+    ("files", "words", "absent"),
+    [
+        pytest.param(
+            {"after.json": None, "config.yaml": None, "completions": None, "history.jsonl": FIVE_STEPS + '{"step": 6'},
+            [
+                "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems",
+                f"No problems found: {len(CHECKS)} checks of 5 steps.",
+            ],
+            ["Problems that changed", '<section class="notes">'],
+            id="a run that was cut in the middle",
+        ),
+        pytest.param(
+            {"before.json": results(RIGHT_BEFORE, grader=11)},
+            ["accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12)"],
+            ["95% paired interval"],
+            id="two graders",
+        ),
+        pytest.param(
+            {"after.json": OTHER},
+            ["not compared: the problems differ (before 256, after 256, in one only 2, such as ", "No problems found"],
+            ["95% paired interval"],
+            id="other problems, one with a hostile name",
+        ),
+        pytest.param(
+            {
+                "before.json": None,
+                "after.json": None,
+                "evaluation/base.json": results(RIGHT_BEFORE),
+                "evaluation/trained.json": results(RIGHT_AFTER),
+            },
+            [HEADLINE],
+            ['<section class="notes">'],
+            id="an evaluation of the run, if training made none",
+        ),
+        pytest.param(
+            {"before.json": ODD, "after.json": ODD},
+            ["\\ud800 \\x00 \\x1b[31m \\x0b \\u202e1\\U000e0041"],
+            ["\x00", "\x1b", "\u202e", "\U000e0041"],
+            id="characters that are not text",
+        ),
+    ],
+)
+def test_what_the_page_says_and_does_not(files, words, absent, run):
+    for name, content in files.items():
+        path = run / name
+        if content is None:
+            path.rename(run.parent / name)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+    page = " ".join(page_of(run).split())
+    tags = Tags()
+    tags.feed(page)
+    assert (tags.scripts, tags.forbidden) == (1, [])
+    assert [one for one in words if one not in page] == []
+    assert [one for one in absent if one in page] == []
+
+
+@pytest.mark.slow
+def test_training_ends_with_both_accuracies_if_two_graders_evaluated(run, capsys):
+    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
+    print_verdict(run, run / "adapter")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
+    said = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
+    assert line.startswith(f"note: {said}")
 
 
 @pytest.mark.parametrize(
@@ -146,20 +200,6 @@ def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
     assert main(["report", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert name in line
-
-
-@pytest.mark.slow
-def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_comparison(run, capsys):
-    from grpo_math.report.verdict import print_verdict
-
-    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
-    print_verdict(run, run / "adapter")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
-    said = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
-    assert line.startswith(f"note: {said}")
-    page = (run / "report.html").read_text()
-    assert html.escape(said.partition(" (")[0]) in page
-    assert "95% paired interval" not in page
 
 
 @pytest.mark.slow
@@ -181,24 +221,6 @@ def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and
     for one in findings:
         assert page.index("<h2>Diagnosis</h2>") < page.index(html.escape(one["message"])) < page.index("<svg ")
         assert html.escape(one["remedy"]) in page
-
-
-@pytest.mark.slow
-def test_results_of_other_problems_are_shown_and_not_compared(run):
-    after = results(set(range(40)))
-    after["rows"][0]["id"] = HOSTILE
-    (run / "after.json").write_text(json.dumps(after))
-    files = report(run)
-    assert files.findings == []
-    [note] = files.notes
-    assert "the problems differ (before 256, after 256, in one only 2, such as " in note
-    page = files.html.read_text(encoding="utf-8")
-    assert "paired interval" not in page
-    assert "not compared" in page
-    assert page.count("<article ") == 512 + 8 * 4
-    tags = Tags()
-    tags.feed(page)
-    assert (tags.scripts, tags.forbidden) == (1, [])
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -304,16 +326,6 @@ def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
     assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
     assert [path.name for path in files.plots] == ["training.png"]
     assert not (run / "plots/details.png").exists()
-
-
-@pytest.mark.slow
-def test_an_evaluation_of_the_run_is_its_result_if_training_made_none(run):
-    (run / "evaluation").mkdir()
-    (run / "before.json").rename(run / "evaluation/base.json")
-    (run / "after.json").rename(run / "evaluation/trained.json")
-    files = report(run)
-    assert files.notes == []
-    assert '36.7% <span class="arrow">→</span> 74.2%' in files.html.read_text(encoding="utf-8")
 
 
 def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():
