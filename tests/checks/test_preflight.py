@@ -9,7 +9,7 @@ import sys
 from collections import namedtuple
 
 import pytest
-from small_http import SmallHTTP, send
+from small_http import AnsweringHTTP
 
 from grpo_math.checks import machine, services
 from grpo_math.checks.preflight import preflight
@@ -257,21 +257,9 @@ def test_that_wandb_stays_offline_is_said_and_no_key_is_printed(environment, lev
     assert "secret" not in str(said)
 
 
-class Answers(SmallHTTP):
-    """A server that answers with ``answers[path]``."""
-
-    def __init__(self):
-        self.answers: dict[str, str] = {}
-        super().__init__()
-
-    def handle(self, request):
-        text = self.answers.get(request.path)
-        send(request, 404 if text is None else 200, (text or "").encode())
-
-
 @pytest.fixture
 def server():
-    server = Answers()
+    server = AnsweringHTTP()
     yield server.url, server.answers
     server.stop()
 

@@ -5,29 +5,16 @@ from __future__ import annotations
 import logging
 
 import pytest
-from small_http import SmallHTTP, send
+from small_http import AnsweringHTTP
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.http import Client, ServerError, reachable
 
 
-class Answers(SmallHTTP):
-    """A server whose answers are the next of ``answers``, (status, text)."""
-
-    def __init__(self):
-        self.asked: list[tuple[str, str | None]] = []
-        self.answers: list[tuple[int, str]] = []
-        super().__init__()
-
-    def handle(self, request):
-        self.asked.append((request.path, request.headers.get("Authorization")))
-        status, text = self.answers.pop(0) if self.answers else (200, '{"fine": true}')
-        send(request, status, text.encode())
-
-
 @pytest.fixture
 def server():
-    server = Answers()
+    server = AnsweringHTTP()
+    server.answers["/x"] = server.answers["http://judge.invalid/x"] = '{"fine": true}'
     yield server
     server.stop()
 
@@ -54,7 +41,7 @@ def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, mo
 
 def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeats_it(server, caplog):
     caplog.set_level(logging.DEBUG)
-    server.answers = [(401, "no: secret-key-of-mine")]
+    server.queue = [(401, "no: secret-key-of-mine")]
     with pytest.raises(ServerError) as error:
         Client(server.url, timeout=5, key_variable="K", key="secret-key-of-mine\n").ask("/x", {})
     assert server.asked == [("/x", "Bearer secret-key-of-mine")]
@@ -70,10 +57,10 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown():
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server, monkeypatch):
     pauses = []
     monkeypatch.setattr("grpo_math.run.http.time.sleep", pauses.append)
-    server.answers = [(503, ""), (500, ""), (429, "")]
+    server.queue = [(503, ""), (500, ""), (429, "")]
     assert Client(server.url, timeout=5, retries=3).ask("/x") == {"fine": True}
     assert pauses == [0.5, 1.0, 2.0]
-    server.answers = [(400, "no")]
+    server.queue = [(400, "no")]
     with pytest.raises(ServerError, match="answers 400: no"):
         Client(server.url, timeout=5, retries=3).ask("/x")
     assert len(server.asked) == 5
@@ -81,12 +68,12 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server, monkeypatch):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "Success", ""])
 def test_an_answer_that_is_not_json_is_its_text(text, server):
-    server.answers = [(200, text)]
+    server.queue = [(200, text)]
     assert Client(server.url, timeout=5).ask("/x") == text
 
 
 def test_any_answer_means_that_a_server_can_be_reached(server):
-    server.answers = [(404, "")]
+    server.queue = [(404, "")]
     assert reachable(server.url, 5)
     assert not reachable("http://127.0.0.1:9", 5)
     assert not reachable("no address", 5)
