@@ -208,7 +208,7 @@ def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tok
 @pytest.mark.parametrize(
     ("check", "words", "changed", "levels", "said"),
     [
-        ("chat_template", [], {"chat_template": None}, ["error"], "chat_template"),
+        ("chat_template", [], {"chat_template": None}, ["error"], "has no chat template"),
         ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
         ("padding", [], {}, [], ""),
         ("padding", [], {"pad_token_id": 49152}, ["error"], "is not in the model's vocabulary of 49152"),

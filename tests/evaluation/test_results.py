@@ -159,7 +159,7 @@ def same_answers(a, b):
     return json.dumps(a["rows"]) == json.dumps(b["rows"])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(
     tiny, rows, tmp_path, uninterrupted, monkeypatch
 ):
