@@ -46,6 +46,7 @@ def hub(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     files = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
     monkeypatch.setattr(module, "WAITS", (0, 0))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     yield server
@@ -323,7 +324,7 @@ def test_a_training_is_pushed_once_when_it_is_whole_and_a_push_that_fails_names_
     assert TOKEN not in out + err
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "storage is full" in line
-    command = f"grpo-math push {run_dir} --repo_id ada/sums"
+    command = f"grpo-math push {run_dir} --repo_id ada/sums --private"
     assert line.endswith(f": {command}")
     for name in ("after.json", "report.html", "adapter/adapter_model.safetensors", "checkpoint-2"):
         assert (run_dir / name).exists(), name
