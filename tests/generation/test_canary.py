@@ -70,12 +70,6 @@ def test_a_sampler_with_other_log_probs_ends_the_run(spoil, policy):
         Sampler(policy, spoil).canary().check(PROMPTS, 1)
 
 
-def test_log_probs_that_vllm_could_not_compute_are_none_of_a_right_sampler(policy):
-    policy.get_base_model().lm_head.weight.data.mul_(1e4)  # those of the likeliest tokens are all 0
-    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
-        Sampler(policy, lambda said: [None] * len(said)).canary().check(PROMPTS, 1)
-
-
 def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
     sampler = Sampler(policy)
     canary = sampler.canary()

@@ -92,21 +92,16 @@ def repeated(*prompts):
     return [[prompt] for prompt in prompts for _ in range(2)]
 
 
-def test_every_sampling_setting_is_sent():
-    made = generation()
-    made.generate(repeated(1), None, 2)
-    (request,) = made.servers[0].requests
-    assert {name: request[name] for name in SAMPLING} == SAMPLING
-    assert (request["n"], request["max_tokens"], request["extra"]) == (2, 8, {"stop": ["</answer>"]})
-
-
-def test_answers_of_several_servers_come_in_the_order_of_prompts():
+def test_every_setting_is_sent_and_answers_of_several_servers_come_in_the_order_of_prompts():
     made = generation(servers=2)
     _, token_ids, logprobs, ids = made.generate(repeated(1, 2, 3, 4, 5), None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 6) for number in range(2)]
     assert ids == [[[token] for token in row] for row in token_ids]
     assert logprobs == [[[-0.5], [-0.5]]] * 10
     assert [len(server.requests) for server in made.servers] == [3, 2]
+    request = made.servers[1].requests[0]
+    assert {name: request[name] for name in SAMPLING} == SAMPLING
+    assert (request["n"], request["max_tokens"], request["extra"]) == (2, 8, {"stop": ["</answer>"]})
 
 
 def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the_runs():
@@ -138,15 +133,6 @@ def test_each_rank_takes_the_completions_of_its_own_prompts(rank, monkeypatch):
     monkeypatch.setattr(sync, "gather_object", lambda prompts: [*of_ranks[0], *of_ranks[1]])
     prompts, token_ids, *_ = generation(rank=rank).generate(of_ranks[rank], None, 2)
     assert [row[:1] for row in token_ids] == prompts == of_ranks[rank]
-
-
-def test_the_canary_is_due_after_each_sync_until_it_has_agreed_with_an_adapter_that_moved():
-    made = generation()
-    made._send, made.syncs = lambda: None, 0
-    for agreed, due in ((0, True), (1, True), (2, False)):
-        made.canary.agreed = agreed
-        made.sync_weights()
-        assert made.canary.due == due
 
 
 def test_a_colocated_engine_samples_with_the_adapter_and_never_throws_the_base_away(tmp_path, monkeypatch):

@@ -23,10 +23,9 @@ def test_every_gsm8k_solution_is_correct_against_its_own_gold():
     answers = [row["answer"] for row in rows("gsm8k/train.jsonl", "gsm8k/test.jsonl")]
     assert len(answers) == 8792
     bare = [answer.split("####")[1].strip() for answer in answers]
-    for golds in (answers, bare):
-        for answer_format in (None, "gsm8k"):
-            grades = grade_batch(golds, answers, answer_format=answer_format)
-            assert Counter(str(g.verdict) for g in grades) == {"correct": 8792}
+    for golds, answer_format in ((answers, None), (bare, "gsm8k")):
+        grades = grade_batch(golds, answers, answer_format=answer_format)
+        assert Counter(str(g.verdict) for g in grades) == {"correct": 8792}
 
 
 def test_every_gsm8k_solution_is_wrong_against_the_next_rows_differing_gold():

@@ -103,14 +103,6 @@ def test_a_percentage_is_its_hundredth_and_its_bare_number_and_nothing_else(n, o
     assert compare(f"{n}%", f"{n * other}/7")[0] is Verdict.WRONG
 
 
-@pytest.mark.slow
-@given(st.text(max_size=60))
-@settings(max_examples=500, deadline=None)
-def test_any_text_gets_a_verdict_against_a_number_without_an_exception(text):
-    verdict, _ = compare("42", text)
-    assert verdict is None or isinstance(verdict, Verdict)
-
-
 latexish = st.lists(
     st.sampled_from(
         [*"0123456789xyi+-*/^_(){}[]|,.!%= ", "\\frac", "\\sqrt", "\\pi", "\\pm", "\\text{", "\\{", "\\}", "\\le"]
@@ -143,11 +135,6 @@ def test_worked_values():
     assert value(r"3\frac{1}{4}\text{ cups}") == Fraction(13, 4)
     assert value("1.5 million") == 1_500_000
     assert (value("25%"), value("-25%"), value("-3.5")) == (Fraction(1, 4), Fraction(-1, 4), Fraction(-7, 2))
-
-
-def test_two_numbers_side_by_side_are_not_one():
-    for gold, answer in (("42", "4 2"), ("4 2", "42")):
-        assert compare(gold, answer)[0] is not Verdict.CORRECT
 
 
 def test_beyond_the_size_limit_there_is_no_exact_value():

@@ -158,21 +158,6 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     assert [row["tolerance"] for row in load_problems("minerva", "test", data_dir=str(tmp_path))] == [0.002, None]
 
 
-def test_a_folder_whose_files_have_changed_is_read_again(tmp_path):
-    configs = [f"- config_name: {name}\n  data_files:\n  - split: train\n    path: x.jsonl\n" for name in "ab"]
-    (tmp_path / "named").mkdir()
-    (tmp_path / "named" / "README.md").write_text(f"---\nconfigs:\n{''.join(configs)}---\n")
-    for answer in "12":
-        (tmp_path / "named" / "x.jsonl").write_text(f'{{"problem": "a?", "answer": "{answer}"}}\n')
-        assert load_problems(f"{tmp_path}/named:a")[0]["answer"] == answer
-    folder = put(tmp_path / "own", [{"problem": "a?", "answer": "1"}])
-    assert load_problems(str(folder))[0]["problem"] == "a?"
-    (folder / "data" / "train-00000-of-00001.parquet").unlink()
-    (folder / "data" / "train.jsonl").write_text('{"problem": "b?", "answer": "1"}\n', encoding="utf-8")
-    (folder / "README.md").unlink()
-    assert load_problems(str(folder))[0]["problem"] == "b?"
-
-
 def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
     (tmp_path / "gsm8k").mkdir()
     rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
@@ -201,20 +186,6 @@ def test_a_folder_with_columns_of_its_own_says_which_is_which(tmp_path):
         ConfigError, match=r"no column for the answer: its columns are query, .*; accepted are target, or"
     ):
         load_problems(str(folder), columns="answer=target")
-
-
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("problem", "does not name a column in 'problem': write problem=query"),
-        ("gold=x", "names 'gold': the fields are problem, answer, id, level, subject"),
-    ],
-)
-def test_columns_that_say_nothing_are_refused(said, message):
-    with pytest.raises(ConfigError, match=message):
-        load_problems("mine.jsonl", columns=said)
-    with pytest.raises(ConfigError, match="generated problems have none"):
-        load_problems("generated", columns="problem=x")
 
 
 def test_columns_hold_for_a_file_too_and_a_row_without_one_says_what_it_has(tmp_path):

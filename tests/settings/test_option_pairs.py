@@ -122,14 +122,6 @@ def test_a_refusal_is_one_line_that_names_a_field_of_the_setting_and_the_one_tha
         assert any(other in text for other in others), (setting, text)
 
 
-def test_a_pair_is_refused_for_itself_or_for_one_of_its_two():
-    """No pair is refused by a rule that is about a third option."""
-    for pair in PAIRS:
-        error = REFUSALS[str(pair)]
-        if error and not any(REFUSALS[str({name: value})] for name, value in pair.items()):
-            assert all(f"{name}=" in str(error) for name in pair), (pair, str(error))
-
-
 # Worked out by hand from what each loss reads.
 @pytest.mark.parametrize(
     ("pair", "allowed"),
@@ -161,23 +153,6 @@ def test_what_is_allowed_and_what_is_not(pair, allowed):
     assert (refusal(pair) is None) == allowed
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"loss_type": "ppo"}, "loss_type='ppo' is not known"),
-        ({"importance_sampling_level": "word"}, "importance_sampling_level='word' is not known"),
-        ({"multi_objective_aggregation": "sum"}, "multi_objective_aggregation='sum' is not known"),
-        ({"scale_rewards": "groups"}, "scale_rewards='groups' is not known"),
-        ({"kl_estimator": "k4", "beta": 0.1}, "kl_estimator='k4' is not known"),
-        ({"top_entropy_quantile": 1.2}, "top_entropy_quantile=1.2 is out of range"),
-        ({"loss_type": "vespo", "use_vllm": True}, "vllm_importance_sampling_mode"),
-    ],
-)
-def test_what_trl_finds_too_late_is_found_before_weights_load(setting, message):
-    with pytest.raises(ConfigError, match=message):
-        config("unused", setting)
-
-
 # Each option at least once, in pairs drawn by a fixed seed.
 def sample() -> list[dict]:
     pairs = [pair for pair in ALLOWED if len(pair) == 2]
@@ -191,7 +166,7 @@ def sample() -> list[dict]:
     return drawn
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("setting", sample(), ids=str)
 def test_what_is_allowed_trains_a_step(setting, tiny, tokenizer, tmp_path):
     def letters(completions, **columns):

@@ -31,35 +31,11 @@ def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
     assert {name: field.default for name, field in settings_fields.fields().items()} == real
 
 
-@pytest.mark.slow
-def test_choices_are_those_that_the_real_classes_take():
-    from transformers.training_args import trainer_log_levels
-
-    real = real_fields()
-    for name in ("optim", "lr_scheduler_type", "save_strategy", "hub_strategy", "eval_strategy"):
-        kind = type(real[name].default) if not isinstance(real[name].default, str) else None
-        if kind:
-            assert settings_fields.fields()[name].choices == tuple(choice.value for choice in kind), name
-    assert set(settings_fields.fields()["log_level"].choices) == set(trainer_log_levels)
-    assert settings_fields.fields()["dtype"].choices == ("auto", "bfloat16", "float16", "float32")
-
-
 def test_every_range_is_of_a_field_and_every_default_is_taken():
     assert settings_fields.THEIRS.keys() <= settings_fields.fields().keys()
     for field in settings_fields.fields().values():
         for value in field.default if isinstance(field.default, list) else [field.default]:
             field.refuse(value, value)
-
-
-def test_choices_of_ours_are_those_that_are_implemented():
-    from accelerate.utils import DynamoBackend
-
-    from grpo_math.trainer.advantages import BASELINES, SCALES
-
-    choices = {name: set(field.choices) for name, field in settings_fields.fields().items()}
-    assert choices["baseline"] == {*BASELINES, "module:function"}
-    assert choices["scale_rewards"] == set(SCALES)
-    assert choices["torch_compile_backend"] == {backend.value.lower() for backend in DynamoBackend}
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import os
-import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +14,7 @@ from benchmarks.reward_farms import blind, hedged
 from grpo_math.cli import main
 from grpo_math.grading.formats import made_up
 from grpo_math.rewards import load_reward
-from grpo_math.settings.shipped import INSTALLED, find
+from grpo_math.settings.shipped import find
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,16 +25,6 @@ def test_a_file_that_is_here_comes_before_the_shipped_one_of_that_name(monkeypat
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed/zero2.json").write_text("{}")
     assert find("deepspeed/zero2.json") == Path("deepspeed/zero2.json")
-
-
-@pytest.mark.slow
-def test_what_is_nowhere_keeps_its_name_so_that_the_error_says_it(monkeypatch, tmp_path, capsys):
-    from grpo_math.train.program import main
-
-    monkeypatch.chdir(tmp_path)
-    assert find("launch/configs/none.yaml") == Path("launch/configs/none.yaml")
-    assert main(["--config", "launch/configs/none.yaml"]) == 2
-    assert "launch/configs/none.yaml" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -77,29 +65,6 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tm
     assert "did you mean 'gsm8k_8gb'?" in capsys.readouterr().err
 
 
-def test_no_message_names_a_file_that_is_not_shipped():
-    """From the wheel there is no docs/, no launch/*.sh, no examples/: a hint to them alone leads nowhere."""
-    found = []
-    for path in sorted((ROOT / "grpo_math").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        bodies = [
-            node.body[0] for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list) and node.body
-        ]
-        docs = {id(first.value) for first in bodies if isinstance(first, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-                names = re.findall(
-                    r"\b(?:docs|launch|examples|tests|deepspeed|accelerate_configs)/[\w./-]*\w", node.value
-                )
-                found += [(path.name, name) for name in names if "NAME" not in name and not shipped(name)]
-    assert found == [("groups.py", "docs/settings.md")]  # `train --help` names --help-all next to it
-
-
-def shipped(name: str) -> bool:
-    folder = Path(name).parent.as_posix()
-    return name in INSTALLED or (folder in INSTALLED and (ROOT / name).exists())
-
-
 GOLDS = [str(n) for n in range(1003, 1183, 9)]  # none of them is a constant that is tried
 
 
@@ -124,15 +89,13 @@ def test_a_shipped_recipe_pays_nothing_to_a_policy_that_does_not_decide_on_an_an
     for gold in GOLDS:
         for name, text in hedged(gold, str(int(gold) + 7), template).items():
             tried.setdefault(name, []).append(text)
-    for k in (3, 10):
-        several = [", ".join(str(int(gold) + i) for i in range(k)) for gold in GOLDS]
-        tried[f"{k} candidates"] = [made_up(text, template) for text in several]
+    several = [", ".join(str(int(gold) + i) for i in range(3)) for gold in GOLDS]
+    tried["3 candidates"] = [made_up(text, template) for text in several]
     del tried["two answers"]  # the last one may count, as below
     assert {name: said for name, texts in tried.items() if (said := paid(rewards, template, texts, problems))} == {}
-    # Of k whole answers at most one place counts, so that they are worth no more than one guess.
-    for k in (2, 4):
-        places = [
-            ["\n".join(made_up(str(int(gold) + i - place), template) for i in range(k)) for gold in GOLDS]
-            for place in range(k)
-        ]
-        assert sum(paid(rewards, template, texts, problems) for texts in places) <= right
+    # Of several whole answers at most one place counts, so that they are worth no more than one guess.
+    places = [
+        ["\n".join(made_up(str(int(gold) + i - place), template) for i in range(3)) for gold in GOLDS]
+        for place in range(3)
+    ]
+    assert sum(paid(rewards, template, texts, problems) for texts in places) <= right
