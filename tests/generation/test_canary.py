@@ -1,7 +1,5 @@
 """The canary against a sampler that is right, or wrong in one way: a small policy stands for vLLM's copy of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

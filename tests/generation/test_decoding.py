@@ -1,7 +1,5 @@
 """Generation: the tokens, the shape and the random numbers of plain `generate`, with fewer rows computed."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest
@@ -14,7 +12,6 @@ from transformers.cache_utils import DynamicCache
 from grpo_math.generation import cache, completions, decoding
 from grpo_math.generation.cache import GrowingLayer
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.completions import token_ids, with_model
 from grpo_math.generation.decoding import lean_generation, sample
 
 
@@ -161,12 +158,6 @@ def test_a_row_is_computed_until_it_ends_and_no_further(model, tokenizer):
     assert sum(steps) < 0.7 * sum(rows for rows, _ in plain[2][1:])
 
 
-def test_all_rows_ending_at_once_need_no_step_at_all(model, tokenizer):
-    plain, ours = both(model, grouped(tokenizer), **SAMPLED, eos_token_id=list(range(49152)))
-    assert_same(plain, ours)
-    assert len(ours[2]) == 1
-
-
 class Forced(StoppingCriteria):
     """Ends row i at its own length; it sees the whole batch, as in transformers."""
 
@@ -270,12 +261,6 @@ def test_logits_without_a_distribution_are_an_error_as_in_multinomial():
     assert (sample(scores, torch.arange(3), 3) < 0).tolist() == [False, True, True]
 
 
-def test_a_model_that_gives_no_distribution_ends_the_generation_with_an_error(model, tokenizer):
-    model.lm_head.weight.data[5] = torch.nan
-    with lean_generation(model), pytest.raises(RuntimeError, match="inf or nan"):
-        model.generate(**grouped(tokenizer), max_new_tokens=4, **SAMPLED)
-
-
 def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
     torch.manual_seed(0)
     keys, values = torch.randn(2, 4, 3, 5, 8)
@@ -290,23 +275,6 @@ def test_a_layer_that_grows_in_place_holds_what_a_concatenation_would():
         if step == 10:  # row 1 leaves, and the last one takes its place
             layer.move(torch.tensor([3]), torch.tensor([1]), 3)
             keys, values = keys[[0, 3, 2]], values[[0, 3, 2]]
-
-
-def complete(model, tokenizer, prompts, temperature=0.0) -> list[Completion]:
-    generate = with_model(model, tokenizer, temperature=temperature, max_new_tokens=20)
-    return generate(token_ids(tokenizer, prompts), 0)
-
-
-@pytest.mark.slow
-def test_an_evaluation_samples_what_it_sampled_and_leaves_the_generator_alone(model, tokenizer, monkeypatch):
-    torch.manual_seed(7)
-    state = torch.get_rng_state()
-    ours = complete(model, tokenizer, PROMPTS * 3, temperature=1.0)
-    assert torch.equal(torch.get_rng_state(), state)
-    monkeypatch.setattr(completions, "lean_generation", nothing)
-    plain = complete(model, tokenizer, PROMPTS * 3, temperature=1.0)
-    assert ours == plain
-    assert len({len(completion.tokens) for completion in ours}) > 2
 
 
 def test_a_completion_ends_with_its_first_end_token_or_is_cut():

@@ -1,7 +1,5 @@
 """Turns that go on from what the ones before them computed: the tokens of plain `generate`, and fewer columns."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -107,17 +105,3 @@ def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
     assert sampled(model, other, earlier, shapes) == sampled(model, other, lean=False)
     assert shapes[0][1] == max(map(len, other))
     assert not set(earlier.rows) & kept
-
-
-@pytest.mark.parametrize("odd_first", [True, False])
-def test_rows_with_padding_within_are_neither_kept_nor_filled(odd_first, tiny):
-    model, earlier = load(tiny("llama")), TurnCache(lambda prompt, said: True)
-    ids, masks = torch.arange(100, 112)[None], [torch.ones(1, 12, dtype=torch.long) for _ in range(2)]
-    masks[1 - odd_first][0, 4] = 0
-    settings = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
-    with lean_generation(model, earlier):
-        said = model.generate(input_ids=ids, attention_mask=masks[0], **settings)
-        assert bool(earlier.rows) != odd_first
-        mask = torch.cat([masks[1], torch.ones(1, 4, dtype=torch.long)], dim=1)
-        ours = model.generate(input_ids=said, attention_mask=mask, **settings)
-    assert torch.equal(ours, model.generate(input_ids=said, attention_mask=mask, **settings))

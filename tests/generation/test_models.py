@@ -1,7 +1,5 @@
 """The weights in a folder against its config.json; what training and doctor make of it is in test_doctor.py."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

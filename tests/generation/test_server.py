@@ -1,7 +1,5 @@
 """The command that starts a vLLM server, and the client: against a stand-in (small_vllm.py), in seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -85,20 +83,6 @@ def test_no_path_is_open_without_the_key_but_health(said, path, monkeypatch):
     ):
         ask(*words)
     assert reached == [path, "/health", "/", path]
-
-
-def test_trls_own_client_sends_the_key_too(small, monkeypatch):
-    from trl.generation import vllm_client
-
-    from grpo_math.generation.sync import KeyedClient
-
-    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
-    for key in ("secret", ""):
-        monkeypatch.setenv("VLLM_API_KEY", key)
-        small.headers.clear()
-        assert KeyedClient(base_url=small.url).model == "base"
-        assert small.asked[-1] == "/v1/models"
-        assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])

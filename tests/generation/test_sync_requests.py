@@ -1,14 +1,11 @@
 """What vLLM is asked for, and whose answer goes where: servers and engines that only write down what they are told."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import pytest
 import torch
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -87,14 +84,9 @@ def generation(servers=1, rank=0):
     return made
 
 
-def repeated(*prompts):
-    """Two completions of each, as TRL hands prompts over."""
-    return [[prompt] for prompt in prompts for _ in range(2)]
-
-
 def test_every_setting_is_sent_and_answers_of_several_servers_come_in_the_order_of_prompts():
     made = generation(servers=2)
-    _, token_ids, logprobs, ids = made.generate(repeated(1, 2, 3, 4, 5), None, 2)
+    _, token_ids, logprobs, ids = made.generate([[prompt] for prompt in range(1, 6) for _ in range(2)], None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 6) for number in range(2)]
     assert ids == [[[token] for token in row] for row in token_ids]
     assert logprobs == [[[-0.5], [-0.5]]] * 10
@@ -108,7 +100,7 @@ def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the
     def seeds(rollouts):
         made = generation(servers=2)
         for _ in range(rollouts):
-            made.generate(repeated(1, 2, 3), None, 2)
+            made.generate([[1], [1], [2], [2], [3], [3]], None, 2)
         return [request["seed"] for server in made.servers for request in server.requests]
 
     assert len(set(seeds(3))) == 9
@@ -120,19 +112,11 @@ def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
     made = generation()
     (server,) = made.servers
     server.fails = [[3], [3], [1], [9]]
-    _, token_ids, *_ = made.generate(repeated(*range(1, 11)), None, 2)
+    _, token_ids, *_ = made.generate([[prompt] for prompt in range(1, 11) for _ in range(2)], None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 11) for number in range(2)]
     asked = Counter(request["prompt"][0] for request in server.requests)
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
     assert server.waits == 2
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_takes_the_completions_of_its_own_prompts(rank, monkeypatch):
-    of_ranks = [repeated(1, 2), repeated(3, 4)]
-    monkeypatch.setattr(sync, "gather_object", lambda prompts: [*of_ranks[0], *of_ranks[1]])
-    prompts, token_ids, *_ = generation(rank=rank).generate(of_ranks[rank], None, 2)
-    assert [row[:1] for row in token_ids] == prompts == of_ranks[rank]
 
 
 def test_a_colocated_engine_samples_with_the_adapter_and_never_throws_the_base_away(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """The chat of a model that calls tools, and the loop over its turns."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest
@@ -56,12 +54,8 @@ def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
     ids = tokenizer.encode("```python\nprint(3 + 4)\n```<|im_end|>")
     (call,) = talk.message(ids, talk.prompt(build_prompt("1 + 1?", "python")))["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
-
-
-@pytest.mark.parametrize("said", ["#### 7<|im_end|>", "``` python\nx```<|im_end|>", "`python`", "<|im_end|>"])
-def test_what_is_no_block_is_no_call(said, tokenizer):
-    message = talk_of(tokenizer, python).message(tokenizer.encode(said), [])
-    assert not message.get("tool_calls")
+    for said in ("#### 7<|im_end|>", "``` python\nx```<|im_end|>", "`python`", "<|im_end|>"):
+        assert not talk.message(tokenizer.encode(said), []).get("tool_calls")
 
 
 def test_other_tools_are_listed_and_called_in_json_and_hostile_json_is_text(tokenizer):

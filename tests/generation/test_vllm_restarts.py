@@ -1,10 +1,6 @@
 """The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -16,7 +12,6 @@ from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
-from grpo_math.generation.sync import PREFIX
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -72,26 +67,6 @@ def test_a_server_that_accepts_and_never_answers_ends_the_run_with_a_checkpoint(
             trainer.train()
     finally:
         released.set()
-
-
-def test_the_next_run_removes_the_adapter_of_one_that_was_killed_and_no_other(
-    small, tiny, tokenizer, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("GRPO_MATH_ADAPTER_DIR", str(tmp_path / "adapters"))
-    living = trainer_of(small.url, tiny, tokenizer, tmp_path / "live")
-    live = living.vllm_generation.root
-    start = "import os, sys; from pathlib import Path; from grpo_math.run import lock; lock.hold(Path(sys.argv[1])); "
-    killed, other = (tmp_path / "adapters" / f"{PREFIX}{name}" for name in ("killed", "other"))
-    subprocess.run([sys.executable, "-c", f"{start}os.kill(os.getpid(), 9)", killed])
-    (killed / "0-1").mkdir()
-    command = [sys.executable, "-c", f"{start}print(flush=True); sys.stdin.read()", other]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        trainer = trainer_of(small.url, tiny, tokenizer, tmp_path / "next")
-        root = trainer.vllm_generation.root
-        assert set(root.parent.iterdir()) == {live, other, root}
-        process.stdin.close()
-    del living  # its folder goes with it
 
 
 @pytest.mark.full

@@ -51,11 +51,8 @@ def graded(pwned):
     return results
 
 
-@pytest.mark.full
 def test_every_row_costs_this_process_little(graded):
-    assert len(graded) >= 40
-    slow = [(row["kind"], text(row["prediction"])[:60], seconds) for row, _, seconds in graded if seconds > CALLER]
-    assert slow == []
+    assert [(row["kind"], seconds) for row, _, seconds in graded if seconds > CALLER] == []
 
 
 def test_a_true_pair_is_never_called_wrong(graded):

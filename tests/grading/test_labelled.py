@@ -57,15 +57,12 @@ def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
 
 
 @pytest.mark.slow
-def test_what_an_earlier_grader_decided_wrongly_stays_decided():
-    assert confusion(pairs("grading_pairs_farm.jsonl"))[1] == []
-
-
-@pytest.mark.slow
-def test_of_rewritten_answers_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_not():
-    counts, misses = confusion(pairs("grading_pairs_rewritten.jsonl"))
+@pytest.mark.parametrize("name", ["grading_pairs_farm.jsonl", "grading_pairs_rewritten.jsonl"])
+def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_not(name):
+    counts, misses = confusion(pairs(name))
     assert counts[True, False] <= 0.003 * (counts[True, False] + counts[False, False]), misses
     assert counts[False, True] <= 0.005 * (counts[False, True] + counts[True, True]), misses
+    assert not misses or "farm" not in name  # each was decided wrongly once
 
 
 @pytest.mark.slow

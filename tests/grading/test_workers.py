@@ -88,20 +88,6 @@ def test_an_answer_that_fills_the_memory_harms_no_later_answer(one):
 
 
 @pytest.mark.slow
-def test_a_worker_that_has_grown_is_replaced():
-    """Its memory would be missing for the next answer."""
-    crowded = Pool(1, memory=110_000_000)  # a worker that has just started takes more than half of it
-    try:
-        pids = []
-        for _ in range(2):
-            assert crowded.run([NEEDS_WORKER], 60.0)[0].verdict is Verdict.CORRECT
-            pids += pids_of(crowded)
-        assert pids == []
-    finally:
-        crowded.close()
-
-
-@pytest.mark.slow
 def test_a_worker_that_does_not_reply_is_replaced(one, monkeypatch):
     monkeypatch.setattr(workers, "WALL", 1)
     one.run([NEEDS_WORKER], 60.0)
@@ -118,15 +104,6 @@ def test_a_gold_answer_that_cannot_be_checked_is_a_bad_gold():
     verdicts = [g.verdict for g in grade_batch(golds, completions, timeout=0.5)]
     bad, unsure = Verdict.BAD_GOLD, Verdict.UNCHECKABLE
     assert verdicts == [bad, Verdict.CORRECT, unsure, bad, unsure]
-
-
-@pytest.mark.slow
-def test_a_gold_answer_without_structure_is_compared_by_its_text():
-    gold = r"\frac{0}{"
-    completions = [rf"#### {gold}", "#### 5", r"#### \sqrt{", r"#### \int_0^1 x dx"]
-    verdicts = [str(g.verdict) for g in grade_batch([gold] * 4, completions, answer_format="gsm8k")]
-    assert verdicts[0] == "correct"
-    assert set(verdicts[1:]) <= {"wrong", "unparseable"}
 
 
 # ------------------------------------------------------------------------------------------------------- what kills it

@@ -1,7 +1,5 @@
 """Terms that can be counted exactly, against the tensors that peft, torch, bitsandbytes and transformers make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -109,26 +107,6 @@ def test_4_bit_weights_take_what_the_plan_says(shape, nested):
     if nested:
         kept += [state.offset, state.state2.absmax, state.state2.code]
     assert memory.four_bit(shape[0] * shape[1], nested) == bytes_of(kept)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
-def test_what_4_bit_leaves_unquantised_is_what_bitsandbytes_leaves(family):
-    bitsandbytes = pytest.importorskip("bitsandbytes")
-    from transformers import BitsAndBytesConfig
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-    from transformers.quantizers.base import get_keys_to_not_convert
-
-    shape, model = small(family)
-    skipped = get_keys_to_not_convert(model)
-    config = BitsAndBytesConfig(load_in_4bit=True)
-    model = replace_with_bnb_linear(model, modules_to_not_convert=skipped, quantization_config=config)
-    linears = [m for m in model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
-    quantised = {id(m.weight) for m in linears}
-    rest = sum(p.numel() for p in model.parameters() if id(p) not in quantised) * 2
-    settings = resolve({"load_in_4bit": True, "use_peft": True})
-    counted = memory.weights(shape, settings, 2)
-    assert counted["unquantised_weights"] == rest
-    assert counted["base_weights"] == sum(memory.four_bit(m.in_features * m.out_features, False) for m in linears)
 
 
 def test_the_cache_of_a_token_is_what_transformers_keeps():
@@ -263,16 +241,6 @@ def test_a_reference_is_a_second_model_for_full_training_and_none_for_lora():
     assert refreshed["reference"] == refreshed["adapter"]
 
 
-def test_a_sleeping_vllm_takes_its_share_in_generation_alone():
-    recipe = {"use_vllm": True, "vllm_max_model_length": 1024}
-    awake = phases(recipe, generation="colocate")[0]
-    asleep = phases({**recipe, "vllm_enable_sleep_mode": True}, generation="colocate")[0]
-    share = sum(size for term, size in awake["training"].items() if term.startswith("vllm"))
-    assert share == int(0.3 * 24 * machine.GB)
-    assert not any(term.startswith("vllm") for term in asleep["training"])
-    assert awake["generation"] == asleep["generation"]
-
-
 def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment(monkeypatch):
     said = {"forward": [0, 10, 0], "backward": [5, 10, 1], "moments": [[0, 1, 0], [7, 2 * 10**7, 3]]}
     shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
@@ -282,14 +250,3 @@ def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment(monkeypa
     terms = memory.update(shape, resolve({"use_peft": True}), precise, work)
     assert terms["activations"] == 5 + 10 * 10 + 14
     assert terms["layer_workspace"] == 7 + 2 * 10**8 + 3 * 14 - terms["activations"]
-
-
-def test_offloading_keeps_five_layer_inputs_on_the_gpu_and_copies_all_to_main_memory():
-    shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
-    lora = {"use_peft": True, "lora_target_modules": "all-linear"}  # whose fullest moment is that of a layer
-    (without, main), (offloaded, more) = phases(lora), phases({**lora, "activation_offloading": True})
-    tokens = memory.work_of(shape, resolve(lora), run_of()).tokens
-    of_a_layer = tokens * shape.hidden * 4  # float32, the recipe's default
-    saved = without["training"]["activations"] - offloaded["training"]["activations"]
-    assert saved == (shape.layers - 5) * of_a_layer
-    assert more == {**main, "activations": shape.layers * of_a_layer}

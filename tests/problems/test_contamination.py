@@ -1,13 +1,11 @@
 """The overlap against brute force, on made-up copies, and on GSM8K and MATH."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.problems.contamination import against, overlap, text_of
+from grpo_math.problems.contamination import against, overlap, text_of, words
 from grpo_math.problems.datasets import load_problems
 
 STORY = "Nora has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 friends. How many are left?"
@@ -33,12 +31,12 @@ TWELVE = "one two three four five six seven eight nine ten eleven twelve"
         ("What is 1 + 2?", "what is $1+2$", 13, (1, 1)),
         ("What is 4 + 13?", "What is 4 - 13?", 13, (0, 0)),
         (r"Compute $\tan 22.5^\circ.$", r"Compute $\tan 225^\circ$.", 13, (0, 0)),
-        ("It is 1,200 miles in 3.5 hours", "it is 1200 miles in 3.5 hours", 13, (1, 1)),
     ],
 )
 def test_thirteen_words_in_a_row_overlap_and_equal_words_are_equal(problem, training, ngram, expected):
     found = overlap([row(problem)], [row(training)], ngram)
     assert (found["overlapping"], found["equal"]) == expected
+    assert words("1,200 miles in 3.5 hours") == ["1200", "miles", "in", "3.5", "hours"]
 
 
 def test_the_overlap_is_that_of_comparing_every_window_with_every_window():

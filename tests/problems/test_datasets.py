@@ -1,16 +1,16 @@
 """data.py: the real data sets, files with bad rows, the Hub (as a stand-in), and the generated problems."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from collections import Counter
 from pathlib import Path
 
+import datasets as hub_datasets
+import huggingface_hub
 import pytest
 
-from grpo_math.errors import ConfigError, DataError, UserError
+from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import datasets
 from grpo_math.problems.datasets import ACCEPTED, load_problems, to_dataset
 from grpo_math.problems.prompts import TEMPLATES
@@ -29,15 +29,6 @@ def write(path: Path, *rows: object) -> str:
     ]
     path.write_bytes(b"\n".join(lines) + b"\n")
     return str(path)
-
-
-def raw(name: str) -> list[dict]:
-    return [json.loads(line) for line in (Path(FOLDER or "") / name).read_text(encoding="utf-8").splitlines()]
-
-
-def one_line(error: BaseException) -> str:
-    assert "\n" not in str(error)
-    return str(error)
 
 
 # The real data
@@ -73,23 +64,17 @@ def test_every_gsm8k_gold_is_a_plain_integer():
     assert (golds[0], golds[7473]) == ("72", "18")  # Natalia's clips, Janet's ducks
 
 
-@needs_data
-def test_math_has_the_levels_and_subjects_of_its_files():
-    rows = load_problems("math500", "test")
-    assert Counter(row["level"] for row in rows) == {5: 134, 4: 128, 3: 105, 2: 90, 1: 43}
-    assert len({row["subject"] for row in rows}) == 7
-
-
 @pytest.mark.slow
 @needs_data
 def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
     # What the solutions box, against the answers that a separate program cut out of them.
     for name, split, gaps in (("math", "train", 2), ("math", "test", 0), ("math500", "test", 0)):
-        rows = raw(datasets.SOURCES[name].files[split])
+        file = datasets.SOURCES[name].files[split]
+        rows = [json.loads(line) for line in (Path(FOLDER or "") / file).read_text(encoding="utf-8").splitlines()]
         without = [{key: row[key] for key in row if key != "answer"} for row in rows]
         folder = tmp_path / name / split
-        (folder / datasets.SOURCES[name].files[split]).parent.mkdir(parents=True)
-        write(folder / datasets.SOURCES[name].files[split], *without)
+        (folder / file).parent.mkdir(parents=True)
+        write(folder / file, *without)
         loaded = load_problems(name, split, data_dir=str(folder))
         assert len(loaded) == len(rows) - gaps
         answers = {row["unique_id"]: row["answer"] for row in rows}
@@ -186,11 +171,6 @@ def test_all_rows_have_level_and_subject_as_soon_as_one_has(tmp_path):
     assert [(row["level"], "subject" in row) for row in load_problems(odd)] == [(None, False), ("hard", False)]
 
 
-def test_an_id_that_was_used_before_becomes_the_rows_number(tmp_path):
-    file = write(tmp_path / "mine.jsonl", {**GOOD, "id": "first"}, {**GOOD, "id": "first"})
-    assert [row["id"] for row in load_problems(file)] == ["first", "mine/2"]
-
-
 def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
     line = json.dumps(GOOD).encode()
     file = write(tmp_path / "w.jsonl", b"\xef\xbb\xbf" + line + b"\r", b"", b"  \r", line)
@@ -228,8 +208,8 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
     file = write(tmp_path / "bad.jsonl", {**GOOD, "id": "first"}, "", row, GOOD)
     with pytest.raises(DataError) as error:
         load_problems(file)
-    assert one_line(error.value).startswith(f"{file}:3: {reason}")
-    assert one_line(error.value).endswith("correct the row, or pass --skip_bad_rows")
+    assert str(error.value).startswith(f"{file}:3: {reason}")
+    assert str(error.value).endswith("correct the row, or pass --skip_bad_rows")
     assert len(str(error.value)) < 400 + len(file)
 
     assert [row["id"] for row in load_problems(file, skip_bad_rows=True)] == ["first", "bad/4"]
@@ -242,17 +222,6 @@ def test_a_file_without_a_good_row_is_an_error(tmp_path):
     for rows in ([], [{"problem": "a?"}]):
         with pytest.raises(ConfigError, match="has no row that can be used"):
             load_problems(write(tmp_path / "none.jsonl", *rows), skip_bad_rows=True)
-
-
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    (tmp_path / "folder.jsonl").mkdir()
-    for path in (tmp_path / "missing.jsonl", tmp_path / "folder.jsonl"):
-        with pytest.raises(UserError) as error:
-            load_problems(str(path))
-        assert one_line(error.value).startswith(f"{path} cannot be read (")
-    with pytest.raises(UserError) as error:
-        load_problems("gsm8k", data_dir=str(tmp_path))
-    assert one_line(error.value).startswith(f"{tmp_path}/gsm8k/train.jsonl cannot be read (No such file or directory)")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +252,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
 def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message):
     with pytest.raises(ConfigError) as error:
         load_problems(**arguments)
-    assert one_line(error.value) == message
+    assert str(error.value) == message
 
 
 # The Hub
@@ -292,30 +261,38 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message)
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A stand-in for the Hub: {(id, split): rows}; every load is noted."""
-    datasets, huggingface_hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
-    stored: dict = {"loads": [], "asked": []}
+    stored: dict = {"loads": []}
 
     def dataset_info(self, name, timeout):
-        stored["asked"].append(name)
         if not any(key[0] == name for key in stored if isinstance(key, tuple)):
             raise OSError("[Errno -2] Name or service not known\nand more lines")
 
     def load_dataset(name, config, split, revision):
-        stored["loads"].append((name, config, split))
-        return datasets.Dataset.from_list(stored[name, split])
+        stored["loads"].append((name, config, split, revision))
+        return hub_datasets.Dataset.from_list(stored[name, split])
 
     monkeypatch.delenv("GRPO_MATH_DATA", raising=False)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")
+    monkeypatch.setattr(hub_datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub_datasets, "get_dataset_split_names", lambda *path, revision: ["train", "test"])
+    monkeypatch.setattr(hub_datasets, "load_dataset", load_dataset)
     return stored
 
 
-def test_without_local_data_the_hub_is_asked(hub):
+def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub):
     hub["openai/gsm8k", "train"] = [{"question": "a?", "answer": "2 * 600 = 1200\n#### 1,200"}]
-    assert [(row["id"], row["answer"]) for row in load_problems("gsm8k")] == [("gsm8k/train/1", "1200")]
-    assert hub["asked"] == ["openai/gsm8k"]
-    assert hub["loads"] == [("openai/gsm8k", "main", "train")]
+    hub["owner/name", "test"] = [{"query": "b?", "answer": "1"}]
+    hub["open-r1/OpenR1-Math-220k", "train"] = [{"problem": "c?", "answer": "2"}]
+    loaded = [
+        load_problems(*name) for name in (["gsm8k"], ["owner/name:extra@1a2b", "heldout"], ["openr1:extended@v2"])
+    ]
+    found = [(row["id"], row["problem"], row["answer"]) for (row,) in loaded]
+    assert found == [("gsm8k/train/1", "a?", "1200"), ("name/1", "b?", "1"), ("openr1/train/1", "c?", "2")]
+    assert hub["loads"] == [
+        ("openai/gsm8k", "main", "train", None),
+        ("owner/name", "extra", "test", "1a2b"),
+        ("open-r1/OpenR1-Math-220k", "extended", "train", "v2"),
+    ]
 
 
 @pytest.mark.parametrize("folder", [None, "empty"])
@@ -324,7 +301,7 @@ def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monke
         monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / folder))
     with pytest.raises(ConfigError) as error:
         load_problems("gsm8k", "test")
-    assert one_line(error.value) == (
+    assert str(error.value) == (
         "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be had from the Hub "
         "(OSError: [Errno -2] Name or service not known): "
         "set GRPO_MATH_DATA to a folder that holds gsm8k/test.jsonl, or pass --dataset generated"
@@ -337,15 +314,6 @@ def test_math_on_the_hub_names_its_columns_otherwise(hub):
     hub[datasets.SOURCES["math"].hub, "train"] = [row]
     (found,) = load_problems("math")
     assert (found["answer"], found["level"], found["subject"]) == ("1", 5, "Algebra")
-
-
-def test_a_copy_in_the_datasets_cache_is_used_without_asking_the_hub(hub, tmp_path):
-    (tmp_path / "no cache" / "HuggingFaceH4___math-500").mkdir(parents=True)
-    hub["HuggingFaceH4/MATH-500", "test"] = [
-        {"problem": "a?", "solution": r"\boxed{1}", "answer": "1", "subject": "Algebra", "level": 1, "unique_id": "u"}
-    ]
-    assert [row["id"] for row in load_problems("math500", "test")] == ["u"]
-    assert hub["asked"] == []
 
 
 # Generated problems

@@ -1,7 +1,5 @@
 """Files of rows as people have them: five formats, compressed or in UTF-16, and what cannot be read."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from decimal import Decimal
@@ -71,11 +69,12 @@ def test_a_number_of_any_kind_is_a_gold_answer(tmp_path):
         ("a.csv", "problem,answer\ncaf\u00e9,7\n".encode("latin-1"), "UnicodeDecodeError: "),
         ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
         ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
-        ("a.jsonl", b"\xff\xfe\x00", "UnicodeDecodeError: "),
+        ("a.jsonl", None, "No such file or directory"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, capfd, name, content, reason):
-    (tmp_path / name).write_bytes(content)
+    if content:
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
         load_problems(str(tmp_path / name))
     assert str(error.value).startswith(f"{tmp_path / name} cannot be read ({reason}")

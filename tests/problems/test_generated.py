@@ -1,7 +1,5 @@
 """problems.py: the same bytes everywhere, disjoint splits, right answers, and English that reads well."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json
@@ -15,7 +13,6 @@ import pytest
 
 from grpo_math.problems import generated
 from grpo_math.problems.generated import FORMS, LEVELS, SHAPES, SPLITS, arithmetic, count, generate
-from grpo_math.problems.prompts import TEMPLATES, build_prompt
 
 ALL = tuple(LEVELS)[:5]  # long_products has a test of its own
 MIXED = ("sums", "differences", "two_step", "word")
@@ -108,7 +105,7 @@ def test_long_products_are_of_three_and_four_digits_and_split_like_the_others():
 def test_train_and_heldout_are_disjoint_for_every_pair_of_seeds_and_ranges(monkeypatch):
     wide = {"sums": (0, 40), "differences": (0, 50), "products": (1, 20), "two_step": (0, 12), "word": (1, 13)}
     texts: dict[str, set[str]] = {split: set() for split in SPLITS}
-    for split, seed, ranges in itertools.product(SPLITS, range(5), (generated.STORIES["numbers"], wide)):
+    for split, seed, ranges in itertools.product(SPLITS, range(3), (generated.STORIES["numbers"], wide)):
         monkeypatch.setitem(generated.STORIES, "numbers", ranges)
         for level, n in zip(ALL, (120, 150, 40, 900, 900), strict=True):
             texts[split] |= {p["problem"] for p in generate(split, n, seed, (level,))}
@@ -138,15 +135,6 @@ def test_the_numbers_that_may_change_places_leave_the_answer_as_it_is(name):
     numbers = (11, 7, 5)[: shape.numbers]
     for swapped in itertools.permutations(numbers[: shape.commuting]):
         assert shape.answer(*swapped, *numbers[shape.commuting :]) == shape.answer(*numbers)
-
-
-def test_no_prompt_template_shows_a_heldout_problem_with_its_answer():
-    prompts = [build_prompt("", name) for name in TEMPLATES]
-    shown = {message["content"] for prompt in prompts if isinstance(prompt, list) for message in prompt}
-    train, heldout = ({p["problem"] for p in generate(split, count("sums", split), 0, ("sums",))} for split in SPLITS)
-    assert "What is 3 + 4?" in shown & train
-    assert not shown & heldout
-    assert "What is 4 + 3?" not in heldout
 
 
 @pytest.mark.slow
@@ -186,16 +174,6 @@ def test_the_texts_of_all_problems_read_as_sentences():
         assert "  " not in text
         assert not re.search(r"\b(?:1 of them are|There (?:are|were) 1 |There (?:is|was) (?:[2-9]|\d\d))", text), text
         assert not re.search(r"\b[Aa] [aeiou]", text), text
-
-
-@pytest.mark.slow
-def test_an_id_stands_for_one_text_across_seeds():
-    text_of: dict[str, str] = {}
-    for seed in range(4):
-        made = generate("train", 400, seed, ("sums", "word"))
-        assert len({p["id"] for p in made}) == 400
-        for p in made:
-            assert text_of.setdefault(p["id"], p["problem"]) == p["problem"]
 
 
 def test_levels_are_mixed_evenly_and_shuffled():

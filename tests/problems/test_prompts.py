@@ -1,7 +1,5 @@
 """prompts.py: every template, what keeps to its format and what does not, and hostile completions."""
 
-from __future__ import annotations
-
 import pytest
 
 from grpo_math.grading.formats import FORMATS, in_format

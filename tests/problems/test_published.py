@@ -1,9 +1,6 @@
 """sources.py, columns.py, hub.py: data by name, from local folders of the same layout and columns as on the Hub."""
 
-from __future__ import annotations
-
-import json
-
+import datasets
 import pytest
 
 from grpo_math.errors import ConfigError, DataError
@@ -86,16 +83,14 @@ PUBLISHED = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    data = pytest.importorskip("datasets")
-    monkeypatch.setattr(data.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def put(folder, rows, split="train", config=None):
     """A folder as `hf download` leaves it: the card names its files, which are Parquet."""
-    data = pytest.importorskip("datasets")
     (folder / "data").mkdir(parents=True)
-    data.Dataset.from_list(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+    datasets.Dataset.from_list(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
     files = f"- config_name: {config or 'default'}\n  data_files:\n  - split: {split}\n    path: data/{split}-*\n"
     (folder / "README.md").write_text(f"---\nconfigs:\n{files}---\n", encoding="utf-8")
     return folder
@@ -134,17 +129,6 @@ def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(t
     ]
 
 
-def test_a_solution_that_ends_in_no_answer_is_no_gold(tmp_path, caplog):
-    long = "First, assume the contrary.\nThen a contradiction follows."
-    put(tmp_path / "numina_cot", [{"problem": "a?", "solution": long}, {"problem": "b?", "solution": "\\boxed{2}"}])
-    assert [row["answer"] for row in load_problems("numina_cot", data_dir=str(tmp_path))] == ["2"]
-    assert "solution contains no gold answer (line 1)" in caplog.text
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text(json.dumps({"problem": "a?", "solution": long}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match="solution contains no gold answer"):
-        load_problems(str(mine))
-
-
 def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     row, _ = PUBLISHED["olympiadbench"]
     single = {**row, "final_answer": ["2.5"], "error": "1e-1"}
@@ -156,16 +140,6 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     assert [row["tolerance"] for row in loaded] == [None, 0.1, 1e-8]
     put(tmp_path / "minerva", [{"question": "p?", "answer": "200"}, {"question": "q?", "answer": "x"}], "test")
     assert [row["tolerance"] for row in load_problems("minerva", "test", data_dir=str(tmp_path))] == [0.002, None]
-
-
-def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
-    (tmp_path / "gsm8k").mkdir()
-    rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
-    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    for split, answers in (("train[8:]", ["8", "9"]), ("train[:20%]", ["0", "1"]), ("train[-1:]", ["9"])):
-        assert [row["answer"] for row in load_problems("gsm8k", split, data_dir=str(tmp_path))] == answers
-    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
-        load_problems("gsm8k", "train[x]", data_dir=str(tmp_path))
 
 
 # Any other set
@@ -188,18 +162,6 @@ def test_a_folder_with_columns_of_its_own_says_which_is_which(tmp_path):
         load_problems(str(folder), columns="answer=target")
 
 
-def test_columns_hold_for_a_file_too_and_a_row_without_one_says_what_it_has(tmp_path):
-    file = tmp_path / "f.jsonl"
-    file.write_text('{"ask": "a?", "result": 4}\n', encoding="utf-8")
-    assert load_problems(str(file), columns="problem=ask,answer=result")[0]["answer"] == "4"
-    with pytest.raises(
-        DataError, match=r"problem is missing: its columns are ask, result; accepted are problem, quest"
-    ):
-        load_problems(str(file))
-    with pytest.raises(DataError, match=r":1: reply is missing: its columns are ask, result"):
-        load_problems(str(file), columns="problem=ask,answer=reply")
-
-
 def test_trls_chats_and_capital_letters_are_read(tmp_path):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a?"}]
     folder = put(tmp_path / "trl", [{"prompt": chat, "solution": "\\boxed{1}"}])
@@ -216,6 +178,8 @@ def test_splits_are_cut_and_named(tmp_path):
     folder = put(tmp_path / "cut", [{"problem": f"p{i}?", "answer": "1", "level": [i]} for i in range(10)])
     assert [row["problem"] for row in load_problems(str(folder), "train[8:]")] == ["p8?", "p9?"]
     assert len(load_problems(str(folder), "train[:30%]")) == 3
+    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
+        load_problems(str(folder), "train[x]")
     with pytest.raises(ConfigError) as error:
         load_problems(str(folder), "test")
     assert str(error.value) == (
@@ -233,20 +197,3 @@ def test_names_ids_on_the_hub_and_paths_are_told_apart(tmp_path):
             load_problems(path)
     with pytest.raises(ConfigError, match="has no revisions: leave out @v1"):
         load_problems(f"{put(tmp_path / 'x', [{'problem': 'a?', 'answer': '1'}])}@v1")
-
-
-def test_a_set_of_the_hub_is_asked_for_with_its_configuration_and_revision(tmp_path, monkeypatch):
-    datasets, huggingface_hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
-    asked = []
-
-    def load_dataset(path, config, split, revision):
-        asked.append((path, config, split, revision))
-        return datasets.Dataset.from_list([{"query": "a?", "answer": "1"}])
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *path, revision: ["train", "test"])
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (row,) = load_problems("owner/name:extra@1a2b", "heldout")
-    assert (row["id"], row["problem"]) == ("name/1", "a?")
-    load_problems("openr1:extended@v2", data_dir=str(tmp_path))
-    assert asked == [("owner/name", "extra", "test", "1a2b"), ("open-r1/OpenR1-Math-220k", "extended", "train", "v2")]

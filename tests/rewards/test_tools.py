@@ -1,14 +1,12 @@
 """`tool_use`: a call without effect pays nothing, whatever is written around it."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict, grade_batch
-from grpo_math.rewards import REWARDS, load_reward, make_tool_use, text_of
+from grpo_math.rewards import REWARDS, make_tool_use, text_of
 from grpo_math.rewards.tools import echoed, results_of
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
@@ -62,12 +60,6 @@ def test_a_number_of_any_length_is_read_or_passed_over():
     assert paid(*wrong) == 0.0
     assert echoed([*wrong[:2], says(long)]) == [False]
     assert paid(calls(f"print(17 * 23)  # {long}.{long}e999"), result("391"), says("#### 391")) == 1.0
-
-
-def test_a_text_and_an_ungradable_answer():
-    assert REWARDS["tool_use"]([""], ["#### 391"], answer=["391"]) == [0.0]
-    assert REWARDS["tool_use"]([""], ["#### 391"], answer=[""]) == [None]
-    assert load_reward("tool_use") is REWARDS["tool_use"]
 
 
 def test_failed_calls_can_cost():

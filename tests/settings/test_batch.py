@@ -1,7 +1,5 @@
 """The arithmetic of a batch, against brute force and against TRL's own checks."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -95,18 +93,6 @@ def test_what_is_let_through_and_what_is_refused_is_what_trl_lets_through_and_re
                 planned(**fields)
         else:
             assert planned(**fields) == Batch(8, 1, rows, steps, config.generation_batch_size)
-
-
-def test_what_is_offered_is_taken():
-    for rows, processes, per_rollout in itertools.product(range(1, 12), (1, 2, 3), (None, 1, 2, 3)):
-        given = {"per_device_train_batch_size": rows, "steps_per_generation": per_rollout, "num_generations": 6}
-        try:
-            planned(processes, **given)
-        except ConfigError as refused:
-            first, second = refused.remedy.removeprefix("use ").split(", or ")
-            planned(processes, **{**given, "per_device_train_batch_size": int(first)})
-            name, value = second.split("=")
-            planned(processes, **{**given, name: int(value)})
 
 
 def test_problems_that_do_not_fill_a_rollout_are_refused():

@@ -1,8 +1,7 @@
 """A recipe is read without torch as training reads it: names, defaults, kinds, choices, ranges."""
 
-from __future__ import annotations
-
 import math
+import os
 from dataclasses import MISSING, fields
 
 import pytest
@@ -85,14 +84,17 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
         (["--lora_target_modules", "all-linear"], {"lora_target_modules": ["all-linear"]}),
     ],
 )
-def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
+def test_words_of_the_command_line_are_read_as_argparse_reads_them_and_env_reaches_the_run(words, values, tmp_path):
     found = read(words)
     assert found.problems == []
     assert found.given == set(values)
     assert {name: found.values[name] for name in values} == values
     from grpo_math.trainer.from_recipe import build
 
-    parsed = build(read(["--output_dir", "x", "--use_cpu", "--bf16=false", *words]))
+    path = tmp_path / "recipe.yaml"
+    path.write_text("env: {WANDB_RUN_GROUP: 5}\noutput_dir: x\nuse_cpu: true\nbf16: false\n")
+    parsed = build(read(["--config", str(path), *words]))
+    assert os.environ.pop("WANDB_RUN_GROUP") == "5"
     for name, value in values.items():
         real = getattr(parsed.config, name, getattr(parsed.model, name, None))
         assert real in (value, value[0] if isinstance(value, list) else value, None)
@@ -161,19 +163,6 @@ def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_p
     assert str(path) in str(refused.value)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.slow
-def test_variables_of_the_environment_in_a_recipe_reach_the_run(tmp_path, monkeypatch):
-    from grpo_math.trainer.from_recipe import build
-
-    path = tmp_path / "recipe.yaml"
-    path.write_text("env: {WANDB_RUN_GROUP: 5}\noutput_dir: x\nuse_cpu: true\n")
-    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
-    build(read(["--config", str(path)]))
-    import os
-
-    assert os.environ.pop("WANDB_RUN_GROUP") == "5"
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Shipped files go by their names of the checkout, from any folder. In an installed copy: test_wheel.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Recipes for `trl grpo` and open-r1, fields that TRL has dropped, and misspelt fields."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path

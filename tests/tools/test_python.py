@@ -74,15 +74,10 @@ def test_output_is_cut_and_says_so_and_more_than_a_pipe_holds_is_read_to_its_end
     assert len(python.call("print('é' * 300_000)", PythonLimits(output_chars=300_000))) == 300_000
 
 
-def test_each_call_is_new_and_random_numbers_repeat():
+def test_each_call_is_new_random_numbers_repeat_and_answers_come_in_order():
     code = "import random\nseen = globals().get('seen', 0) + 1\nprint(seen, random.random(), hash('text'))"
-    assert len({python.call(code, LIMITS) for _ in range(3)}) == 1
-
-
-def test_many_programs_are_answered_in_their_order():
-    calls = [lambda n=n: python.call(f"print({n})", LIMITS) for n in range(12)]
-    assert together(calls) == [str(n) for n in range(12)]
-    assert together([]) == []
+    assert len(set(together([lambda: python.call(code, LIMITS)] * 3))) == 1
+    assert together([lambda n=n: python.call(f"print({n})", LIMITS) for n in range(5)]) == ["0", "1", "2", "3", "4"]
 
 
 def test_a_session_remembers_until_it_is_reset_and_only_its_own():
@@ -93,15 +88,6 @@ def test_a_session_remembers_until_it_is_reset_and_only_its_own():
         assert other.python("x").startswith("NameError")
         one.reset(problem="another", answer="1")
         assert one.python("x").startswith("NameError")
-
-
-@pytest.mark.slow
-def test_a_session_whose_program_was_ended_says_that_its_names_are_gone():
-    with PythonSession(PythonLimits(wall_seconds=0.5)) as session:
-        session.python("x = 5")
-        assert session.python("import time; time.sleep(60)").status == "timeout"
-        assert "variables are lost" in session.python("print(1)")
-        assert session.python("2") == "2"
 
 
 def test_a_server_that_died_is_started_again():

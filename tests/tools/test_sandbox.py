@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -135,24 +134,6 @@ def test_the_environment_may_be_read_only_behind_a_link_in_a_temporary_folder_wi
     finally:
         for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
             path.chmod(0o755)
-
-
-@pytest.mark.slow
-def test_the_environment_may_be_a_prefix_without_pyvenv_cfg(tmp_path):
-    """conda has no base interpreter behind an environment: the prefix has its own standard library."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for folder in ("bin", "lib"):
-        (tmp_path / "conda" / folder).mkdir(parents=True)
-    interpreter = tmp_path / "conda/bin" / version
-    shutil.copy2(os.path.realpath(sys.executable), interpreter)
-    library = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})
-    shutil.copytree(library, tmp_path / "conda/lib" / version, ignore=shutil.ignore_patterns("site-packages", "test"))
-    shared = Path(sys.base_prefix, "lib")
-    for file in shared.glob("libpython*"):
-        shutil.copy2(file, tmp_path / "conda/lib" / file.name)
-    link_packages(tmp_path / "conda")
-    env = {"LD_LIBRARY_PATH": str(tmp_path / "conda/lib")}
-    assert answer_of(interpreter, env=env) == "42 failed\n"
 
 
 @pytest.mark.slow
