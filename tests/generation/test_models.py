@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.models import check_weights, fast_dtype
+from grpo_math.generation.models import check_weights
 
 
 def changed(folder: str, to: Path, drop: str = "", **added: torch.Tensor) -> str:
@@ -39,11 +39,3 @@ def test_either_end_of_tied_weights_is_enough_and_layers_that_predict_further_to
     weight = load_file(f"{tiny('qwen2')}/model.safetensors")[embedding]
     further = {"model.layers.2.eh_proj.weight": torch.zeros(2, 2)}
     check_weights(changed(tiny("qwen2"), tmp_path / "m", drop=embedding, **{"lm_head.weight": weight}, **further))
-
-
-def test_a_run_on_the_cpu_takes_the_cpus_dtype_beside_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    for flags, dtype in (("avx512f avx512_bf16", "bfloat16"), ("avx2 avx512f", "float32")):
-        monkeypatch.setattr(Path, "read_text", lambda path, said=flags: said)
-        assert (fast_dtype(), fast_dtype(use_cpu=True)) == ("bfloat16", dtype)

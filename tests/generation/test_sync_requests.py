@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
-from trl.generation.vllm_generation import VLLMGeneration
 
 from grpo_math.generation import sync
 from grpo_math.generation.completion import Completion
@@ -149,19 +148,3 @@ def test_the_canary_of_engines_that_share_a_model_waits_for_every_rank_first(mon
     made.tensor_parallel_size = 1
     made._ask([1, 2])
     assert told[3:] == ["wake_up", "generate"]
-
-
-def test_a_turn_wakes_a_colocated_engine_and_does_not_send_the_adapter_again(monkeypatch):
-    told = []
-    made = colocated(told, monkeypatch, _llm_weights_sleeping=True)
-    monkeypatch.setattr(made, "_send", lambda: told.append("adapter"), raising=False)
-    monkeypatch.setattr(VLLMGeneration, "generate", lambda made, *args: told.append("turn"))
-    made.syncs = 0
-    made.sync_weights()
-    made.canary.due = False
-    for _ in range(2):
-        made.generate([[1]], None, 1)
-        made._llm_weights_sleeping = True  # TRL lets the engine sleep after each turn
-    made.generate([[1]], None, 1)
-    assert told == ["wake_up", "adapter", "turn", "wake_up", "turn", "wake_up", "turn"]
-    assert (made.syncs, made._llm_weights_sleeping) == (1, False)

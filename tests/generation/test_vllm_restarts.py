@@ -4,7 +4,6 @@ import json
 import threading
 
 import pytest
-import torch
 from datasets import Dataset
 from small_runs import ends, history, settings, start, two
 from small_vllm import SETTINGS, SmallVLLM, letters, trainer_of
@@ -134,19 +133,3 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(tiny, tokenizer, tmp_pat
                 processing_class=tokenizer,
             )
     assert len(made) == 2
-
-
-@pytest.mark.full
-def test_a_run_that_goes_on_with_another_server_samples_what_it_would_have_sampled(small, tiny, tokenizer, tmp_path):
-    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", save_strategy="steps", save_steps=1)
-    whole.train()
-    small.stop()
-    other = SmallVLLM(tiny())
-    try:
-        again = trainer_of(other.url, tiny, tokenizer, tmp_path / "again")
-        again.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
-    finally:
-        other.stop()
-    assert again.state.global_step == 4
-    for (name, ours), theirs in zip(again.model.named_parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name

@@ -76,23 +76,6 @@ def test_adamw_keeps_what_the_plan_says(kind, dtype):
     assert memory.optimizer_bytes(memory.trainable(shape, settings), "adamw_torch", element) == bytes_of(kept)
 
 
-def test_8_bit_adamw_keeps_what_the_plan_says():
-    optim = pytest.importorskip("bitsandbytes.optim")
-    shape, model = small()
-    optimizer = optim.AdamW8bit(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    kept = {
-        value.data_ptr(): value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if torch.is_tensor(value)
-    }
-    counted = memory.optimizer_bytes(memory.trainable(shape, resolve({})), "adamw_8bit", 4)
-    assert counted == bytes_of(kept.values())
-
-
 @pytest.mark.parametrize(("name", "expected"), [("adamw_8bit", 0), ("paged_adamw_8bit", 2), ("paged_adamw_32bit", 8)])
 def test_a_paged_optimizer_keeps_the_moments_of_large_tensors_in_main_memory(name, expected):
     assert memory.paged_bytes([(200_000, 3), (99_999, 5)], name) == expected * 600_000
@@ -203,16 +186,6 @@ def test_zero_partitions_what_its_stages_say():
     offloaded, main = phases({}, zero_config(2, offload_optimizer={"device": "cpu"}), processes=2)
     assert "optimizer" not in offloaded["training"]
     assert main["optimizer"] == pytest.approx(16 * total, rel=1e-6)
-
-
-def test_several_processes_have_nccls_buffers_and_buckets_of_gradients():
-    total = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"]).total
-    assert "communication" not in phases({})[0]["training"]
-    ddp = phases({"dtype": "bfloat16"}, processes=2)[0]["training"]["communication"]
-    assert ddp == memory.COMMUNICATION + 2 * total  # and the gradients a second time
-    for overlaps, buckets in ((False, 1), (True, 2)):
-        said = phases({}, zero_config(2, overlap_comm=overlaps), processes=2)[0]["training"]["communication"]
-        assert said == memory.COMMUNICATION + buckets * 1000 * 2
 
 
 def test_the_end_of_generation_holds_all_keys_and_values_a_layer_twice_and_five_copies_of_the_logits():
