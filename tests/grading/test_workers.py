@@ -99,11 +99,9 @@ def test_a_worker_that_does_not_reply_is_replaced(one, monkeypatch):
 
 @pytest.mark.slow
 def test_a_gold_answer_that_cannot_be_checked_is_a_bad_gold():
-    golds = [HANGS, HANGS, "42", r"\frac{1}{9^{9^{9^9}}}", "42"]
-    completions = [r"\boxed{5}", rf"\boxed{{{HANGS}}}", rf"\boxed{{{HANGS}}}", r"\boxed{1}", r"\boxed{10^{-9^{9^9}}}"]
-    verdicts = [g.verdict for g in grade_batch(golds, completions, timeout=0.5)]
-    bad, unsure = Verdict.BAD_GOLD, Verdict.UNCHECKABLE
-    assert verdicts == [bad, Verdict.CORRECT, unsure, bad, unsure]
+    completions = [r"\boxed{5}", rf"\boxed{{{HANGS}}}", rf"\boxed{{{HANGS}}}"]
+    verdicts = [g.verdict for g in grade_batch([HANGS, HANGS, "42"], completions, timeout=0.3)]
+    assert verdicts == [Verdict.BAD_GOLD, Verdict.CORRECT, Verdict.UNCHECKABLE]
 
 
 # ------------------------------------------------------------------------------------------------------- what kills it
@@ -112,7 +110,7 @@ def test_a_gold_answer_that_cannot_be_checked_is_a_bad_gold():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "kills", "outcome"),
-    [(TAKES_A_SECOND, 1, (Verdict.WRONG, "")), (("42", HANGS), 2, (Verdict.CRASH, "the worker was killed"))],
+    [(TAKES_A_SECOND, 1, (Verdict.WRONG, "Math-Verify")), (("42", HANGS), 2, (Verdict.CRASH, "the worker was killed"))],
 )
 def test_an_answer_whose_worker_is_killed_once_is_compared_again_and_twice_is_a_crash(job, kills, outcome, one):
     outcomes, killed = [], set()
@@ -218,9 +216,9 @@ def test_threads_share_the_workers_and_a_program_without_a_main_guard_is_not_imp
     program = tmp_path / "program.py"
     program.write_text(
         "print('imported', flush=True)\n"
-        "import threading\n"
+        "import sys, threading\n"
         "from grpo_math.grading import grade, shutdown\n"
-        "work = lambda n: print(grade(f'x^2-{n * n}', f'(x-{n})(x+{n})'))\n"
+        "work = lambda n: sys.stdout.write(grade(f'x^2-{n * n}', f'(x-{n})(x+{n})') + '\\n')\n"
         "threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 4)]\n"
         "[thread.start() for thread in threads]\n"
         "[thread.join() for thread in threads]\n"
