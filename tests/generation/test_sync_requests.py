@@ -48,30 +48,6 @@ class Told:
         return [Completion(row, [-0.5] * len(row)) for row in rows]
 
 
-class Engine:
-    """A colocated engine that notes what it is told."""
-
-    def __init__(self, told):
-        self.told, self.adapter = told, None
-
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: self.told.append(name) or self.answers(args)
-
-    def answers(self, args):
-        tokens = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-0.5)}])
-        return [SimpleNamespace(prompt_token_ids=[1], outputs=[tokens]) for _ in (args[0] if args else ())]
-
-
-def colocated(told, monkeypatch, **own):
-    module = ModuleType("vllm")
-    module.SamplingParams = SimpleNamespace
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    made = generation(servers=0)
-    vars(made).update(mode="colocate", llm=Engine(told), model=None, enable_sleep_mode=True, tensor_parallel_size=1)
-    vars(made).update(own)
-    return made
-
-
 def generation(servers=1, rank=0):
     made = object.__new__(AdapterGeneration)
     vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
@@ -140,11 +116,18 @@ def test_a_colocated_engine_samples_with_the_adapter_and_never_throws_the_base_a
 
 def test_the_canary_of_engines_that_share_a_model_waits_for_every_rank_first(monkeypatch):
     told = []
+    tokens = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-0.5)}])
+    engine = SimpleNamespace(
+        wake_up=lambda tags: told.append("wake_up"),
+        generate=lambda prompts, **settings: told.append("generate") or [SimpleNamespace(outputs=[tokens])],
+    )
+    module = ModuleType("vllm")
+    module.SamplingParams = SimpleNamespace
+    monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setattr(torch.distributed, "barrier", lambda device_ids: told.append(("barrier", *device_ids)))
-    accelerator = SimpleNamespace(local_process_index=1)
-    made = colocated(told, monkeypatch, tensor_parallel_size=2, accelerator=accelerator)
-    assert made._ask([1, 2]) == [Completion([7], [-0.5])]
-    assert told == ["wake_up", ("barrier", 1), "generate"]
-    made.tensor_parallel_size = 1
-    made._ask([1, 2])
-    assert told[3:] == ["wake_up", "generate"]
+    made = generation(servers=0)
+    made.accelerator = SimpleNamespace(local_process_index=1)
+    for size in (2, 1):
+        vars(made).update(mode="colocate", llm=engine, enable_sleep_mode=True, tensor_parallel_size=size)
+        assert made._ask([1, 2]) == [Completion([7], [-0.5])]
+    assert told == ["wake_up", ("barrier", 1), "generate", "wake_up", "generate"]
