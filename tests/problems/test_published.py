@@ -1,5 +1,7 @@
 """sources.py, columns.py, hub.py: data by name, from local folders of the same layout and columns as on the Hub."""
 
+import json
+
 import datasets
 import pytest
 
@@ -174,12 +176,20 @@ def test_trls_chats_and_capital_letters_are_read(tmp_path):
         load_problems(str(folder))
 
 
+def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
+    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    for split, answers in (("train[8:]", ["8", "9"]), ("train[:20%]", ["0", "1"]), ("train[-1:]", ["9"])):
+        assert [row["answer"] for row in load_problems("gsm8k", split, data_dir=str(tmp_path))] == answers
+    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
+        load_problems("gsm8k", "train[x]", data_dir=str(tmp_path))
+
+
 def test_splits_are_cut_and_named(tmp_path):
     folder = put(tmp_path / "cut", [{"problem": f"p{i}?", "answer": "1", "level": [i]} for i in range(10)])
     assert [row["problem"] for row in load_problems(str(folder), "train[8:]")] == ["p8?", "p9?"]
     assert len(load_problems(str(folder), "train[:30%]")) == 3
-    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
-        load_problems(str(folder), "train[x]")
     with pytest.raises(ConfigError) as error:
         load_problems(str(folder), "test")
     assert str(error.value) == (
