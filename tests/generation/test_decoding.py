@@ -71,7 +71,6 @@ def ends_of(model):
 
 
 SETTINGS = {
-    "typical_p": {"typical_p": 0.7},
     "no repeated bigrams": {"no_repeat_ngram_size": 2},
     "at least 20 tokens with the prompt": {"min_length": 20},
     "no end token": {"eos_token_id": -1},
