@@ -36,19 +36,6 @@ def test_training_finds_the_deepspeed_file_that_an_accelerate_config_names(monke
     assert Path(os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"]) == ROOT / "deepspeed/zero3.json"
 
 
-def test_recipes_are_listed_with_what_they_are_and_accelerate_configs_with_their_paths(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", "--list"]) == 0
-    text = capsys.readouterr().out
-    for path in (ROOT / "launch/configs").glob("*.yaml"):
-        assert f"\n{path.stem} " in f"\n{text}"
-    assert "GSM8K on one consumer GPU of 8 GB" in text
-    for path in (ROOT / "accelerate_configs").glob("*.yaml"):
-        assert f"{path.stem:<24} {path}" in text
-    assert main(["train"]) == 0
-    assert capsys.readouterr().out == text
-
-
 def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name, there in (
