@@ -105,6 +105,10 @@ def test_small_batches(batch, model, tokenizer):
     assert_same(*both(model, grouped(tokenizer, *BATCHES[batch]), **SAMPLED))
 
 
+def test_no_mask_is_a_mask_of_ones(model):
+    assert_same(*both(model, {"input_ids": torch.randint(5, 4000, (2, 6)).repeat_interleave(3, 0)}, **SAMPLED))
+
+
 BEGINNING = "Work it out, then give the number after ####. " * 10
 
 

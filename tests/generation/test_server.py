@@ -6,10 +6,12 @@ import threading
 
 import pytest
 from small_vllm import SmallVLLM
+from trl.generation import vllm_client
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.server import BESIDE, GUARD, Server, command, environment, served_rank
+from grpo_math.generation.sync import KeyedClient
 from grpo_math.run.http import ServerError
 
 
@@ -84,6 +86,14 @@ def test_no_path_is_open_without_the_key_but_health(path, said, kind, answer, mo
     asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
     assert reached == ([path] if answer is None else [])
     assert [message.get("status", message.get("code")) for message in sent][:1] == ([] if answer is None else [answer])
+
+
+@pytest.mark.parametrize("key", ["secret", ""])
+def test_trls_own_client_sends_the_key_too(key, small, monkeypatch):
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    assert KeyedClient(base_url=small.url).model == "base"
+    assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])
