@@ -178,7 +178,7 @@ def test_the_canary_agrees_on_every_copy_of_several_servers(process, policy, tok
         with scaled(policy, 0.0):  # B was 0 then
             ours = logps(policy, prompt, tokens)
         assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
-    move(policy, 0.1)
+    move(policy, 0.3)
     generation.sync_weights()
     prompt, greedy = tokenizer("The capital of France is")["input_ids"], {"max_tokens": 8, "temperature": 0.0}
     (base,), (one,), (other,) = (
