@@ -1,16 +1,13 @@
 """What vLLM is asked for, and whose answer goes where: servers and engines that only write down what they are told."""
 
-import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-
-import torch
+from types import SimpleNamespace
 
 from grpo_math.generation import sync
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.sync import AdapterGeneration, _WithAdapter
+from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.run.http import ServerError
 
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
@@ -92,42 +89,3 @@ def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
     asked = Counter(request["prompt"][0] for request in server.requests)
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
     assert server.waits == 2
-
-
-def test_a_colocated_engine_samples_with_the_adapter_and_never_throws_the_base_away(tmp_path, monkeypatch):
-    told = []
-    engine = SimpleNamespace(
-        generate=lambda prompts, **request: told.append(request["lora_request"]),
-        sleep=lambda level: told.append(level),
-        model="base",
-    )
-    module = ModuleType("vllm.lora.request")
-    module.LoRARequest = lambda name, number, path: (name, number, path)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sync, "save_adapter", lambda *saved: None)
-    made = generation(servers=0)
-    vars(made).update(mode="colocate", llm=_WithAdapter(engine), model=None, root=tmp_path, run="run", sent=4)
-    made._publish({}, 1.0)
-    made.llm.generate(["x"])
-    made.llm.sleep(level=2)
-    assert told == [("run-4", 4, str(tmp_path / "run-4")), 1]
-    assert made.llm.model == "base"
-
-
-def test_the_canary_of_engines_that_share_a_model_waits_for_every_rank_first(monkeypatch):
-    told = []
-    tokens = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-0.5)}])
-    engine = SimpleNamespace(
-        wake_up=lambda tags: told.append("wake_up"),
-        generate=lambda prompts, **settings: told.append("generate") or [SimpleNamespace(outputs=[tokens])],
-    )
-    module = ModuleType("vllm")
-    module.SamplingParams = SimpleNamespace
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    monkeypatch.setattr(torch.distributed, "barrier", lambda device_ids: told.append(("barrier", *device_ids)))
-    made = generation(servers=0)
-    made.accelerator = SimpleNamespace(local_process_index=1)
-    for size in (2, 1):
-        vars(made).update(mode="colocate", llm=engine, enable_sleep_mode=True, tensor_parallel_size=size)
-        assert made._ask([1, 2]) == [Completion([7], [-0.5])]
-    assert told == ["wake_up", ("barrier", 1), "generate", "wake_up", "generate"]
