@@ -1,4 +1,4 @@
-"""What vLLM is asked for, and whose answer goes where: servers and engines that only write down what they are told."""
+"""What vLLM is asked for, and whose answer goes where: servers that only write down what they are told."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -45,14 +45,14 @@ class Told:
         return [Completion(row, [-0.5] * len(row)) for row in rows]
 
 
-def generation(servers=1, rank=0):
+def generation(servers=1):
     made = object.__new__(AdapterGeneration)
     vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
     made.generation_kwargs = {"stop": ["</answer>"]}
     made.servers, made.server_timeout = [Told() for _ in range(servers)], 1.0
     made.seed, made.rollouts, made.folder = 3, 0, Path()
     made.canary = SimpleNamespace(due=False, agreed=2)
-    made.accelerator = SimpleNamespace(process_index=rank, is_main_process=True)
+    made.accelerator = SimpleNamespace(process_index=0, is_main_process=True)
     return made
 
 
