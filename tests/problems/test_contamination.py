@@ -5,7 +5,7 @@ import random
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.problems.contamination import against, overlap, text_of, words
+from grpo_math.problems.contamination import against, overlap, text_of
 from grpo_math.problems.datasets import load_problems
 
 STORY = "Nora has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 friends. How many are left?"
@@ -36,7 +36,6 @@ TWELVE = "one two three four five six seven eight nine ten eleven twelve"
 def test_thirteen_words_in_a_row_overlap_and_equal_words_are_equal(problem, training, ngram, expected):
     found = overlap([row(problem)], [row(training)], ngram)
     assert (found["overlapping"], found["equal"]) == expected
-    assert words("1,200 miles in 3.5 hours") == ["1200", "miles", "in", "3.5", "hours"]
 
 
 def test_the_overlap_is_that_of_comparing_every_window_with_every_window():

@@ -8,7 +8,7 @@ import pytest
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import columns
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id, listed, place_of
+from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id
 
 CHAT = [{"role": "user", "content": f"{DAPO_BEFORE}What is 3 + 4?{DAPO_AFTER}"}]
 # A row of each set with the columns that it has, as its loaders read them; the problem and the gold that follow.
@@ -197,11 +197,8 @@ def test_splits_are_cut_and_named(tmp_path):
     )
 
 
-def test_names_ids_on_the_hub_and_paths_are_told_apart(tmp_path):
-    assert place_of("a/b:c@d") == ("a/b", "c", "d")
-    assert hub_id("DigitalLearningGmbH/MATH-lighteval") == SOURCES["math"].hub
+def test_a_path_that_is_not_there_and_a_revision_of_a_folder_are_refused(tmp_path):
     assert hub_id(str(tmp_path)) is None
-    assert listed("a/b:c@d,generated:sums,word,math500") == ["a/b:c@d", "generated:sums,word", "math500"]
     for path in ("./nowhere", "/no/where", "a/b/c"):
         with pytest.raises(ConfigError, match="is no file, no folder and no id on the Hub"):
             load_problems(path)

@@ -182,12 +182,6 @@ def test_overlong_falls_from_zero_to_minus_one_over_the_cache():
     )
 
 
-def test_repetition_is_minus_the_share_of_repeated_ngrams():
-    # "a b a b a": ab ba ab ba -> 2 of 4 distinct
-    assert make_repetition(2, 1.0)(["p"] * 3, ["a b a b a", "a b c d", "a"]) == [-0.5, 0.0, 0.0]
-    assert call("repetition", ["go " * 100])[0] == pytest.approx(-(1 - 1 / 98))
-
-
 def test_a_name_or_a_setting_that_makes_no_sense_and_a_missing_column_are_one_clear_error():
     assert all(function.__name__ == key for key, function in REWARDS.items())
     with pytest.raises(ConfigError, match="'acuracy' is not known: did you mean 'accuracy'"):

@@ -101,10 +101,3 @@ def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
         idle = [message for message in completion if message["role"] == "tool" and message["content"] != "391"]
         without = [message for message in completion if message not in idle]
         assert REWARDS["tool_use"]([PROMPT], [without], answer=[GOLD], answer_format=["python"]) == [1.0]
-
-
-def test_an_echo_is_what_the_model_had_written():
-    assert echoed([calls("print(391)"), result("391"), calls("print(39100)"), result("39100")]) == [True, True]
-    assert echoed([calls("print(17 * 23)"), result("391"), calls("print('ab' + 'c')"), result("abc")]) == [False, False]
-    assert echoed([calls("print(1391)"), result("391"), calls(""), result("")]) == [False, False]
-    assert echoed("#### 391") == []
