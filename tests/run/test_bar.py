@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
 from tqdm import tqdm
 
 from grpo_math.run import bar
+from grpo_math.run.log import Progress
 
 
 def test_a_log_gets_a_line_a_minute_and_the_last(capsys, monkeypatch):
