@@ -54,10 +54,12 @@ def test_a_kernel_that_cannot_sandbox_the_python_tool_ends_the_run(monkeypatch):
 
 def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
     assert found("versions") == []
-    monkeypatch.setattr(machine.metadata, "version", lambda name: {"trl": "1.17.0"}.get(name, "999"))
-    assert [text for _, text in found("versions")] == [
-        'trl 1.17.0 is not a version that this works with (<1.17,>=1.16): pip install "trl<1.17,>=1.16"'
-    ]
+    old = {"trl": "1.17.0", "bitsandbytes": "0.1"}
+    monkeypatch.setattr(machine.metadata, "version", lambda name: old.get(name, "999"))
+    trl = 'trl 1.17.0 is not a version that this works with (<1.17,>=1.16): pip install "trl<1.17,>=1.16"'
+    assert [text for _, text in found("versions")] == [trl]
+    [_, (level, text)] = found("versions", "--load_in_4bit")
+    assert (level, text.partition(" is not")[0]) == ("error", "bitsandbytes 0.1")
 
 
 @pytest.mark.parametrize(
@@ -108,6 +110,10 @@ def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
     [
         ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "8"], ["info", "warning"]),  # one prompt
         ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "4"], ["info"]),
+        ("deepspeed", [], []),
+        ("deepspeed", ["--ddp_backend", "gloo"], ["error"]),  # without a launcher
+        ("number_format", ["--load_in_8bit", "--use_dora"], ["error"]),
+        ("number_format", ["--attn_implementation", "flash"], ["error"]),
         ("memory", [], ["info"]),
         ("memory", ["--model_name_or_path", "PHI"], ["info"]),  # which is not measured
         ("adapter", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
@@ -210,6 +216,7 @@ def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tok
     [
         ("chat_template", [], {"chat_template": None}, ["error"], "has no chat template"),
         ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
+        ("chat_template", ["--chat_template_kwargs", '{"x": true}'], {}, ["error"], "is not a variable of this model"),
         ("padding", [], {}, [], ""),
         ("padding", [], {"pad_token_id": 49152}, ["error"], "is not in the model's vocabulary of 49152"),
         ("prompt_lengths", [], {}, ["info"], ""),
@@ -278,6 +285,13 @@ def test_a_vllm_server_is_asked_for_its_version(answers, expected, server):
     answered.update(answers)
     words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", url]
     assert [level for level, _ in found("vllm_server", *words)] == expected
+
+
+def test_a_port_that_is_taken_is_an_error_for_several_processes(server, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", server[0].rpartition(":")[2])
+    monkeypatch.delenv("RANK", raising=False)
+    assert found("ports") == []
+    assert [level for level, _ in found("ports", processes=2)] == ["error"]
 
 
 @pytest.fixture
