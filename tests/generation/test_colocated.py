@@ -3,8 +3,6 @@
 On the CPU a sleeping engine pauses as on a GPU, but frees no memory. tests/gpu/test_vllm.py sleeps on a GPU.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from itertools import pairwise

@@ -235,25 +235,6 @@ def test_the_canary_agrees_when_the_adapter_moves_and_several_servers_share_the_
         assert (ours - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
 
 
-def test_a_request_that_fails_is_sent_again_and_no_other(process, policy, tokenizer, tmp_path, monkeypatch):
-    generation, _ = syncs(AdapterGeneration, policy, tokenizer, process.server.url, tmp_path)
-    prompts = [tokenizer(text)["input_ids"] for text in ("One and two are", "A triangle has", "Ten minus four is")]
-    (server,), sent = generation.servers, []
-    generate, fails = server.generate, [ServerError("the engine has restarted", 500)]
-
-    def counted(prompt, **request):
-        sent.append(prompts.index(prompt))
-        if prompt == prompts[1] and fails:
-            raise fails.pop()
-        return generate(prompt, **request)
-
-    monkeypatch.setattr(server, "generate", counted)
-    prompt_ids, token_ids, logprobs, _ = generation.generate([prompt for prompt in prompts for _ in "ab"], None, 2)
-    assert sorted(sent) == [0, 1, 1, 2]
-    for prompt, tokens, of_vllm in zip(prompt_ids, token_ids, logprobs, strict=True):
-        assert (logps(policy, prompt, tokens) - torch.tensor(of_vllm)[:, 0]).abs().mean() < 0.2
-
-
 def test_an_adapter_reaches_every_data_parallel_copy_of_a_server(smollm, policy, tokenizer, tmp_path):
     process = Process(smollm, tmp_path, copies=2)
     try:

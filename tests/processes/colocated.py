@@ -4,8 +4,6 @@ Trains an adapter, and in a single process all weights too, for two steps each. 
 how far the engine's log-probs are from the trainer's, and what the engine was told.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -103,8 +101,9 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
         ours = torch.cat([logps(policy, *row) for row in rows])
         of_vllm = torch.tensor([token[0] for row in answer[2] for token in row])
         apart = (ours - of_vllm).abs().mean().item()
-        sent = getattr(generation, "sent", None)
-        rollouts.append({"apart": apart, "told": [*told], "sent": sent, "rows": rows, "ours": ours})
+        rollouts.append(
+            {"apart": apart, "told": [*told], "rows": rows, "ours": ours, "sent": vars(generation).get("sent")}
+        )
         return answer
 
     generation.generate = compared
@@ -129,8 +128,9 @@ def main(model: str, folder: str) -> None:
     # The engine pauses and resumes as on a GPU. Its CPU worker frees no memory, so vLLM would refuse the setting.
     type(current_platform).is_sleep_mode_available = lambda platform: True
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
-    settings = {"learning_rate": 2e-3, "vllm_enable_sleep_mode": True}
-    record = {"adapter": trained(model, Path(folder) / "adapter", lora, **settings)}
+    record = {
+        "adapter": trained(model, Path(folder) / "adapter", lora, learning_rate=2e-3, vllm_enable_sleep_mode=True)
+    }
     if RANKS == 1:
         linear_layers.dispatch_cpu_unquantized_gemm = plain
         record["all_weights"] = trained(model, Path(folder) / "all_weights", None, learning_rate=1e-4)
