@@ -10,11 +10,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_like import plugin as pretended_gpu
+from gpu_like import device as pretended_gpu
 from progress import Progress
 
 pretended_gpu.begin()  # before any test imports torch, too
@@ -37,7 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(pretended_gpu)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
 
@@ -57,6 +57,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (config.getoption("everything") or any("::" in argument for argument in config.args)):
         config.hook.pytest_deselected(items=[item for item in items if not selected(item)])
         items[:] = [item for item in items if selected(item)]
+    # The slowest files first, so that the two processes end at about the same time.
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        seconds[item.path] += 10 if item.get_closest_marker("full") else bool(item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -seconds[item.path])
     # In a random order of the tests, too, the blocks of a page run from its top.
     pages = [item for item in items if item.path.name == "test_readme.py"]
     yield
@@ -73,12 +78,6 @@ def variables_of_one_test() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-@pytest.fixture(scope="session")
-def everything(request: pytest.FixtureRequest) -> bool:
-    """Return True with --all: try more than one moment of a fault."""
-    return bool(request.config.getoption("everything"))
 
 
 @pytest.fixture(scope="session")
