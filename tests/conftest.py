@@ -137,6 +137,8 @@ def tiny(tmp_path_factory, tokenizer):
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)),
         "gemma": lambda: GemmaForCausalLM(GemmaConfig(**shape)),
         "wide": lambda: LlamaForCausalLM(LlamaConfig(**shape | wide, tie_word_embeddings=False)),
+        # vLLM on a CPU takes no smaller head.
+        "served": lambda: LlamaForCausalLM(LlamaConfig(**shape | {"head_dim": 32}, tie_word_embeddings=False)),
     }
     made: dict[str, str] = {}
 

@@ -15,6 +15,8 @@ from grpo_math.generation.server import BESIDE, Server, command, environment, ma
 from grpo_math.run.machine import free_port
 
 VLLM = os.environ.get("GRPO_MATH_VLLM")
+# 1 GB for the key-value cache, and no thread bound to a core that another test uses.
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
 class Process:
@@ -34,8 +36,7 @@ class Process:
     def start(self) -> None:
         options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, "extra": self.extra}
         line = command(self.model, port=self.port, executable=str(VLLM), data_parallel=self.copies, **options)
-        cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-        variables = {**os.environ, **environment(), **cpu, "PYTHONPATH": str(BESIDE)}
+        variables = {**os.environ, **environment(), **CPU, "PYTHONPATH": str(BESIDE)}
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(
                 line, env=variables, stdout=log, stderr=log, start_new_session=True, cwd=self.folder

@@ -5,7 +5,6 @@ pytest does not collect this file by itself. docs/clusters.md says what the last
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -14,9 +13,7 @@ from pathlib import Path
 import pytest
 from launching import ROOT, for_cpu
 from slurm_cluster import NODES, wait_for
-
-VLLM = os.environ.get("GRPO_MATH_VLLM", "")
-CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+from vllm_process import CPU, VLLM
 
 
 def test_zero3_on_two_nodes_ends_with_the_weights_of_two_processes(submit, folder, undisturbed):

