@@ -21,7 +21,7 @@ REHEARSED = {"rehearsed": Shape(prompt=5, longest=8, mean=1 / 2, groups=2)}
 def test_the_gradient_is_that_of_trl(dtype, bound, lora_r, model, rehearsal, figure):
     """On the same rollouts; in bfloat16, TRL's own is some per cent off float32's."""
     shapes = REHEARSED if rehearsal else {"gsm8k": SHAPES["gsm8k"], "math": SHAPES["math"]}
-    results = bench_update(model, shapes, runs=1, dtype=dtype, lora_r=lora_r, progress=False)
+    results = bench_update(model, shapes, runs=1, dtype=dtype, lora_r=lora_r)
     differences = {shape["name"]: shape["difference"] for shape in results["shapes"]}
     figure(dtype=dtype, lora_r=lora_r, difference=differences)
     assert max(differences.values()) < bound
@@ -31,7 +31,7 @@ def test_the_gradient_is_that_of_trl(dtype, bound, lora_r, model, rehearsal, fig
 def test_the_update_is_measured_against_that_of_trl(lora_r, model, rehearsal, figure):
     """Nothing is asked of the speed: what it is here is the figure."""
     shapes = REHEARSED if rehearsal else {name: SHAPES[name] for name in ("gsm8k", "math", "equal")}
-    results = bench_update(model, shapes, runs=5, dtype="bfloat16", lora_r=lora_r, progress=False)
+    results = bench_update(model, shapes, runs=5, dtype="bfloat16", lora_r=lora_r)
     kept = ("name", "tokens_trl", "tokens_ours", "seconds_trl", "seconds_ours", "ratio", "peak_bytes_trl")
     rows = [{key: shape[key] for key in (*kept, "peak_bytes_ours", "difference")} for shape in results["shapes"]]
     figure(lora_r=lora_r, shapes=rows)
