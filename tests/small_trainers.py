@@ -16,7 +16,56 @@ SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
 def letters(completions, **columns):
     """A reward that varies within a group and needs no gold answer."""
-    return [float(sum(map(ord, text)) % 7) for text in completions]
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
+
+
+def sparse(completions, **columns):
+    """Half of the groups get equal rewards: they move no weight, and packing skips them."""
+    groups = [completions[i : i + 4] for i in range(0, len(completions), 4)]
+    return [float(len(t) % 3) if "".join(g) > "K" else 1.0 for g in groups for t in g]
+
+
+def group_mean(rewards):
+    """TRL's advantage as a function of a user's own: ``baseline="small_trainers:group_mean"``."""
+    mean = rewards.nanmean(dim=1, keepdim=True)
+    n = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    std = ((rewards - mean).square().nansum(dim=1, keepdim=True) / (n - 1)).sqrt()
+    return (rewards - mean) / (std + 1e-4)
+
+
+def clip(logps, old_logps, advantages, mask):
+    """TRL's clipped loss as a function of a user's own: ``surrogate="small_trainers:clip"``."""
+    ratio = (logps - old_logps).exp()
+    return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+
+def sample_apart(trainer):
+    """Give each rollout the ratios that a vLLM's own log-probs would give, made up."""
+    generate = trainer._generate_and_score_completions
+
+    def with_ratios(inputs):
+        trainer.use_vllm = False
+        output = generate(inputs)
+        trainer.use_vllm = True
+        seed = trainer.state.global_step + 100 * trainer.accelerator.process_index
+        shape = output["completion_mask"].shape
+        ratio = 0.5 + torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+        output["importance_sampling_ratio"] = torch.where(output["completion_mask"].bool(), ratio, 1.0)
+        output["sampling_per_token_logps"] = torch.zeros(shape)
+        return output
+
+    trainer._generate_and_score_completions = with_ratios
+    trainer.vllm_importance_sampling_correction = True
+
+
+def runs_out_forward(model, limit):
+    """Let every forward pass of an update with more tokens fail for want of memory."""
+
+    def hook(module, args, kwargs):
+        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def config(kind, folder, **settings):

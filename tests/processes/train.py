@@ -18,6 +18,7 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig
+from small_trainers import PROMPTS, SMALL, config, letters, sample_apart
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
@@ -30,16 +31,25 @@ from grpo_math.trainer.packing import Unpackable
 from grpo_math.trainer.reference import _whole
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-PROMPTS = ["What is 3 + 4?", "Hello", "A longer prompt, with more words in it than the others", "x"]
+LOGGED = ("loss", "reward", "ratio", "approx_kl")
 
 
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
-
-
-def sparse(completions, **columns):
+def scattered(completions, **columns):
     """Most completions get the same reward, so that ranks have unequal work."""
     return [1.0 if "e" in text and len(text) % 2 else 0.0 for text in completions]
+
+
+def scripted(prompts, trainer):
+    """A `rollout_func`: the completions of a prompt at a step are the same in any number of processes."""
+    tokenizer, seen, completions = trainer.processing_class, {}, []
+    for prompt in prompts:
+        seen[prompt] = seen.get(prompt, 0) + 1
+        seed = trainer.state.global_step * 100_000 + seen[prompt] * 2_000 + sum(map(ord, prompt))
+        generator = torch.Generator().manual_seed(seed)
+        length = int(torch.randint(1, 7, (), generator=generator))
+        completions.append(torch.randint(5, 40_000, (length,), generator=generator).tolist())
+    prompt_ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    return {"prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": None}
 
 
 def grades(rows, completions):
@@ -58,25 +68,6 @@ def poison(trainer, step):
         return loss_of(model, rows) * (float("nan") if bad else 1.0)
 
     trainer._loss_of = loss
-
-
-def sample_apart(trainer):
-    """The rollout comes with the ratios that a vLLM's own log-probs would give, made up."""
-    generate = trainer._generate_and_score_completions
-
-    def with_ratios(inputs):
-        trainer.use_vllm = False
-        output = generate(inputs)
-        trainer.use_vllm = True
-        seed = trainer.state.global_step + 100 * trainer.accelerator.process_index
-        shape = output["completion_mask"].shape
-        ratio = 0.9 + 0.2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed))
-        output["importance_sampling_ratio"] = torch.where(output["completion_mask"].bool(), ratio, 1.0)
-        output["sampling_per_token_logps"] = torch.zeros(shape)
-        return output
-
-    trainer._generate_and_score_completions = with_ratios
-    trainer.vllm_importance_sampling_correction = True
 
 
 def unpackable(*args):
@@ -118,38 +109,22 @@ def zero(engine):
 def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     for name, own in json.loads(settings).items():
-        rewards = {"letters": letters, "sparse": sparse}[own.pop("rewards", "letters")]
+        rewards = scattered if own.pop("rewards", "letters") == "sparse" else letters
         tiled_mlp.MIN_TOKENS = own.pop("tile", 1024)
         poisoned, apart = own.pop("poisoned_step", None), own.pop("sampled_apart", False)
-        unpacked = own.pop("one_rank_unpacked", None)
+        unpacked, resampled = own.pop("one_rank_unpacked", None), "resample_groups" in own
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
-        base = {
-            "use_cpu": True,
-            "bf16": False,
-            "max_steps": 3,
-            "per_device_train_batch_size": 2,
-            "gradient_accumulation_steps": 4,
-            "num_generations": 4,
-            "max_completion_length": 12,
-            "learning_rate": 0.05,
-            "optim": "sgd",
-            "logging_steps": 1,
-            "max_grad_norm": 0.0,
-            "report_to": "none",
-            "save_strategy": "no",
-            "disable_tqdm": True,
-            "gradient_checkpointing": False,
-        }
         trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
+        rollout_func = scripted if own.pop("scripted", False) else None
         if kind == "trl":
-            for name_of_ours in ("update_token_budget", "longest_first"):
-                own.pop(name_of_ours, None)
+            own = {key: value for key, value in own.items() if key not in ("update_token_budget", "longest_first")}
         else:
             own["advantage_eps"] = 1e-4
-        rows = [{"prompt": prompt} for prompt in PROMPTS * 4]
-        if own.get("resample_groups"):
+        rows = [{"prompt": f"{prompt}{n if rollout_func else ''}"} for n in range(4) for prompt in PROMPTS]
+        if resampled:
             rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
-        arguments = config_class(str(Path(folder) / name), **{**base, **own})
+        base = {"max_steps": 3, "logging_steps": 1, **SMALL}
+        arguments = config(config_class, Path(folder) / name, **{**base, **own})  # starts the process group
         faults = ExitStack()
         faults.enter_context(last_rank_unpacked(unpacked))
         trainer = trainer_class(
@@ -159,8 +134,9 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
             peft_config=lora,
+            rollout_func=rollout_func,
         )
-        if own.get("resample_groups"):
+        if resampled:
             trainer._grade = grades
         if apart:
             sample_apart(trainer)
@@ -178,17 +154,18 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         with faults:
             trainer.train()
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-        rank = trainer.accelerator.process_index
+        rank, history = trainer.accelerator.process_index, trainer.state.log_history
         about = {
             "distributed_type": str(trainer.accelerator.distributed_type),
             "processes": trainer.accelerator.num_processes,
             "tokens": sum(tokens),
             "weights": digest(model_),
             "weights_before": before,
-            "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
+            "losses": [line["loss"] for line in history if "loss" in line],
+            "logged": [[float(line[key]) for key in LOGGED if key in line] for line in history if "loss" in line],
             "zero": None if trainer.deepspeed is None else zero(trainer.deepspeed),
-            "resample": {k: v for line in trainer.state.log_history for k, v in line.items() if "resample" in k},
-            "skipped": [line["skipped"] for line in trainer.state.log_history if "skipped" in line],
+            "resample": {k: v for line in history for k, v in line.items() if "resample" in k},
+            "skipped": [line["skipped"] for line in history if "skipped" in line],
             "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
             "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
         }

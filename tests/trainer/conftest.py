@@ -6,21 +6,25 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def trl_weights(tiny, tokenizer, tmp_path_factory):
-    """(rewards, settings) -> the weights before and after TRL's own run of them; each is run once."""
-    from small_trainers import make, weights
+def trl_run(tiny, tokenizer, tmp_path_factory):
+    """(rewards, settings) -> the weights before and after TRL's own run of them, and its log; each is run once."""
+    from small_trainers import make, sample_apart, weights
     from trl import GRPOConfig, GRPOTrainer
 
     done = {}
 
-    def run(rewards, settings):
-        key = (rewards.__name__, *sorted(settings.items()))
+    def run(rewards, settings, apart=False):
+        key = (rewards.__name__, apart, *sorted((name, str(value)) for name, value in settings.items()))
         if key not in done:
             folder = tmp_path_factory.mktemp("trl")
-            trainer = make(GRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, folder, rewards, **settings)
+            trainer = make(
+                GRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, folder, rewards, logging_steps=1, **settings
+            )
+            if apart:
+                sample_apart(trainer)
             before = weights(trainer.model)
             trainer.train()
-            done[key] = before, weights(trainer.model)
+            done[key] = before, weights(trainer.model), trainer.state.log_history
         return done[key]
 
     return run

@@ -9,15 +9,11 @@ import flash_reference
 import pytest
 import torch
 from small_families import compared, tiny_model
-from small_trainers import make, padded_batch, relative
 from transformers import modeling_flash_attention_utils as flash
-from trl import GRPOTrainer
 
 from grpo_math.trainer import attention, varlen
 from grpo_math.trainer.attention import Unpackable, packed_attention
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.packing import GroupLayout
-from grpo_math.trainer.trainer import MathGRPOTrainer
 from grpo_math.trainer.varlen import AttentionParams
 
 # Groups of one and of several, without a prompt's tokens, of one token, and a prompt longer than all else.
@@ -172,31 +168,37 @@ def test_dropout_is_not_dropped(softcap):
     assert 0.3 < (thinned.mean(-1) - 1).abs().gt(1e-3).double().mean() <= 1
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_given_scaling_and_dropout_reach_the_kernel(dropout, monkeypatch):
+def packed(module=None, mask=None, **given):
+    """What `packed_attention` makes of these arguments."""
+    q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
+    return packed_attention(module or torch.nn.Module(), q, k, v, mask, packed_groups=GROUPS, **given)
+
+
+def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(monkeypatch):
     seen = []
     monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores) or q)
-    q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
-    packed_attention(torch.nn.Module(), q, k, v, None, scaling=0.3, dropout=dropout, packed_groups=GROUPS)
-    assert seen == [AttentionParams(0.3, dropout)]
-
-
-def test_a_window_that_no_row_reaches_is_none(monkeypatch):
-    seen = []
-    monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores.window) or q)
-    q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
+    packed(scaling=0.3, dropout=0.5)
     for window in (19, 18):
         module = torch.nn.Module()
         module.config = SimpleNamespace(sliding_window=window)
-        packed_attention(module, q, k, v, None, sliding_window=window, packed_groups=GROUPS)
-    assert seen == [None, 18]
+        packed(module, sliding_window=window)
+    assert seen[0] == AttentionParams(0.3, 0.5)
+    assert [scores.window for scores in seen] == [None, None, 18]
 
 
-def test_a_mask_that_a_layer_has_made_is_not_ignored():
-    q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
-    packed_attention(torch.nn.Module(), q, k, v, torch.zeros(1, 1, 1, 1, dtype=torch.bool), packed_groups=GROUPS)
-    with pytest.raises(Unpackable, match="a mask of its own"):
-        packed_attention(torch.nn.Module(), q, k, v, torch.zeros(1, 1, TOKENS, TOKENS), packed_groups=GROUPS)
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"position_bias": 8}, "attention with 'position_bias'"),
+        ({"s_aux": 8}, "attention with 's_aux'"),
+        ({"is_causal": False}, "not causal"),
+        ({"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "a mask of its own"),
+    ],
+)
+def test_an_argument_that_packing_would_ignore_is_refused_by_name(given, reason):
+    packed(mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool), use_cache=False, position_ids=torch.arange(TOKENS)[None])
+    with pytest.raises(Unpackable, match=reason):
+        packed(**given)
 
 
 @pytest.mark.parametrize(
@@ -209,33 +211,7 @@ def test_a_mask_that_a_layer_has_made_is_not_ignored():
     ],
 )
 def test_a_layer_whose_window_or_cap_is_not_what_its_config_says_is_refused(config, given, reason):
-    q, k, v = (one.detach().transpose(0, 1)[None] for one in states())
     module = torch.nn.Module()
     module.config, module.layer_idx = SimpleNamespace(**config), 0
     with pytest.raises(Unpackable, match=reason):
-        packed_attention(module, q, k, v, None, packed_groups=GROUPS, **given)
-
-
-SHAPES = {
-    "one group": ([7], 4, [5, 3, 9, 1]),
-    "many groups, padded": ([7, 3, 12], 4, [5, 3, 9, 1]),
-    "one-token prompts and empty completions": ([1, 6], 4, [4, 0, 7]),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES)
-def test_torchs_kernel_gives_trls_log_probs_and_gradients(shape, torchs_kernel, tiny, tokenizer, tmp_path):
-    """As `test_equivalence.py` holds the way that a CPU takes."""
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
-    ids, mask, longest = padded_batch(*SHAPES[shape])
-    results = []
-    for kind in (GRPOTrainer, MathGRPOTrainer):
-        trainer.model.zero_grad()
-        logps, _, _ = kind._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest)
-        logps = logps * mask[:, -longest:]
-        logps.sum().backward()
-        results.append((logps.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])))
-    (plain_logps, plain_gradient), (logps, gradient) = results
-    torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
-    assert relative(gradient, plain_gradient) < 1e-5
+        packed(module, **given)

@@ -6,7 +6,7 @@ import re
 
 from datasets import Dataset
 from rich.cells import cell_len
-from transformers.utils import logging
+from small_trainers import config
 
 from grpo_math.run import metrics
 from grpo_math.trainer import console
@@ -16,11 +16,9 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(tiny, tokenizer, tmp_path, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
-    args = MathGRPOConfig(
-        str(tmp_path), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=4, num_generations=4,
-        max_completion_length=16, report_to="none", save_strategy="no", logging_steps=1, beta=0.1,
-        gradient_checkpointing=False, log_completions=True, num_completions_to_print=3,
-    )  # fmt: skip
+    own = {"max_steps": 2, "per_device_train_batch_size": 4, "max_completion_length": 16, "beta": 0.1}
+    shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3}
+    args = config(MathGRPOConfig, tmp_path, **own, **shown)
     trainer = MathGRPOTrainer(
         str(tiny()), ["accuracy"], args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
     )
@@ -46,11 +44,3 @@ def test_text_of_a_model_is_no_markup(capsys):
     logs = {"prompt": ["a"], "completion": ["[bold]7[/bold] [/x]"], "advantages": [0.5], "rewards": {}, "extra": {}}
     console.print_completions(logs, 3, None)
     assert "[bold]7[/bold] [/x]" in capsys.readouterr().out
-
-
-def test_one_bar_is_drawn_of_all_weights_that_load(capsys):
-    with console.one_loading_bar():
-        for _ in range(2):
-            for _ in logging.tqdm(range(3), desc="Loading weights"):
-                pass
-    assert capsys.readouterr().err.count("Loading weights") == 1

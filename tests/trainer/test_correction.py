@@ -66,11 +66,8 @@ def test_the_rows_of_all_ranks_count():
     assert figures["sampling/dropped_completions"] == 0.5
 
 
-def test_without_a_correction_there_is_nothing_to_log():
-    assert correction.figures({"completion_mask": torch.ones(1, 1)}, ALONE) == {}
-
-
-def test_completions_without_a_token_are_left_out():
+def test_without_a_correction_or_tokens_there_is_nothing_to_log():
     empty = rollout(torch.ones(4, 1))
     empty["completion_mask"][:] = 0
-    assert correction.figures(empty, ALONE) == {}
+    for rows in (empty, {"completion_mask": torch.ones(1, 1)}):
+        assert correction.figures(rows, ALONE) == {}

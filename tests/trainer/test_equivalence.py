@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_trainers import PROMPTS, SMALL, letters, make, padded_batch, relative, weights
+from peft import LoraConfig, PromptTuningConfig
+from small_families import scored
+from small_trainers import PROMPTS, SMALL, letters, make, padded_batch, relative, sample_apart, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.trainer import attention
+from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma")
-
-
 SHAPES = {
     "one group": ([7], 4, [5, 3, 9, 1]),
     "many groups of different prompts": ([7, 3, 12], 4, [5, 3, 9, 1]),
@@ -30,29 +30,42 @@ SHAPES = {
 }
 
 
+MANY = "many groups of different prompts"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("family", "shape"), [("llama", s) for s in SHAPES] + [(f, MANY) for f in FAMILIES[1:]])
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(family, shape, tiny, tokenizer, tmp_path):
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(family), tokenizer, tmp_path)
     assert trainer.scorer is not None
     ids, mask, longest = padded_batch(*SHAPES[shape])
-    scored = mask[:, -longest:].bool()
-    weights = torch.randn(scored.shape, generator=torch.Generator().manual_seed(1)) * scored
+    counted = mask[:, -longest:].bool()
+    factors = torch.randn(counted.shape, generator=torch.Generator().manual_seed(1)) * counted
     results = []
     for kind in (GRPOTrainer, MathGRPOTrainer):
         trainer.model.zero_grad()
         logps, entropies, _ = kind._get_per_token_logps_and_entropies(
             trainer, trainer.model, ids, mask, longest, compute_entropy=True
         )
-        (logps * weights).sum().backward()
+        (logps * factors).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
-        results.append((logps.detach() * scored, entropies.detach() * scored, gradient))
+        results.append((logps.detach() * counted, entropies.detach() * counted, gradient))
     (plain_logps, plain_entropies, plain_gradient), (logps, entropies, gradient) = results
     assert logps.shape == plain_logps.shape
     torch.testing.assert_close(logps, plain_logps, atol=1e-4, rtol=0)
     torch.testing.assert_close(entropies, plain_entropies, atol=1e-4, rtol=0)
     assert relative(gradient, plain_gradient) < 1e-5
+
+
+def test_autocast_changes_the_packed_pass_as_little_as_the_plain_one(tiny, tokenizer, tmp_path):
+    exact = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    mixed = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, bf16=True)
+    truth, true_gradient = scored(GRPOTrainer, exact)
+    plain, plain_gradient = scored(GRPOTrainer, mixed)
+    ours, gradient = scored(MathGRPOTrainer, mixed)
+    assert 0 < relative(plain, truth) < 0.1
+    assert relative(ours, truth) < 1.5 * relative(plain, truth)
+    assert relative(gradient, true_gradient) < 1.5 * relative(plain_gradient, true_gradient)
 
 
 @pytest.mark.slow
@@ -80,14 +93,6 @@ def test_the_packed_row_has_each_prompt_once_and_no_padding(tiny, tokenizer, tmp
     trainer.model.register_forward_pre_hook(lambda m, a, k: seen.append(k["input_ids"].shape), with_kwargs=True)
     trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
     assert seen == [(1, (7 - 1) + (3 - 1) + 2 * (5 + 3 + 9 + 1))]
-
-
-def test_a_row_by_itself_is_packed_too_since_then_it_needs_no_mask(tiny, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
-    ids, mask, longest = padded_batch([7], 1, [60])
-    called = attention.calls
-    trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest)
-    assert attention.calls > called
 
 
 def test_what_an_update_has_left_in_the_cache_goes_back_before_a_rollout(tiny, tokenizer, tmp_path, monkeypatch):
@@ -118,108 +123,85 @@ def test_a_lean_generation_gives_the_same_greedy_tokens_and_runs_each_prompt_onc
     assert "generate" not in model.__dict__
 
 
+LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
+TORN = {**SMALL, "num_iterations": 2}
+# The rewards, the settings of both trainers, and those of ours alone.
 RUNS = {
-    "defaults": {},
-    "kl": {"beta": 0.1},
-    "two updates a rollout": {"num_iterations": 2, "gradient_accumulation_steps": 2},
-    "rollouts older than the policy": {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
-    "grpo": {"loss_type": "grpo"},
-    "bnpo, accumulated": {"loss_type": "bnpo", "gradient_accumulation_steps": 2},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    "cispo": {"loss_type": "cispo", "num_iterations": 2},
-    "luspo by sequence": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
-    "sapo": {"loss_type": "sapo"},
-    "entropy bonus": {"entropy_coef": 0.01},
-    "high-entropy tokens": {"top_entropy_quantile": 0.5},
-    "truncated completions masked": {"mask_truncated_completions": True},
-    "batch deviation": {"scale_rewards": "batch"},
-    "gradient checkpointing": {"gradient_checkpointing": True},
-    "groups torn over small micro-batches": SMALL,
-    "the same, with kl": {**SMALL, "beta": 0.1},
-    "grpo in small micro-batches": {**SMALL, "loss_type": "grpo"},
-    "bnpo in small micro-batches": {**SMALL, "loss_type": "bnpo"},
-    "dr_grpo in small micro-batches": {**SMALL, "loss_type": "dr_grpo"},
-    "luspo in small micro-batches": {**SMALL, "loss_type": "luspo", "importance_sampling_level": "sequence"},
-    "rollouts of three micro-batches, steps of two": {
-        **SMALL,
-        "steps_per_generation": 6,
-        "gradient_accumulation_steps": 4,
-    },
+    "defaults": (letters, {}, {}),
+    "two updates a rollout, with kl": (
+        letters,
+        {"num_iterations": 2, "gradient_accumulation_steps": 2, "beta": 0.1},
+        {},
+    ),
+    "rollouts older than the policy": (letters, {"steps_per_generation": 4, "gradient_accumulation_steps": 2}, {}),
+    "grpo": (sparse, {"loss_type": "grpo"}, {}),
+    "bnpo, accumulated": (letters, {"loss_type": "bnpo", "gradient_accumulation_steps": 2}, {}),
+    "dr_grpo": (letters, {"loss_type": "dr_grpo", "scale_rewards": "none"}, {}),
+    "cispo": (letters, {"loss_type": "cispo", "num_iterations": 2}, {}),
+    "luspo by sequence": (letters, {"loss_type": "luspo", "importance_sampling_level": "sequence"}, {}),
+    "sapo": (sparse, {"loss_type": "sapo"}, {}),
+    "entropy bonus": (letters, {"entropy_coef": 0.01}, {}),
+    "high-entropy tokens": (letters, {"top_entropy_quantile": 0.5}, {}),
+    "truncated completions masked": (letters, {"mask_truncated_completions": True}, {}),
+    "batch deviation": (sparse, {"scale_rewards": "batch"}, {}),
+    "MLP in tiles": (letters, {"gradient_checkpointing": True, **SMALL}, {}),
+    "groups torn over small micro-batches": (letters, {**SMALL, "beta": 0.1}, {}),
+    "grpo in small micro-batches": (sparse, {**SMALL, "loss_type": "grpo"}, {}),
+    "bnpo in small micro-batches": (sparse, {**SMALL, "loss_type": "bnpo"}, {}),
+    "rollouts of three micro-batches, steps of two": (letters, {**SMALL, "steps_per_generation": 6}, {}),
+    "less than a group a pass": (letters, {**TORN, "beta": 0.05}, {"update_token_budget": 20}),
+    "about a group a pass": (sparse, {**TORN, "loss_type": "bnpo"}, {"update_token_budget": 60}),
+    "all rows in one pass": (letters, {**TORN, "loss_type": "dr_grpo"}, {"update_token_budget": 10_000}),
+    "LoRA, with kl": (letters, {**TORN, **LORA, "beta": 0.5}, {}),
+    "LoRA, not packed": (letters, LORA, {"pack_updates": False}),
+    "grpo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "grpo"}, {}),
+    "vespo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "vespo"}, {}),
+    "k3 by our way": (sparse, {"beta": 0.2, "num_iterations": 2, "steps_per_generation": 2}, {}),
+    "bnpo, k3 by our way": (letters, {**TORN, "loss_type": "bnpo", "beta": 0.2}, {}),
+    "a surrogate of a user": (letters, {"num_iterations": 3, "beta": 0.1}, {"surrogate": "small_trainers:clip"}),
+    "an advantage of a user": (letters, SMALL, {"baseline": "small_trainers:group_mean"}),
 }
-# Tokens in one pass: less than a group, about a group, and all rows in one. 0 is TRL's own number.
-BUDGETS = (20, 60, 10_000)
+# Of TRL's log. `kl` and `entropy` are means over micro-batches, which are others here.
+FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", "completions/mean_length")
 
 
-def sparse(completions, **columns):
-    """Half of the groups get equal rewards: they move no weight, and packing skips them."""
-    groups = [completions[i : i + 4] for i in range(0, len(completions), 4)]
-    return [float(len(t) % 3) if "".join(g) > "K" else 1.0 for g in groups for t in g]
-
-
-@pytest.mark.full(keep=["dense-kl]", "sparse-grpo]", "dense-two updates"])
+@pytest.mark.full(keep=["two updates", "[grpo]", "less than a group"])
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
-def test_five_steps_end_with_trls_weights(run, rewards, trl_weights, tiny, tokenizer, tmp_path):
-    before, plain = trl_weights(rewards, RUNS[run])
-    extra = {"advantage_eps": 1e-4, **RUNS[run]}
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **extra)
-    trainer.train()
-    assert relative(plain, before) > 1e-4, "nothing was trained"
-    # By rounding, a token at the quantile of entropies may fall on either side of it.
-    assert relative(weights(trainer.model), plain) < (1e-5 if "entropy" in run else 1e-6)
-
-
-@pytest.mark.full
-def test_five_steps_of_lora_on_the_real_model_end_with_trls_adapter(smollm, tokenizer, tmp_path):
-    from peft import LoraConfig
-
-    adapters = []
-    for kind, settings in ((GRPOTrainer, GRPOConfig), (MathGRPOTrainer, MathGRPOConfig)):
-        trainer = make(
-            kind,
-            settings,
-            smollm,
-            tokenizer,
-            tmp_path,
-            max_completion_length=6,
-            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-            **({"advantage_eps": 1e-4} if settings is MathGRPOConfig else {}),
-        )
-        trainer.train()
-        adapters.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]))
-    assert relative(adapters[1], adapters[0]) < 1e-5
-
-
-@pytest.mark.full(keep=["dense-dapo-20"])
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo", "dr_grpo"])
-@pytest.mark.parametrize("rewards", [letters, sparse], ids=["dense", "sparse"])
-def test_a_token_budget_changes_no_weight(budget, loss_type, rewards, trl_weights, tiny, tokenizer, tmp_path):
-    settings = {**SMALL, "loss_type": loss_type, "beta": 0.05 if rewards is letters else 0.0, "num_iterations": 2}
-    own = {"advantage_eps": 1e-4, "update_token_budget": budget}
+def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, tiny, tokenizer, tmp_path, monkeypatch):
+    rewards, settings, own = RUNS[run]
+    apart, budget = "vLLM" in run, own.get("update_token_budget")
+    before, plain, lines = trl_run(rewards, settings, apart)
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
+    own = {"logging_steps": 1, **({} if "baseline" in own else {"advantage_eps": 1e-4}), **own}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **own)
+    if apart:
+        sample_apart(trainer)
+    if "our way" in run:  # an estimator of another name takes it, and is k3 there
+        trainer.settings.kl_estimator = "k3, our way"
     passes = []
     trainer.model.register_forward_pre_hook(lambda m, args, kwargs: passes.append(kwargs), with_kwargs=True)
     trainer.train()
+    assert relative(plain, before) > 1e-4, "nothing was trained"
+    # By rounding, a token at the quantile of entropies may fall on either side of it.
+    assert relative(weights(trainer.model), plain) < (1e-5 if "entropy" in run or "user" in run else 1e-6)
+    for ours, theirs in zip(trainer.state.log_history, lines, strict=True):
+        shown = {name: float(theirs[name]) for name in FIGURES if name in theirs}
+        assert {name: float(ours[name]) for name in shown} == pytest.approx(shown, rel=1e-4, abs=1e-6)
     packed = [seen for seen in passes if "packed_groups" in seen]
-    assert packed
-    for seen in packed:
+    assert bool(packed) != ("not packed" in run)
+    for seen in packed if budget else ():
         one_row = sum(len(group.lengths) for group in seen["packed_groups"]) == 1
         assert seen["input_ids"].numel() <= budget or one_row
-    assert relative(weights(trainer.model), trl_weights(rewards, settings)[1]) < 1e-6
 
 
-@pytest.mark.full
-def test_a_plain_grpo_config_trains_as_trl_does(tiny, tokenizer, tmp_path):
-    runs = []
-    for kind in (GRPOTrainer, MathGRPOTrainer):
-        trainer = make(kind, GRPOConfig, tiny("llama"), tokenizer, tmp_path)
-        trainer.train()
-        runs.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    assert relative(runs[1], runs[0]) < 1e-6
+@pytest.mark.slow
+def test_a_plain_grpo_config_trains_as_trl_does(trl_run, tiny, tokenizer, tmp_path):
+    trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    trainer.train()
+    assert relative(weights(trainer.model), trl_run(letters, {})[1]) < 1e-6
 
 
-def test_what_packing_cannot_honour_is_scored_the_plain_way_and_said(tiny, tokenizer, tmp_path, caplog):
+def test_eager_attention_is_scored_the_plain_way_with_a_line_that_says_so(tiny, tokenizer, tmp_path, caplog):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny("llama"), attn_implementation="eager")
@@ -229,7 +211,7 @@ def test_what_packing_cannot_honour_is_scored_the_plain_way_and_said(tiny, token
     assert trainer.model.config._attn_implementation == "eager"
 
 
-def test_what_is_compiled_is_scored_the_plain_way_under_a_config_that_cannot_say_so(
+def test_a_compiled_model_is_scored_the_plain_way_with_a_line_that_says_so(
     tiny, tokenizer, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which transformers overwrites for good
@@ -237,13 +219,6 @@ def test_what_is_compiled_is_scored_the_plain_way_under_a_config_that_cannot_say
     trainer = make(MathGRPOTrainer, GRPOConfig, tiny("llama"), tokenizer, tmp_path, **settings)
     assert trainer.scorer is None
     assert "LlamaForCausalLM has torch_compile" in caplog.text
-
-
-@pytest.mark.full
-def test_pack_updates_false_leaves_the_model_as_it_is(tiny, tokenizer, tmp_path):
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, pack_updates=False)
-    assert trainer.model.config._attn_implementation != attention.NAME
-    trainer.train()
 
 
 @pytest.mark.slow
@@ -255,8 +230,6 @@ def test_beams_are_left_to_transformers(tiny, tokenizer, tmp_path):
 
 @pytest.mark.slow
 def test_a_prompt_learning_adapter_is_scored_the_plain_way(tiny, tokenizer, tmp_path, caplog):
-    from peft import PromptTuningConfig
-
     adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     trainer = make(
         MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, peft_config=adapter, max_steps=1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -29,13 +30,7 @@ def trainer(model, tokenizer, folder, reward, data, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "data",
-    [
-        rows("7", "8"),
-        rows(7, 8, column="answer"),
-        rows("so $\\boxed{7}$", "#### 8"),
-        rows("7", "8").to_iterable_dataset(),
-    ],
+    "data", [rows(7, 8, column="answer"), rows("so $\\boxed{7}$", "#### 8"), rows("7", "8").to_iterable_dataset()]
 )
 def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, caplog):
     seen = []
@@ -46,44 +41,29 @@ def test_a_solution_is_graded_as_an_answer_is(data, tiny, tokenizer, tmp_path, c
 
     made = trainer(tiny(), tokenizer, tmp_path, [reward, "accuracy"], data)
     made.train()
-    assert len(seen) == 8
+    assert len(seen) == 8  # each completion is graded once
     logged = made.state.log_history[0]
     assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
+    assert sum(float(value) for name, value in logged.items() if name.startswith("grading/")) == pytest.approx(1)
     assert float(logged["grading/bad_gold"]) == 0
     assert "gold" not in caplog.text
 
 
 @pytest.mark.slow
-def test_resampling_judges_by_a_solution_too(tiny, tokenizer, tmp_path):
-    made = trainer(tiny(), tokenizer, tmp_path, by_grade, rows(*map(str, range(8))), resample_groups=1)
-    made.train()
-    assert "resample/drawn" in made.state.log_history[0]
-
-
-@pytest.mark.slow
-def test_rows_without_a_gold_are_said_once_and_are_ungradable(tiny, tokenizer, tmp_path, caplog):
+def test_rows_without_a_gold_are_said_once_and_are_ungradable_and_kept(tiny, tokenizer, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         made = trainer(tiny(), tokenizer, tmp_path, "accuracy", rows("7", None), max_steps=2)
         made.train()
     assert caplog.text.count("1 of 2 rows of train_dataset have no gold answer (answer or solution)") == 1
     assert float(made.state.log_history[0]["grading/bad_gold"]) == 0.5
-
-
-@pytest.mark.slow
-def test_data_without_golds_says_so_and_trains(tiny, tokenizer, tmp_path, caplog):
-    data = Dataset.from_list([{"prompt": "Hello"}] * 4)
-    with caplog.at_level(logging.WARNING):
-        made = trainer(tiny(), tokenizer, tmp_path, lambda completions, **columns: [1.0] * len(completions), data)
-        made.train()
-    assert caplog.text.count("train_dataset has no gold (answer or solution)") == 1
-    assert "accuracy" not in made.state.log_history[0]
+    kept = [json.loads(line) for line in (tmp_path / "ungradable.jsonl").read_text().splitlines()]
+    assert {row["verdict"] for row in kept} == {"bad_gold"}
 
 
 @pytest.mark.parametrize("reward", [by_grade, ["format_soft", by_grade], "accuracy", "llm_judge"])
 @pytest.mark.parametrize(
     "data",
     [
-        Dataset.from_list([{"prompt": "1 + 1?", "target": "2"}]),
         Dataset.from_list([{"prompt": "1 + 1?", "target": "2", "answer": None}]),
         IterableDataset.from_generator(lambda: iter([{"prompt": "1 + 1?", "target": "2"}])),
     ],

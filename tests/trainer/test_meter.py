@@ -24,15 +24,11 @@ def test_the_seconds_of_a_phase_are_without_those_of_phases_within(monkeypatch):
     assert log == {metrics.SECONDS_GENERATE: [pytest.approx(7)], metrics.SECONDS_SYNC: [pytest.approx(3)]}
 
 
-def sums(tokenizer, model, folder, answers):
-    rows = [{"prompt": f"What is {n} + {n}?", **({"answer": "7"} if answers else {})} for n in range(4)]
-    args = config(MathGRPOConfig, folder, max_steps=2, logging_steps=1, max_completion_length=2)
-    return MathGRPOTrainer(model, letters, args, Dataset.from_list(rows), processing_class=tokenizer)
-
-
 @pytest.mark.slow
 def test_the_first_rollout_is_reported_before_the_first_update_and_only_then(tiny, tokenizer, tmp_path, capsys):
-    trainer, said = sums(tokenizer, tiny(), tmp_path, answers=True), []
+    rows = Dataset.from_list([{"prompt": f"What is {n} + {n}?", "answer": "7"} for n in range(4)])
+    args = config(MathGRPOConfig, tmp_path, max_steps=2, logging_steps=1, max_completion_length=2)
+    trainer, said = MathGRPOTrainer(tiny(), letters, args, rows, processing_class=tokenizer), []
 
     def said_now():
         return [line for line in capsys.readouterr().err.splitlines() if re.match("first rollout|warning", line)]
@@ -59,11 +55,3 @@ def test_the_first_rollout_is_reported_before_the_first_update_and_only_then(tin
     assert [line.partition(" ")[0] for line in warned] == ["warning:", "warning:"]
     assert not any(later)
     assert not said_now()
-
-
-@pytest.mark.slow
-def test_without_golds_the_first_rollout_says_nothing_of_what_is_right(tiny, tokenizer, tmp_path, capsys):
-    sums(tokenizer, tiny(), tmp_path, answers=False).train()
-    lines = [line for line in capsys.readouterr().err.splitlines() if "first" in line]
-    assert "right" not in "".join(lines)
-    assert " cut at the limit, mean length " in lines[0]

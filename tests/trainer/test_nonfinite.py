@@ -29,8 +29,7 @@ def trainer_of(tiny, tokenizer, tmp_path, poisoned, factor=float("nan"), **setti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
-@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+@pytest.mark.parametrize(("factor", "max_grad_norm"), [(float("nan"), 1.0), (float("inf"), 0.0)])
 def test_the_step_is_left_out_and_the_run_goes_on(factor, max_grad_norm, tiny, tokenizer, tmp_path):
     trainer, before = trainer_of(tiny, tokenizer, tmp_path, {1}, factor, max_grad_norm=max_grad_norm)
     trainer.train()
@@ -54,21 +53,12 @@ def test_so_many_in_a_row_end_the_run_with_a_checkpoint_of_finite_weights(tiny, 
     assert (tmp_path / "checkpoint-2" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_steps_that_do_not_follow_each_other_do_not_end_it(tiny, tokenizer, tmp_path):
-    trainer, _ = trainer_of(tiny, tokenizer, tmp_path, {0, 2}, max_nonfinite_steps=2)
-    trainer.train()
-    assert trainer.state.global_step == 4
-
-
 def test_an_infinite_norm_is_not_finite():
     steps = NonFiniteSteps(9)
     norms = (float("inf"), torch.tensor(float("-inf")), float("nan"), 1e30)
-    assert [steps.seen(norm) for norm in norms] == [True, True, True, False]
+    assert [(steps.seen(norm), steps.in_a_row) for norm in norms] == [(True, 1), (True, 2), (True, 3), (False, 0)]
 
 
 def test_float16_is_refused_unless_it_is_asked_for(tmp_path):
     with pytest.raises(ConfigError, match=r"fp16=True has given NaN .*: use bf16, .* or add allow_float16: true"):
         MathGRPOConfig(str(tmp_path), fp16=True)
-    with pytest.raises(ConfigError, match="max_nonfinite_steps=0 is out of range: give a number of 1 or more"):
-        MathGRPOConfig(str(tmp_path), max_nonfinite_steps=0)

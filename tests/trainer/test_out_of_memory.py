@@ -9,7 +9,7 @@ import traceback
 
 import pytest
 import torch
-from small_trainers import SMALL, letters, make, relative, weights
+from small_trainers import SMALL, letters, make, relative, runs_out_forward, weights
 
 from grpo_math.errors import UserError
 from grpo_math.trainer.config import MathGRPOConfig
@@ -19,16 +19,6 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 def trainer_of(tiny, tokenizer, tmp_path, **settings):
     extra = {**SMALL, "advantage_eps": 1e-4, **settings}
     return make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, **extra)
-
-
-def runs_out_forward(model, limit):
-    """Every forward pass of an update with more tokens fails."""
-
-    def hook(module, args, kwargs):
-        if torch.is_grad_enabled() and kwargs["input_ids"].numel() > limit:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def runs_out_backward(model, limit):
@@ -43,9 +33,9 @@ def runs_out_backward(model, limit):
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", [runs_out_forward, runs_out_backward])
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo"])
 def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
-    where, loss_type, trl_weights, tiny, tokenizer, tmp_path, caplog
+    where, loss_type, trl_run, tiny, tokenizer, tmp_path, caplog
 ):
     settings = {"loss_type": loss_type}
     trainer = trainer_of(tiny, tokenizer, tmp_path, **settings)
@@ -54,27 +44,11 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
     assert trainer.state.global_step == 5
     assert 0 < trainer.budget.tokens <= 60
     assert "update_token_budget is now" in caplog.text
-    assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
+    assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
 @pytest.mark.slow
-def test_the_training_steps_before_in_an_optimizer_step_are_done_again_too(trl_weights, tiny, tokenizer, tmp_path):
-    settings = {"loss_type": "bnpo"}  # whose training steps each have their own parts
-    trainer, steps = trainer_of(tiny, tokenizer, tmp_path, **settings), []
-
-    def hook(module, args, kwargs):
-        if torch.is_grad_enabled() and trainer._retry.earlier and not steps:
-            steps.append(len(trainer._retry.earlier))
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
-    trainer.train()
-    assert steps
-    assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
-
-
-@pytest.mark.slow
-def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_weights, tiny, tokenizer, tmp_path):
+def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl_run, tiny, tokenizer, tmp_path):
     settings = {"loss_type": "bnpo"}
     trainer, failures = trainer_of(tiny, tokenizer, tmp_path, **settings), []
 
@@ -89,31 +63,25 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
     trainer.train()
     assert failures == [False, True]
-    assert relative(weights(trainer.model), trl_weights(letters, {**SMALL, **settings})[1]) < 1e-6
+    assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
 @pytest.mark.slow
-def test_one_completion_that_does_not_fit_ends_with_advice(tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path)
-    runs_out_forward(trainer.model, 0)
-    with pytest.raises(UserError, match=r"one completion, [0-9]+ tokens with its prompt: turn gradient_checkpointing"):
-        trainer.train()
-
-
-@pytest.mark.slow
-def test_a_loss_over_whole_micro_batches_is_not_cut(tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path, entropy_coef=0.01)
-    runs_out_forward(trainer.model, 0)
-    with pytest.raises(UserError, match=r"set update_token_budget|gradient_checkpointing"):
-        trainer.train()
-
-
-@pytest.mark.slow
-def test_a_process_that_others_wait_for_ends_with_advice(tiny, tokenizer, tmp_path):
-    trainer = trainer_of(tiny, tokenizer, tmp_path)
-    trainer.budget.is_single_process = False  # as with several: the others would not do the step again
-    runs_out_forward(trainer.model, 30)
-    with pytest.raises(UserError, match=r"set update_token_budget to [0-9]+, or turn gradient_checkpointing on"):
+@pytest.mark.parametrize(
+    ("settings", "alone", "limit", "advice"),
+    [
+        ({}, True, 0, r"one completion, [0-9]+ tokens with its prompt: turn gradient_checkpointing"),
+        # A loss over whole micro-batches is not cut.
+        ({"entropy_coef": 0.01}, True, 0, r"set update_token_budget|gradient_checkpointing"),
+        # With several processes, the others would not do the step again.
+        ({}, False, 30, r"set update_token_budget to [0-9]+, or turn gradient_checkpointing on"),
+    ],
+)
+def test_a_step_that_cannot_be_done_again_ends_with_advice(settings, alone, limit, advice, tiny, tokenizer, tmp_path):
+    trainer = trainer_of(tiny, tokenizer, tmp_path, **settings)
+    trainer.budget.is_single_process = alone
+    runs_out_forward(trainer.model, limit)
+    with pytest.raises(UserError, match=advice):
         trainer.train()
 
 

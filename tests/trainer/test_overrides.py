@@ -2,192 +2,136 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from small_trainers import SMALL, letters, make, relative, weights
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.trainer.config import MathGRPOConfig
-from grpo_math.trainer.overrides import OF_ROWS
+from grpo_math.trainer.overrides import OF_ROWS, SCORING, sees_rows
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-KINDS = {"trl": (GRPOTrainer, GRPOConfig), "ours": (MathGRPOTrainer, MathGRPOConfig)}
-RUN = {**SMALL, "max_steps": 2}
-EQUAL = {"advantage_eps": 1e-4}
+KINDS = {"trl": (GRPOTrainer, GRPOConfig, {}), "ours": (MathGRPOTrainer, MathGRPOConfig, {"advantage_eps": 1e-4})}
 
 
-def trained(kind, change, tiny, tokenizer, folder, **settings):
-    """A trainer after two steps. ``change`` makes a subclass, or changes the trainer."""
-    trainer_class, config_class = KINDS[kind]
-    settings = {**RUN, **settings} | (EQUAL if kind == "ours" else {})
-    subclass = change(trainer_class) if change in SUBCLASSES else trainer_class
-    trainer = make(subclass, config_class, tiny("llama"), tokenizer, folder, letters, **settings)
-    if change in REPLACEMENTS:
-        change(trainer)
-    trainer.train()
-    return trainer
+def subclass_of(base, changes, title="Changed"):
+    """``changes``: method -> what the subclass does there, given the trainer, the method of ``base`` and arguments."""
+
+    def method(name, change):
+        def changed(self, *args, **kwargs):
+            return change(self, getattr(super(subclass, self), name), *args, **kwargs)
+
+        return changed
+
+    subclass = type(title, (base,), {name: method(name, change) for name, change in changes.items()})
+    return subclass
+
+
+def made(kind, changes, tiny, tokenizer, folder, **settings):
+    base, config_class, own = KINDS[kind]
+    settings = {**SMALL, "max_steps": 2, **own, **settings}
+    return make(subclass_of(base, changes), config_class, tiny("llama"), tokenizer, folder, letters, **settings)
+
+
+def stretched(inputs):
+    return {**inputs, "advantages": inputs["advantages"] ** 2 - 0.5}
 
 
 # What it changes
 
 
-def reads_rows_in_the_loss(base):
-    class Longer(base):
-        def _compute_loss(self, model, inputs):
-            longest = inputs["completion_ids"].size(1)
-            return super()._compute_loss(model, inputs) * (1 + longest / 10)
-
-    return Longer
+def writes_rows_in_the_loss(trainer, method, model, inputs):
+    return method(model, stretched(inputs))
 
 
-def writes_rows_in_the_loss(base):
-    class Stretched(base):
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, {**inputs, "advantages": inputs["advantages"] ** 2 - 0.5})
-
-    return Stretched
+def writes_rows_before_the_loss(trainer, method, model, inputs, *more, **named):
+    inputs |= stretched(inputs)
+    return method(model, inputs, *more, **named)
 
 
-def writes_rows_before_the_loss(base):
-    class Stretched(base):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-            inputs["advantages"] = inputs["advantages"] ** 2 - 0.5
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-
-    return Stretched
-
-
-def writes_prepared_rows(base):
-    class Stretched(base):
-        def _prepare_inputs(self, generation_batch):
-            rows = super()._prepare_inputs(generation_batch)
-            return {**rows, "advantages": rows["advantages"] ** 2 - 0.5}
-
-    return Stretched
+def has_a_loss_of_its_own(trainer, method, model, inputs):
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+    keep = inputs["completion_ids"].size(1)
+    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(model, ids, mask, keep, compute_entropy=True)
+    per_token = -logps * inputs["advantages"][:, None] - 0.1 * entropies
+    return (per_token * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()
 
 
-def has_a_loss_of_its_own(base):
-    class Reinforce(base):
-        def _compute_loss(self, model, inputs):
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            keep = inputs["completion_ids"].size(1)
-            logps, entropies, _ = self._get_per_token_logps_and_entropies(model, ids, mask, keep, compute_entropy=True)
-            per_token = -logps * inputs["advantages"][:, None] - 0.1 * entropies
-            return (per_token * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()
-
-    return Reinforce
+def changes_rewards(trainer, method, *args):
+    return method(*args) ** 2
 
 
-def has_a_training_step_of_its_own(base):
-    class Doubled(base):
-        def training_step(self, model, inputs, num_items_in_batch=None):
-            loss = super().training_step(model, inputs, num_items_in_batch)
-            for rows in self._buffered_inputs:
-                rows["advantages"] = rows["advantages"] * 2
-            return loss
-
-    return Doubled
+def changes_the_rollout(trainer, method, inputs):
+    output = stretched(method(inputs))
+    return output | {"weights_of_rows": torch.arange(8), "two_of_each": torch.ones(8, 2)}
 
 
-def changes_rewards(base):
-    class Squared(base):
-        def _calculate_rewards(self, *args):
-            return super()._calculate_rewards(*args) ** 2
-
-    return Squared
+def changes_log_probs(trainer, method, *args, **kwargs):
+    logps, *others = method(*args, **kwargs)
+    return logps * 0.5, *others
 
 
-def pays_by_itself(base):
-    class Lengths(base):
-        def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-            own = torch.tensor([[len(ids) % 5.0] for ids in completion_ids_list], device=self.accelerator.device)
-            return self.accelerator.gather(own)
-
-    return Lengths
-
-
-def changes_the_rollout(base):
-    class Weighted(base):
-        def _generate_and_score_completions(self, inputs):
-            output = super()._generate_and_score_completions(inputs)
-            output["advantages"] = output["advantages"] ** 2 - 0.5
-            output["weights_of_rows"] = torch.arange(len(output["advantages"]))
-            output["two_of_each"] = torch.ones(len(output["advantages"]), 2)
-            return output
-
-    return Weighted
+def scores_by_itself(
+    trainer, method, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
+):
+    logits = model(input_ids=input_ids, attention_mask=attention_mask).logits[:, -logits_to_keep - 1 : -1]
+    logps = logits.log_softmax(-1)
+    entropies = -(logps.exp() * logps).sum(dim=-1) if compute_entropy else None
+    return logps.gather(2, input_ids[:, -logits_to_keep:, None])[:, :, 0] * 0.5, entropies, None
 
 
-def changes_log_probs(base):
-    class Cooler(base):
-        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
-            logps, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-            return logps * 0.5, *others
-
-    return Cooler
-
-
-def scores_by_itself(base):
-    class Own(base):
-        def _get_per_token_logps_and_entropies(
-            self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
-        ):
-            logits = torch.nn.functional.log_softmax(
-                model(input_ids=input_ids, attention_mask=attention_mask).logits[:, -logits_to_keep - 1 : -1], dim=-1
-            )
-            logps = logits.gather(2, input_ids[:, -logits_to_keep:, None])[:, :, 0]
-            return logps * 0.5, -(logits.exp() * logits).sum(dim=-1) if compute_entropy else None, None
-
-    return Own
-
-
-def replaces_the_loss(trainer):
-    plain = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: plain(model, {**inputs, "advantages": inputs["advantages"] * 3})
-
-
-def replaces_the_rewards(trainer):
-    plain = trainer._calculate_rewards
-    trainer._calculate_rewards = lambda *args: plain(*args) ** 2
-
-
-SUBCLASSES = (
-    *(reads_rows_in_the_loss, writes_rows_in_the_loss, writes_rows_before_the_loss, writes_prepared_rows),
-    *(has_a_loss_of_its_own, has_a_training_step_of_its_own, changes_rewards, pays_by_itself, changes_the_rollout),
-    *(changes_log_probs, scores_by_itself),
-)
-REPLACEMENTS = (replaces_the_loss, replaces_the_rewards)
+CHANGES = {
+    writes_rows_in_the_loss: "_compute_loss",
+    writes_rows_before_the_loss: "compute_loss",
+    has_a_loss_of_its_own: "_compute_loss",
+    changes_rewards: "_calculate_rewards",
+    changes_the_rollout: "_generate_and_score_completions",
+    changes_log_probs: SCORING,
+    scores_by_itself: SCORING,
+}
 
 
 @pytest.fixture(scope="module")
 def unchanged(tiny, tokenizer, tmp_path_factory):
-    return weights(trained("trl", None, tiny, tokenizer, tmp_path_factory.mktemp("unchanged")).model)
+    trainer = made("trl", {}, tiny, tokenizer, tmp_path_factory.mktemp("unchanged"))
+    trainer.train()
+    return weights(trainer.model)
 
 
-@pytest.mark.full(keep=["writes_rows_in_the_loss", "changes_rewards"])
-@pytest.mark.parametrize("change", [*SUBCLASSES, *REPLACEMENTS], ids=lambda change: change.__name__)
-def test_what_a_subclass_changes_trains_the_weights_that_it_does_with_trl(change, unchanged, tiny, tokenizer, tmp_path):
-    ended = {kind: weights(trained(kind, change, tiny, tokenizer, tmp_path / kind).model) for kind in KINDS}
+@pytest.mark.full(keep=["writes_rows_in_the_loss-subclass", "changes_rewards"])
+@pytest.mark.parametrize(
+    ("change", "where"), [*((change, "subclass") for change in CHANGES), (writes_rows_in_the_loss, "trainer")]
+)
+def test_what_a_subclass_or_a_script_changes_trains_the_weights_that_it_does_with_trl(
+    change, where, unchanged, tiny, tokenizer, tmp_path
+):
+    ended, name = {}, CHANGES[change]
+    for kind in KINDS:
+        changes = {name: change} if where == "subclass" else {}
+        trainer = made(kind, changes, tiny, tokenizer, tmp_path / kind)
+        if where == "trainer":
+            setattr(trainer, name, partial(change, trainer, getattr(trainer, name)))
+        trainer.train()
+        ended[kind] = weights(trainer.model)
     assert relative(ended["ours"], ended["trl"]) < 1e-5
     assert relative(ended["ours"], unchanged) > 1e-5  # so the change is seen at all
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("change", [changes_log_probs, scores_by_itself], ids=lambda change: change.__name__)
-def test_our_own_terms_take_the_log_probs_that_a_subclass_gives(change, tiny, tokenizer, tmp_path):
-    """k3 by our way is TRL's k3."""
-    settings = {"beta": 0.5, "num_iterations": 2}
-    ended = []
-    for kind, estimator in (("trl", {}), ("ours", {"kl_estimator": "k2"}), ("ours", {})):
-        folder = tmp_path / f"{kind}{len(ended)}"
-        ended.append(trained(kind, change, tiny, tokenizer, folder, **settings, **estimator))
-    trl, k2, k3 = (weights(trainer.model) for trainer in ended)
-    assert relative(k3, trl) < 1e-5
-    assert relative(k2, trl) > 1e-7
+def test_our_kl_term_takes_the_log_probs_that_a_subclass_gives(tiny, tokenizer, tmp_path):
+    """An estimator of another name takes our way, and is k3 there."""
+    theirs, ours = (
+        made(kind, {SCORING: changes_log_probs}, tiny, tokenizer, tmp_path / kind, beta=0.5, num_iterations=2)
+        for kind in KINDS
+    )
+    ours.settings.kl_estimator = "k3, our way"
+    for trainer in (theirs, ours):
+        trainer.train()
+    assert relative(weights(ours.model), weights(theirs.model)) < 1e-5
 
 
 # What it sees
@@ -205,78 +149,41 @@ def described(value: Any) -> Any:
 
 
 OTHERS = (
-    *(
-        "_generate_and_score_completions",
-        "_calculate_rewards",
-        "_generate",
-        "_generate_single_turn",
-        "_save_checkpoint",
-    ),
-    *("_save", "save_model", "_get_grad_norm", "_tool_call_loop"),
+    *("_generate_and_score_completions", "_calculate_rewards", "_generate", "_generate_single_turn"),
+    *("_save_checkpoint", "_save", "save_model", "_get_grad_norm", "_tool_call_loop"),
 )
-WATCHED = {"all": (*OF_ROWS, *OTHERS), "others": OTHERS, **{name: (name,) for name in OF_ROWS}}
-
-
-def watching(names, seen):
-    """A subclass that notes what these methods get and give."""
-
-    def subclass(base):
-        def noting(name):
-            def method(self, *args, **kwargs):
-                result = getattr(super(Watching, self), name)(*args, **kwargs)
-                given = [arg for arg in args if arg is not self.model and arg is not self.model_wrapped]
-                seen.append((name, described(given), described(kwargs), described(result)))
-                return result
-
-            return method
-
-        Watching = type("Watching", (base,), {name: noting(name) for name in names})
-        return Watching
-
-    return subclass
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("watched", WATCHED)
-def test_a_subclass_sees_what_it_sees_of_trl(watched, tiny, tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("watched", [(*OF_ROWS, *OTHERS), OTHERS], ids=["all", "others"])
+def test_a_subclass_sees_what_it_sees_of_trl(watched, tiny, tokenizer, tmp_path):
     noted = {}
+
+    def noting(name, seen):
+        def note(trainer, method, *args, **kwargs):
+            result = method(*args, **kwargs)
+            given = [arg for arg in args if arg is not trainer.model and arg is not trainer.model_wrapped]
+            seen.append((name, described(given), described(kwargs), described(result)))
+            return result
+
+        return note
+
     for kind in KINDS:
         seen = noted[kind] = []
-        change = watching(WATCHED[watched], seen)
-        monkeypatch.setattr(f"{__name__}.SUBCLASSES", (change,))
         settings = {"save_strategy": "steps", "save_steps": 1, "num_iterations": 2}
-        trained(kind, change, tiny, tokenizer, tmp_path, **settings)
+        changes = {name: noting(name, seen) for name in watched}
+        made(kind, changes, tiny, tokenizer, tmp_path, **settings).train()
     for ours, trl in zip(noted["ours"], noted["trl"], strict=True):
         assert ours == trl
 
 
-@pytest.mark.full
-def test_a_callback_sees_the_rollout_of_trl(tiny, tokenizer, tmp_path):
-    noted = {}
-
-    class Reads(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            noted[kind].append([{**described(rows), "micro_batches": None} for rows in trainer._buffered_inputs])
-
-    for kind in KINDS:
-        noted[kind] = []
-        trainer_class, config_class = KINDS[kind]
-        settings = RUN | (EQUAL if kind == "ours" else {})
-        trainer = make(trainer_class, config_class, tiny("llama"), tokenizer, tmp_path, letters, **settings)
-        trainer.add_callback(Reads())
-        trainer.train()
-    assert noted["ours"] == noted["trl"]
-
-
-@pytest.mark.slow
-def test_one_line_says_why_updates_are_not_put_together(tiny, tokenizer, tmp_path, caplog):
-    class Told(MathGRPOTrainer):
-        def _compute_loss(self, model, inputs):
-            return super()._compute_loss(model, inputs)
-
-    trainer = make(Told, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, letters, **RUN)
-    trainer.train()
-    lines = [record.message for record in caplog.records if "Told" in record.message]
+@pytest.mark.parametrize("method", OF_ROWS)
+def test_one_line_says_why_updates_are_not_put_together(method, tiny, tokenizer, tmp_path, caplog):
+    assert not sees_rows(made("ours", {}, tiny, tokenizer, tmp_path), MathGRPOTrainer)
+    told = subclass_of(MathGRPOTrainer, {method: lambda *args: None}, title="Told")  # a line is logged once
+    trainer = make(told, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path)
+    assert sees_rows(trainer, MathGRPOTrainer)
+    lines = {record.message.removeprefix("[RANK 0] ") for record in caplog.records if "Told" in record.message}
     kept = "each update keeps TRL's rows, and only its prompts are shared."
-    assert [line.removeprefix("[RANK 0] ") for line in lines] == [f"pack_updates: Told overrides _compute_loss; {kept}"]
+    assert lines == {f"pack_updates: Told overrides {method}; {kept}"}
     assert trainer.scorer is not None

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import get_peft_model
-from small_vllm import SmallVLLM, letters, stop_after_sync, trainer_of
+from small_vllm import SmallVLLM, letters, trainer_of
 from transformers import AutoModelForCausalLM, TrainerCallback
 from waiting import until
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.run import metrics
-from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.prefetch import Prefetch, order
 
 AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
@@ -159,20 +158,6 @@ def test_a_server_that_restarts_while_two_adapters_are_at_work_gets_both_again(s
     assert torch.equal(trained(again.model), trained(whole.model))
 
 
-@pytest.mark.full
-def test_a_server_that_is_lost_with_answers_under_way_ends_the_run_with_a_checkpoint_to_go_on_from(
-    small, tiny, tokenizer, tmp_path
-):
-    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
-    stop_after_sync(small, trainer, step=2)
-    with pytest.raises(UserError, match=r"checkpoint-\d is saved: the same command goes on from it"):
-        trainer.train()
-    small.start()
-    again = trainer_of(small.url, tiny, tokenizer, tmp_path, **AHEAD)
-    again.train(resume_from_checkpoint=str(max(tmp_path.glob("checkpoint-*"))))
-    assert again.state.global_step == 5
-
-
 @pytest.mark.slow
 def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(small, tiny, tokenizer, tmp_path):
     settings = {**AHEAD, "resample_groups": 1, "per_device_eval_batch_size": 2, "num_generations_eval": 2}
@@ -213,7 +198,6 @@ def test_groups_drawn_again_and_an_evaluation_are_sampled_while_nothing_else_is(
     ("settings", "rollouts", "staleness"),
     [
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, 9, [0, 0.5, 1, 0.5, 0.5]),
-        ({"num_iterations": 2}, 3, [0, None, 2, None, 2]),
         ({"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4}, 2, [0, None, 2, None]),
     ],
 )
@@ -236,22 +220,6 @@ def test_a_batch_that_was_not_asked_for_is_sampled_when_it_comes(small, tiny, to
     trainer.train()
     assert caplog.text.count("the batch differs from the prefetched prompts") == 4
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0] * 5
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"staleness": 2}, "staleness=2 is out of range: give a number of 0 or more and up to 1"),
-        ({"use_vllm": False}, r"staleness=1 needs a server that samples on its own \(use_vllm=False, .*: set use_vllm"),
-        ({"vllm_mode": "colocate"}, r"needs a server that samples on its own \(use_vllm=True, vllm_mode=colocate\)"),
-        ({"vllm_sync": "merged"}, "staleness=1 with vllm_sync='merged' would change the weights"),
-        ({"vllm_importance_sampling_correction": False}, "vllm_importance_sampling_correction=False leaves it at that"),
-    ],
-)
-def test_what_cannot_work_with_it_is_refused(settings, message):
-    served = {"use_vllm": True, "vllm_mode": "server", "staleness": 1}
-    with pytest.raises(ConfigError, match=message):
-        MathGRPOConfig("x", use_cpu=True, bf16=False, **{**served, **settings})
 
 
 @pytest.mark.parametrize(

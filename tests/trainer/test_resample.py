@@ -27,6 +27,13 @@ def problems(kinds: str) -> Dataset:
     return Dataset.from_list([{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate(kinds)])
 
 
+def grades(rows, completions):
+    right, wrong = Verdict.CORRECT, Verdict.WRONG
+    verdicts = {"e": (right, right), "h": (wrong, wrong), "m": (right, wrong), "u": (Verdict.CRASH, Verdict.CRASH)}
+    kinds = [row["answer"] for row in rows]
+    return [Grade(verdicts[kind][i % 2], kind, in_format=True, reason="") for i, kind in enumerate(kinds)]
+
+
 def make(tiny, tokenizer, folder, kinds, **settings):
     extra = {"num_generations": G, "per_device_train_batch_size": 4 * G, "resample_groups": 2, **settings}
     trainer = MathGRPOTrainer(
@@ -37,19 +44,7 @@ def make(tiny, tokenizer, folder, kinds, **settings):
         processing_class=tokenizer,
     )
 
-    def grade(rows, completions):
-        verdicts = {
-            "e": [Verdict.CORRECT],
-            "h": [Verdict.WRONG],
-            "m": [Verdict.CORRECT, Verdict.WRONG],
-            "u": [Verdict.CRASH],
-        }
-        return [
-            Grade(verdicts[r["answer"]][i % len(verdicts[r["answer"]])], r["answer"], in_format=True, reason="")
-            for i, r in enumerate(rows)
-        ]
-
-    trainer._grade = grade
+    trainer._grade = grades
     trainer.rollouts = []
     generate = MathGRPOTrainer._generate_and_score_completions
 
@@ -115,35 +110,19 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(tiny, tokeni
 
 
 @pytest.mark.slow
-def test_rewards_that_differ_do_not_make_a_group_informative(tiny, tokenizer, tmp_path):
+def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(tiny, tokenizer, tmp_path):
     trainer = make(tiny, tokenizer, tmp_path, "e" * 12, max_steps=1, logging_steps=1)
     trainer.train()
+    assert history(trainer, metrics.PROMPTS_DRAWN) == [12]  # four, and four more in each of two rounds
     assert history(trainer, metrics.PROMPTS_KEPT) == [0]
-    assert history(trainer, metrics.REWARD_STD)[0] > 0
+    assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
+    assert history(trainer, metrics.ACCURACY) == history(trainer, metrics.ALL_RIGHT) == [1.0]
+    phases = [history(trainer, phase)[0] for phase in metrics.PHASES if phase != metrics.SECONDS_SYNC]
+    whole = sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0]
+    assert whole == pytest.approx(history(trainer, metrics.SECONDS_STEP)[0])
 
 
 @pytest.mark.slow
-def test_it_ends_after_the_last_round(tiny, tokenizer, tmp_path):
-    trainer = make(tiny, tokenizer, tmp_path, "eh" * 6, max_steps=2, logging_steps=1)
-    trainer.train()
-    assert history(trainer, metrics.PROMPTS_DRAWN) == [12, 12]  # four, and four more in each of two rounds
-    assert trainer.state.global_step == 2
-
-
-@pytest.mark.slow
-def test_the_logged_rewards_and_verdicts_are_those_of_the_first_draw(tiny, tokenizer, tmp_path):
-    trainer = make(tiny, tokenizer, tmp_path, "e" * 4 + "m" * 40, max_steps=1, logging_steps=1, shuffle_dataset=False)
-    trainer.train()
-    assert history(trainer, metrics.ACCURACY) == [1.0]
-    assert history(trainer, metrics.ALL_RIGHT) == [1.0]
-    assert history(trainer, metrics.PROMPTS_KEPT) == [4]
-    step, phases = (
-        history(trainer, metrics.SECONDS_STEP)[0],
-        [history(trainer, p)[0] for p in metrics.PHASES if p != metrics.SECONDS_SYNC],
-    )
-    assert sum(phases) + history(trainer, metrics.SECONDS_UPDATE)[0] == pytest.approx(step)
-
-
 def test_a_resumed_run_draws_the_prompts_that_come_next(tiny, tokenizer, tmp_path):
     kinds = "eehm" * 10
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "logging_steps": 1}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from datasets import Dataset
 from launching import ROOT
-from small_trainers import config
+from small_trainers import config, letters
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
@@ -23,13 +23,8 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.report import report
 from grpo_math.run.log import History
-from grpo_math.trainer.run_files import RunFiles
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
-
-
-def letters(completions, **columns):
-    return [float(sum(map(ord, text)) % 7) for text in completions]
 
 
 def make(model, tokenizer, folder, kind=MathGRPOTrainer, args=MathGRPOConfig, peft=True, **settings):
@@ -60,58 +55,33 @@ def folder(tiny, tokenizer, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_directory_holds_what_a_run_of_the_program_holds(folder, tiny):
+def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(folder, tiny):
     settings = yaml.safe_load((folder / "config.yaml").read_text())
     assert settings["model_name_or_path"] == tiny()
     assert settings["rewards"] == ["letters"]
     assert (settings["use_peft"], settings["lora_r"], settings["lora_target_modules"]) == (True, 4, ["q_proj"])
-    assert settings["num_generations"] == 4
     assert {"trl", "torch", "grpo_math"} <= settings["versions"].keys()
     assert settings["command"].startswith("python ")
     assert [json.loads(line)["step"] for line in (folder / "history.jsonl").read_text().splitlines()] == [1, 2]
     assert json.loads((folder / "finished.json").read_text())["step"] == 2
-    assert (folder / "adapter/adapter_model.safetensors").exists()
-
-
-def test_the_completions_have_their_verdict_and_gold(folder):
     table = pandas.read_parquet(folder / "completions/completions_00002.parquet")
-    assert {"step", "prompt", "completion", "letters", "verdict", "gold", "advantage"} <= set(table.columns)
-    assert len(table) == 8
     golds = {row["prompt"]: row["solution"] for row in ROWS}
     assert [golds[prompt] for prompt in table["prompt"]] == table["gold"].tolist()
-    assert set(table["verdict"]) <= {"correct", "wrong", "no_answer", "unparseable"}
-
-
-@pytest.mark.slow
-def test_it_is_reported_with_before_and_after(folder):
+    assert {"step", "completion", "letters", "verdict", "advantage"} <= set(table.columns)
+    assert of_run.read(str(folder)).trained[1] == str(folder / "adapter")
     files = report(folder)
-    page = files.html.read_text(encoding="utf-8")
-    assert "Held-out accuracy before and after" in page
+    assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
 
 
-def test_evaluate_run_and_the_card_take_it(folder):
-    read = of_run.read(str(folder))
-    assert read.trained[1] == str(folder / "adapter")
-
-
 @pytest.mark.slow
-def test_findings_come_of_its_history(folder, tmp_path):
-    lines = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "config.yaml").write_text((folder / "config.yaml").read_text())
-    assert "flat_reward" in [finding.check for finding in report(tmp_path).findings]
-
-
-@pytest.mark.slow
-def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path, capsys):
+def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
     diagnosis = Diagnosis(History(tmp_path), {})
     trainer.add_callback(diagnosis)
-    path = tmp_path / "history.jsonl"
-    dead = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
     trainer.train()
-    path.write_text("".join(json.dumps(line) + "\n" for line in dead))
+    dead = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in dead))
     diagnosis.on_train_end(trainer.args, trainer.state, trainer.control)
     assert "flat_reward" in diagnosis.reported
 
@@ -122,35 +92,11 @@ def test_a_new_run_in_the_folder_leaves_nothing_of_the_old_one(folder, tiny, tok
         (tmp_path / name).write_text("{}")
     (tmp_path / "completions").mkdir()
     (tmp_path / "completions/completions_00009.parquet").write_text("old")
-    make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no").train()
+    make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no", log_completions=True).train()
     assert not (tmp_path / "before.json").exists()
     assert not (tmp_path / "after.json").exists()
     assert [path.name for path in (tmp_path / "completions").iterdir()] == ["completions_00001.parquet"]
     assert not (tmp_path / "adapter").exists()  # nothing is saved where saving is off
-
-
-@pytest.mark.slow
-def test_trls_own_table_of_completions_is_not_written_twice(tiny, tokenizer, tmp_path):
-    make(tiny(), tokenizer, tmp_path, max_steps=1, log_completions=True).train()
-    (table,) = (tmp_path / "completions").iterdir()
-    assert "verdict" in pandas.read_parquet(table).columns
-
-
-@pytest.mark.slow
-def test_it_can_be_left_out(tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
-    trainer.remove_callback(RunFiles)
-    trainer.train()
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("args", [MathGRPOConfig, GRPOConfig])
-def test_a_token_is_in_no_file(args, tiny, tokenizer, tmp_path):
-    secret = {"hub_token": "hf_abcdefghijklmnop", "save_strategy": "no"}
-    make(tiny(), tokenizer, tmp_path, args=args, max_steps=1, **secret).train()
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["max_steps"] == 1
-    assert "hf_abcdefghijklmnop" not in (tmp_path / "config.yaml").read_text()
 
 
 def test_trls_own_trainer_can_be_evaluated_too(tiny, tokenizer, tmp_path):

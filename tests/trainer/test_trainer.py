@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from datasets import Dataset
+from small_trainers import config, padded_batch, relative
 
 from grpo_math.errors import RewardError
-from grpo_math.grading import Grade, grade_batch
+from grpo_math.grading import grade_batch
 from grpo_math.trainer import trainer as module
 from grpo_math.trainer.advantages import advantages
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-SETTINGS = {
-    "use_cpu": True,
-    "bf16": False,
-    "max_steps": 1,
-    "per_device_train_batch_size": 8,
-    "num_generations": 4,
-    "max_completion_length": 8,
-    "learning_rate": 1e-3,
-    "report_to": "none",
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "gradient_checkpointing": False,
-    "logging_steps": 1,
-}
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
 
@@ -36,7 +21,7 @@ def make(model, tokenizer, folder, rewards, rows=ROWS, **settings):
     return MathGRPOTrainer(
         model=model,
         reward_funcs=rewards,
-        args=MathGRPOConfig(str(folder), **{**SETTINGS, **settings}),
+        args=config(MathGRPOConfig, folder, max_steps=1, logging_steps=1, **settings),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
     )
@@ -47,32 +32,16 @@ def ramp(completions, **columns):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("baseline", "scale"),
-    [*((b, s) for b in ("group_mean", "leave_one_out") for s in ("group", "batch", "none")), ("none", "none")],
-)
-def test_the_trained_advantages_are_those_of_the_formula(baseline, scale, tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, ramp, baseline=baseline, scale_rewards=scale, advantage_eps=0.5)
-    seen = []
-    inner = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda rows: seen.append(inner(rows)) or seen[-1]
+def test_the_trained_advantages_are_those_of_the_formula_and_are_logged(tiny, tokenizer, tmp_path):
+    trainer = make(
+        tiny(), tokenizer, tmp_path, ramp, baseline="leave_one_out", scale_rewards="batch", advantage_eps=0.5
+    )
     trainer.train()
-    expected = advantages(torch.arange(8.0).view(2, 4), baseline, scale, 0.5).flatten()
-    torch.testing.assert_close(seen[0]["advantages"], expected)
+    expected = advantages(torch.arange(8.0).view(2, 4), "leave_one_out", "batch", 0.5).flatten()
     torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), expected)
     logged = trainer.state.log_history[0]
-    assert float(logged["reward_min"]) == 0
-    assert float(logged["reward_max"]) == 7
+    assert (float(logged["reward_min"]), float(logged["reward_max"])) == (0, 7)
     assert float(logged["advantage_mean"]) == pytest.approx(expected.mean().item(), abs=1e-6)
-
-
-@pytest.mark.slow
-def test_a_completion_without_a_reward_is_left_out_of_its_group(tiny, tokenizer, tmp_path):
-    rewards = [None, 1.0, 0.0, 1.0, 2.0, None, None, None]
-    trainer = make(tiny(), tokenizer, tmp_path, lambda completions, **columns: rewards)
-    trainer.train()
-    exact = torch.tensor([torch.nan if reward is None else reward for reward in rewards]).view(2, 4)
-    torch.testing.assert_close(torch.tensor(list(trainer._logs["advantages"])), advantages(exact).flatten())
 
 
 @pytest.mark.slow
@@ -95,84 +64,32 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
     assert told == [{"answer_format": ["gsm8k"] * 8, "timeout": 0.25}, 0.25]
 
 
-def micro_batch(old_logps: float):
-    generator = torch.Generator().manual_seed(0)
-    prompt, completion = (torch.randint(5, 40000, (4, n), generator=generator) for n in (5, 6))
-    mask = torch.tensor([[1] * n + [0] * (6 - n) for n in (6, 3, 5, 1)])
-    return {
-        "prompt_ids": prompt[:1].expand(4, -1),
-        "prompt_mask": torch.ones(4, 5, dtype=torch.long),
-        "completion_ids": completion,
-        "completion_mask": mask,
-        "advantages": torch.tensor([1.0, -0.5, 0.0, 2.0]),
-        "num_items_in_batch": mask.sum(),
-        "old_per_token_logps": torch.full((4, 6), old_logps),
-    }
-
-
-def gradient(trainer, inputs):
-    trainer.model.train()
-    trainer.model.zero_grad()
-    trainer.current_gradient_accumulation_steps = 1
-    loss = trainer._compute_loss(trainer.model, inputs)
-    loss.backward()
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
-
-
-def score_function_gradient(trainer, inputs):
-    """grad of -sum(A log pi) / tokens, by a plain forward pass."""
-    trainer.model.zero_grad()
-    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-    logits = trainer.model(ids).logits[:, 4:-1]
-    logps = logits.log_softmax(-1).gather(-1, inputs["completion_ids"][..., None])[..., 0]
-    per_token = -inputs["advantages"][:, None] * logps * inputs["completion_mask"]
-    (per_token.sum() / inputs["completion_mask"].sum()).backward()
-    return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
-
-
 @pytest.mark.parametrize("packed", [True, False])
 def test_reinforce_is_the_score_function_however_old_the_rollout(packed, tiny, tokenizer, tmp_path):
     trainer = make(tiny(), tokenizer, tmp_path, ramp, surrogate="reinforce", pack_updates=packed)
-    inputs = micro_batch(old_logps=-3.0)
-    got, expected = gradient(trainer, inputs), score_function_gradient(trainer, inputs)
-    assert ((got - expected).norm() / expected.norm()).item() < 1e-5
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    ids, attention_mask, longest = padded_batch([5], 4, [6, 3, 5, 1])
+    mask = attention_mask[:, -longest:]
+    rows = {
+        "prompt_ids": ids[:, :-longest],
+        "prompt_mask": attention_mask[:, :-longest],
+        "completion_ids": ids[:, -longest:],
+        "completion_mask": mask,
+        "advantages": torch.tensor([1.0, -0.5, 0.0, 2.0]),
+        "num_items_in_batch": mask.sum(),
+        "old_per_token_logps": torch.full((4, longest), -3.0),
+    }
 
+    def gradient(loss):
+        trainer.model.zero_grad()
+        loss.backward()
+        return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 
-def test_clip_depends_on_the_old_log_probs_and_reinforce_does_not(tiny, tokenizer, tmp_path):
-    for surrogate, same in (("clip", False), ("reinforce", True)):
-        trainer = make(tiny(), tokenizer, tmp_path, ramp, surrogate=surrogate)
-        near, far = gradient(trainer, micro_batch(-10.5)), gradient(trainer, micro_batch(-14.0))
-        assert torch.allclose(near, far) == same, surrogate
-
-
-@pytest.mark.slow
-def test_completions_are_graded_once_and_reward_functions_get_the_grades(tiny, tokenizer, tmp_path):
-    seen = []
-
-    def reward(completions, grade, answer, **columns):
-        seen.extend(grade)
-        return [float(g.verdict == "correct") for g in grade]
-
-    trainer = make(tiny(), tokenizer, tmp_path, [reward, "accuracy"])
-    trainer.train()
-    assert len(seen) == 8
-    assert all(isinstance(g, Grade) for g in seen)
-    logged = trainer.state.log_history[0]
-    assert sum(float(value) for name, value in logged.items() if name.startswith("grading/")) == pytest.approx(1)
-    assert float(logged["accuracy"]) == pytest.approx(float(logged["rewards/accuracy/mean"]))
-
-
-@pytest.mark.slow
-def test_an_ungradable_answer_is_no_reward_and_its_text_is_kept(tiny, tokenizer, tmp_path):
-    rows = [{"prompt": "What is 3 + 4?", "answer": ""}, {"prompt": "What is 2 + 2?", "answer": "4"}]
-    trainer = make(tiny(), tokenizer, tmp_path, "accuracy", rows)
-    trainer.train()
-    logged = trainer.state.log_history[0]
-    assert float(logged["grading/bad_gold"]) == 0.5
-    assert list(trainer._logs["rewards"]["accuracy"]).count(0.0) <= 4
-    kept = [json.loads(line) for line in (tmp_path / "ungradable.jsonl").read_text().splitlines()]
-    assert len(kept) == 4
-    assert {row["verdict"] for row in kept} == {"bad_gold"}
+    logits = trainer.model(ids).logits[:, -longest - 1 : -1]
+    logps = logits.log_softmax(-1).gather(-1, rows["completion_ids"][..., None])[..., 0]
+    expected = gradient((-rows["advantages"][:, None] * logps * mask).sum() / mask.sum())
+    assert relative(gradient(trainer._compute_loss(trainer.model, rows)), expected) < 1e-5
 
 
 @pytest.mark.slow
@@ -180,7 +97,6 @@ def test_an_ungradable_answer_is_no_reward_and_its_text_is_kept(tiny, tokenizer,
     ("reward", "message"),
     [
         (lambda completions, **columns: 1 / 0, "division by zero"),
-        (lambda completions, **columns: [1.0], "1"),
         (lambda completions, **columns: [float("nan")] * len(completions), "nan"),
     ],
 )

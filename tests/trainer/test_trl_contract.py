@@ -84,9 +84,10 @@ def test_the_overridden_methods_have_the_signatures_that_we_override(name):
     assert parameters(getattr(GRPOTrainer, name)) == SIGNATURES[name]
 
 
-def test_the_scoring_method_begins_as_ours_does():
-    assert parameters(GRPOTrainer._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
-    assert parameters(MathGRPOTrainer._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
+@pytest.mark.parametrize("kind", [GRPOTrainer, MathGRPOTrainer])
+def test_the_methods_that_users_and_trl_call_begin_alike(kind):
+    assert parameters(kind._get_per_token_logps_and_entropies)[: len(SCORING)] == SCORING
+    assert parameters(kind.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
 
 
 def test_nothing_else_of_trl_is_overridden():
@@ -106,64 +107,38 @@ def test_vllm_generation_is_what_the_adapter_sync_stands_in_for():
     assert keywords <= set(parameters(VLLMGeneration.__init__))
 
 
-def test_the_attributes_that_the_adapter_sync_reads_are_set_in_trls_constructor():
-    source = inspect.getsource(VLLMGeneration)
-    for name in ("_dist", "server_timeout", "enable_sleep_mode", "_llm_weights_sleeping", "llm", "generation_kwargs"):
-        assert f"self.{name} = " in source, name
-    assert "self.llm = LLM(" in source
-    assert "self.llm.sleep(level=2)" in source
-    assert "vllm_client.get_server_info()" in inspect.getsource(GRPOTrainer.__init__)
+OF_VLLM = ("_dist", "server_timeout", "enable_sleep_mode", "_llm_weights_sleeping", "llm", "generation_kwargs")
+OF_TRAINER = (
+    *("beta", "ref_model", "aux_loss_enabled", "top_entropy_quantile", "reward_weights", "num_generations_eval"),
+    *("multi_objective_aggregation", "scale_rewards", "loss_type", "use_transformers_continuous_batching"),
+    "generation_config",
+)
+SOURCES = [
+    # The fused head scores shifted labels and passes other arguments on.
+    (add_fused_lm_head, "labels = shift_labels"),
+    (add_fused_lm_head, "getattr(self, backbone_attr)(*args, **kwargs)"),
+    # A missing old log-prob is the policy's own, detached: the reinforce surrogate rests on this.
+    (GRPOTrainer._compute_loss, "per_token_logps.detach() if old_per_token_logps is None else old_per_token_logps"),
+    # TRL scores the adapter that our reference is.
+    (GRPOTrainer._generate_and_score_completions, 'adapter_name="ref" if "ref" in model.peft_config else None'),
+    # The epsilon of the deviation is that of `TRL_EQUAL`.
+    (GRPOTrainer._generate_and_score_completions, "advantages / (std_rewards + 1e-4)"),
+    (GRPOTrainer.__init__, "vllm_client.get_server_info()"),
+    (VLLMGeneration, "self.llm = LLM("),
+    (VLLMGeneration, "self.llm.sleep(level=2)"),
+    *((VLLMGeneration, f"self.{name} = ") for name in OF_VLLM),
+    *((grpo_trainer, f"self.{name} = ") for name in OF_TRAINER),
+]
 
 
-def test_the_constructor_takes_what_trls_takes():
-    assert parameters(GRPOTrainer.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
-    assert parameters(MathGRPOTrainer.__init__)[:4] == ["self", "model", "reward_funcs", "args"]
-
-
-def test_the_fused_head_scores_shifted_labels_and_passes_other_arguments_on():
-    source = inspect.getsource(add_fused_lm_head)
-    assert "labels = shift_labels" in source
-    assert "getattr(self, backbone_attr)(*args, **kwargs)" in source
-
-
-def test_a_missing_old_log_prob_is_the_policys_own_detached():
-    """The reinforce surrogate rests on this."""
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    assert "per_token_logps.detach() if old_per_token_logps is None else old_per_token_logps" in source
-
-
-def test_trl_scores_the_adapter_that_our_reference_is():
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    assert 'adapter_name="ref" if "ref" in model.peft_config else None' in source
-
-
-def test_trls_epsilon_of_the_deviation_is_the_trl_equal_one():
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    assert "advantages / (std_rewards + 1e-4)" in source
-    assert TRL_EQUAL["advantage_eps"] == 1e-4
+@pytest.mark.parametrize(("where", "text"), SOURCES)
+def test_trl_still_does_what_this_package_relies_on(where, text):
+    assert text in inspect.getsource(where)
 
 
 def test_trl_equal_names_every_field_that_moves_a_weight():
-    own = set(MathGRPOConfig.__annotations__)
-    assert own == set(TRL_EQUAL)
-
-
-def test_the_attributes_that_we_read_are_set_in_trls_constructor():
-    source = inspect.getsource(grpo_trainer)
-    for name in (
-        "beta",
-        "ref_model",
-        "aux_loss_enabled",
-        "top_entropy_quantile",
-        "reward_weights",
-        "num_generations_eval",
-        "multi_objective_aggregation",
-        "scale_rewards",
-        "loss_type",
-        "use_transformers_continuous_batching",
-        "generation_config",
-    ):
-        assert f"self.{name} = " in source, name
+    assert set(MathGRPOConfig.__annotations__) == set(TRL_EQUAL)
+    assert TRL_EQUAL["advantage_eps"] == 1e-4
 
 
 def private(path, owner):

@@ -54,16 +54,15 @@ def script(trainer, tokenizer, turns):
 
 def made(trainer_class, config_class, folder, tokenizer, tmp_path, **settings):
     settings = {"max_steps": 3, "max_completion_length": 120, **settings}
-    calls = {name: settings.pop(name) for name in ("tools", "environment_factory") if name in settings}
     prompts = [[{"role": "user", "content": f"What is {n} + 4?"}] for n in range(8)]
     rows = [{"prompt": prompt, "answer": "42"} for prompt in prompts]
     return trainer_class(
         model=folder,
-        reward_funcs=settings.pop("rewards", rewards),
+        reward_funcs=rewards,
         args=config(config_class, tmp_path, **settings),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        **(calls or {"tools": [python]}),
+        tools=[python],
     )
 
 
@@ -79,7 +78,7 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("settings", [{}, {"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
+@pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
 def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
     theirs, before, there, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
     ours, _, here, own = trained(
