@@ -202,7 +202,7 @@ class Contestant:
                 gradient_accumulation_steps=shape.groups,
                 num_generations=GROUP,
                 max_completion_length=shape.longest,
-                learning_rate=0.0,
+                learning_rate=1e-30,  # moves no weight; MathGRPOConfig refuses 0
                 max_grad_norm=0.0,
                 beta=0.0,
                 save_strategy="no",

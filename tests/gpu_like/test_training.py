@@ -25,7 +25,7 @@ KINDS = {
     "resampling": {"resample_groups": 2},
     "reference refresh": {"beta": 0.1, "reference_refresh_steps": 1},
     "offloading with lora": {"activation_offloading": True, "gradient_checkpointing": True, "peft_config": LORA},
-    "small passes": {"update_token_budget": 40},
+    "small passes": {"max_tokens_per_micro_batch": 40},
 }
 ROWS = [{"prompt": prompt, "answer": str(i)} for i, prompt in enumerate(PROMPTS * 4)]
 

@@ -178,7 +178,7 @@ def test_a_reward_that_leaves_the_process_ends_the_other_rank_too_whatever_its_e
     assert done.returncode == GONE, done.stderr
     line = only(done.stderr.splitlines(), "error: ")
     assert line.startswith("error: rank 1 (process ")
-    assert line.partition(": the same command goes on from ")[2].startswith("checkpoint-1 ")
+    assert line.partition(": the same command continues from ")[2].startswith("checkpoint-1 ")
     assert not (tmp_path / "run/finished.json").exists()
 
 
@@ -219,7 +219,7 @@ def test_a_rank_whose_machine_vanishes_ends_the_others_with_a_line_after_ddp_tim
     for said in (done.stderr, (tmp_path / "run.other").read_text()):
         line = only(said.splitlines(), "error: ")
         assert line.startswith("error: another rank does not answer (")
-        assert "see its machine; the same command goes on from checkpoint-" in line
+        assert "see its machine; the same command continues from checkpoint-" in line
         assert "Traceback" not in said
 
 
@@ -279,7 +279,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
     line = only(lines, "error: ")
     assert line.startswith("error: ")
     assert said in line
-    assert "GB free there); the same command goes on from checkpoint-2 once there is room" in line
+    assert "GB free there); the same command continues from checkpoint-2 once there is room" in line
     assert not any("Traceback" in line for line in lines)
     assert hashes(folder / "checkpoint-2") == before[0]
     if fault is full:

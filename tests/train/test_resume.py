@@ -351,7 +351,7 @@ def test_a_damaged_checkpoint_is_passed_over(again, finished, tmp_path):
     code, said = again()
     assert code == 0, said
     damaged = f"warning: {run_dir}/checkpoint-2 is damaged (optimizer.pt is not what was written)"
-    assert f"{damaged}: going on from {run_dir}/checkpoint-1" in said
+    assert f"{damaged}: continuing from {run_dir}/checkpoint-1" in said
     assert (run_dir / "old-checkpoint-2").is_dir()
     name = "adapter/adapter_model.safetensors"
     assert (run_dir / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
@@ -365,7 +365,7 @@ def test_without_a_whole_checkpoint_nothing_is_thrown_away(again, tmp_path):
     code, said = again()
     assert code == 2
     assert "checkpoint-2 is damaged (state_0.pt is missing)" in said
-    assert "checkpoint-1 is damaged (trainer_state.json is not what was written); there is no whole one" in said
+    assert "checkpoint-1 is damaged (trainer_state.json is not what was written); no complete one is left" in said
     assert (tmp_path / "run/checkpoint-1").is_dir()
 
 
@@ -445,7 +445,7 @@ def test_what_is_being_written_is_no_checkpoint(tmp_path):
     with checkpoints.sealed(folder, Alone()):
         (folder / "state_0.pt").write_text("2")
         assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
-        assert checkpoints.goes_on(tmp_path) == "the same command goes on from checkpoint-1"
+        assert checkpoints.goes_on(tmp_path) == "the same command continues from checkpoint-1"
         assert checkpoints.damage(folder) == "it was not written to its end"
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [2, 1]
     assert checkpoints.damage(folder) is None
