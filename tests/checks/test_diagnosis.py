@@ -468,7 +468,7 @@ def test_the_checkpoint_to_keep_is_one_that_is_there():
     for kept, words in (
         (["checkpoint-80", "checkpoint-30", "checkpoint-7"], "; keep checkpoint-30;"),
         (["checkpoint-70", "checkpoint-80"], "; keep checkpoint-70;"),  # the first one after the peak
-        ([], "; no checkpoint is there;"),
+        ([], "; no checkpoint was saved;"),
     ):
         [message] = [f.message for f in diagnose(lines, CONFIG, kept) if f.check == "collapse"]
         assert words in message

@@ -87,7 +87,7 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
     said = ends(process, log, 2)
     (line,) = [line for line in said.splitlines() if line.startswith("error:")]
     assert f"no vLLM server answers at {small.url} after 2 seconds" in line
-    assert "(checkpoint-2 is saved: the same command goes on from it)" in line
+    assert "(checkpoint-2 is saved: the same command continues from it)" in line
     assert json.loads((run_dir / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2
     assert [line["step"] for line in history(run_dir)] == [1, 2]
 

@@ -148,10 +148,10 @@ def run_of(**changes: Any) -> Run:
     ("recipe", "work"),
     [
         ({"max_completion_length": 100}, Work(2, 14, 100, 100, True, 2)),  # 1600 tokens: 899 + 99 + 6 x 100 + 2
-        ({"max_completion_length": 100, "update_token_budget": 500}, Work(1, 4, 100, 100, True, 1)),
-        ({"max_completion_length": 100, "update_token_budget": 50}, Work(1, 1, 100, 100, True)),  # one stays whole
+        ({"max_completion_length": 100, "max_tokens_per_micro_batch": 500}, Work(1, 4, 100, 100, True, 1)),
+        ({"max_completion_length": 100, "max_tokens_per_micro_batch": 50}, Work(1, 1, 100, 100, True)),  # one stays whole
         (
-            {"max_completion_length": 100, "update_token_budget": 10**6},
+            {"max_completion_length": 100, "max_tokens_per_micro_batch": 10**6},
             Work(4, 32, 100, 100, True, tiles=3),
         ),  # all there are
         ({"max_completion_length": 900, "max_seq_length_train": 200}, Work(2, 14, 100, 100, True, 2)),

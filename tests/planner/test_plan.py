@@ -50,7 +50,7 @@ def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-32B"])
 def test_every_plan_is_consistent_in_itself(model, gpus, way):
     if way == "server" and gpus == 1:
-        with pytest.raises(ConfigError, match="needs a GPU of its own"):
+        with pytest.raises(ConfigError, match="needs a separate GPU"):
             planned(model, WAYS[way], gpus)
         return
     fitted = []

@@ -200,7 +200,7 @@ def test_splits_are_cut_and_named(tmp_path):
 def test_a_path_that_is_not_there_and_a_revision_of_a_folder_are_refused(tmp_path):
     assert hub_id(str(tmp_path)) is None
     for path in ("./nowhere", "/no/where", "a/b/c"):
-        with pytest.raises(ConfigError, match="is no file, no folder and no id on the Hub"):
+        with pytest.raises(ConfigError, match="is not a file, a folder or an id on the Hub"):
             load_problems(path)
     with pytest.raises(ConfigError, match="has no revisions: leave out @v1"):
         load_problems(f"{put(tmp_path / 'x', [{'problem': 'a?', 'answer': '1'}])}@v1")

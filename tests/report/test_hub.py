@@ -236,7 +236,7 @@ def test_what_may_pass_is_tried_again_and_nothing_is_committed_twice(request_lin
     [
         ({"HF_TOKEN": READER}, "ada/sums", "may only read"),
         ({"HF_TOKEN": "hf_unknown_unknown"}, "ada/sums", "does not take this token (401)"),
-        ({"HF_TOKEN": ""}, "ada/sums", "the Hub wants a token, and there is none: run hf auth login, or set HF_TOKEN"),
+        ({"HF_TOKEN": ""}, "ada/sums", "the Hub wants a token: run hf auth login, or set HF_TOKEN"),
         ({}, "babbage/sums", "babbage/sums is not pushed (HTTP 403, "),
         ({}, "datasets/ada/sums", "repo_id='datasets/ada/sums' is not a name for a model repository"),
         ({}, "ada/sums--2", "is not a name for a model repository"),

@@ -59,7 +59,7 @@ def test_a_write_that_fails_is_known_for_one_whoever_writes(write, said, small_f
         write(tmp_path / "x")
     line = str(failed_write(caught.value, tmp_path))
     assert line.startswith(said.replace("FOLDER", str(tmp_path)))
-    assert line.endswith(" GB free there); the same command starts it anew once there is room")
+    assert line.endswith(" GB free there); the same command starts over once there is room")
     wrapped = ValueError("while saving")
     wrapped.__cause__ = caught.value
     assert str(failed_write(wrapped, tmp_path)) == line

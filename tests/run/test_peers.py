@@ -16,7 +16,7 @@ from waiting import until as wait_until
 from grpo_math.run.machine import free_port
 from grpo_math.run.signals import GONE
 
-LINE = "was killed or has crashed, and the others cannot go on without it: the same command goes on from checkpoint-"
+LINE = "was killed or has crashed, and the others cannot go on without it: the same command continues from checkpoint-"
 
 
 @pytest.mark.full

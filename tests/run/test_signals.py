@@ -49,7 +49,7 @@ def saved_after(run_dir: Path, said: str, what: str = "Stopped") -> int:
     step = history(run_dir)[-1]["step"]
     state = json.loads((run_dir / f"checkpoint-{step}" / "trainer_state.json").read_text())
     assert state["global_step"] == step
-    assert said.count(f"{what} after step {step} of {STEPS}; the same command goes on from checkpoint-{step}.") == 1
+    assert said.count(f"{what} after step {step} of {STEPS}; the same command continues from checkpoint-{step}.") == 1
     assert [line["step"] for line in history(run_dir)] == list(range(1, step + 1))
     assert not (run_dir / "adapter").exists()
     return step

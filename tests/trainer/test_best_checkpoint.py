@@ -128,7 +128,7 @@ def test_what_a_script_may_ask_for(others, tmp_path, capsys):
     if others:
         (tmp_path / "checkpoint-2").mkdir()
     assert checkpoints.to_resume(tmp_path, str(half)) == start
-    assert "checkpoint-4 was not written to its end: going on from " in capsys.readouterr().err
+    assert "checkpoint-4 was not written to its end: continuing from " in capsys.readouterr().err
     assert not half.exists()
     assert checkpoints.to_resume(tmp_path, True) == (start or True)  # transformers says that there is none
     for asked in (None, False, start, "."):

@@ -1,0 +1,99 @@
+"""A model from its config.json alone, on the pretended GPU: the parameters and buffers of transformers' own class.
+
+In 4 bit its linear maps are bitsandbytes' own, with storages of the size that its kernels make.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from gpu_like.simulation.device import CUDA
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def folder_of(config: dict[str, Any], path: Path) -> Path:
+    """A model's folder without weights: what config.json says, with the class that transformers has for it."""
+    names = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["model_type"]]]
+    (path / "config.json").write_text(json.dumps({**config, "architectures": names}), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """While open, ``from_pretrained`` makes the model on the pretended GPU and reads no weights."""
+    base: Any = transformers.PreTrainedModel
+    plain = base.__dict__["from_pretrained"]
+    base.from_pretrained = classmethod(_made)
+    try:
+        yield
+    finally:
+        base.from_pretrained = plain
+
+
+def _made(cls: Any, path: str, *args: Any, **given: Any) -> Any:
+    config = given.pop("config", None) or transformers.AutoConfig.from_pretrained(path)
+    quantization = given.pop("quantization_config", None)
+    dtype = given.pop("dtype", None)
+    dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    options = {"dtype": dtype or torch.bfloat16}
+    if kernel := given.get("attn_implementation"):
+        options["attn_implementation"] = kernel
+    from transformers.initialization import no_init_weights
+
+    with torch.device(CUDA), no_init_weights():
+        model = cls._from_config(config, **options)
+    model.tie_weights()
+    model.eval()
+    if quantization is not None:
+        _quantize(model, quantization)
+    model.config._name_or_path = str(path)
+    return model
+
+
+def _quantize(model: Any, config: Any) -> None:
+    """Every linear map but the head in bitsandbytes' 4 bit, as transformers does it. Its parameter is a plain tensor
+    with the attributes that bitsandbytes and peft read of theirs, since theirs cannot hold one without memory."""
+    import bitsandbytes
+    from bitsandbytes.functional import quantize_4bit
+
+    if not config.load_in_4bit:
+        raise NotImplementedError("8 bit")
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, old in list(parent.named_children()):
+            if type(old) is not torch.nn.Linear or old is head:
+                continue
+            with torch.device("meta"):
+                new = bitsandbytes.nn.Linear4bit(
+                    old.in_features,
+                    old.out_features,
+                    old.bias is not None,
+                    config.bnb_4bit_compute_dtype,
+                    compress_statistics=config.bnb_4bit_use_double_quant,
+                    quant_type=config.bnb_4bit_quant_type,
+                    quant_storage=config.bnb_4bit_quant_storage,
+                )
+            data, state = quantize_4bit(
+                old.weight.data,
+                blocksize=64,
+                compress_statistics=config.bnb_4bit_use_double_quant,
+                quant_type=config.bnb_4bit_quant_type,
+                quant_storage=config.bnb_4bit_quant_storage,
+            )
+            weight: Any = torch.nn.Parameter(data, requires_grad=False)
+            weight.quant_state, weight.bnb_quantized, weight.blocksize = state, True, 64
+            weight.compress_statistics = config.bnb_4bit_use_double_quant
+            weight.quant_type, weight.quant_storage = config.bnb_4bit_quant_type, config.bnb_4bit_quant_storage
+            weight.module = new
+            new.weight, new.bias, new.quant_state = weight, old.bias, state
+            setattr(parent, name, new)
+    model.is_quantized = model.is_loaded_in_4bit = True
+    model.config.quantization_config = config
+    from transformers.quantizers import AutoHfQuantizer
+
+    model.hf_quantizer = AutoHfQuantizer.from_config(config)
+    model.quantization_method = config.quant_method

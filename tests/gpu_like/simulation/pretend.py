@@ -1,0 +1,219 @@
+"""The rest of torch believes in the pretended GPU (device.py): what is asked of ``torch.cuda``, the device guard, the
+choice of an attention kernel, what fake tensors cannot do, and Triton's kernels.
+
+`install` changes torch for the rest of the process, before transformers is imported: for a process of its own.
+
+Does not make tensors.
+"""
+
+import ctypes
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from gpu_like import answers
+from gpu_like.simulation.device import BELOW, CUDA, below, known
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention.bias import CausalBias
+
+aten = torch.ops.aten
+_LIBRARY = torch.library.Library("aten", "IMPL")
+
+
+def install() -> None:
+    """Make this process take the pretended GPU for a real one. Call it before transformers, peft or trl is imported."""
+    for name in ("torch._dynamo", "bitsandbytes"):  # which would look for functions that only a GPU's torch has
+        with suppress(ImportError):
+            importlib.import_module(name)
+    _register_guard()
+    handlers: Any = fake_tensor._DISPATCH_META_HANDLERS
+    own = handlers[torch.ops.prim.device.default]
+    handlers[torch.ops.prim.device.default] = lambda args: below(own(args))
+    dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
+
+    def dispatched(cls: Any, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = dispatch(cls, func, kinds, args, kwargs)
+        return below(out) if func is torch.ops.prim.device.default else out
+
+    fake: Any = FakeTensor
+    fake.__torch_dispatch__ = classmethod(dispatched)
+    fake.is_cuda = property(lambda tensor: tensor.fake_device.type == "cuda")
+    fake.tolist = lambda tensor: _numbers(tensor).tolist()
+    fake.numpy = lambda tensor, *args, **kwargs: _numbers(tensor).numpy()
+    fake.data_ptr = lambda tensor: id(tensor.untyped_storage())
+    fake.__deepcopy__ = _deep_copied
+    fake.record_stream = lambda tensor, stream: None
+    inner: Any = fake_tensor
+    inner.init_gpu_context = lambda *args: None
+    torch._C._set_only_lift_cpu_tensors(True)
+    torch.autograd.set_multithreading_enabled(False)
+    _pretend_cuda()
+    any_tensor: Any = torch.Tensor
+    plain_to = any_tensor.to
+    any_tensor.to = lambda tensor, *args, **kwargs: plain_to(
+        tensor, *map(_for_below, args), **{name: _for_below(value) for name, value in kwargs.items()}
+    )
+    any_tensor.cuda = lambda tensor, *args, **kwargs: plain_to(tensor, BELOW)
+    torch.nn.functional.scaled_dot_product_attention = _attention
+    torch.backends.cuda.can_use_flash_attention = _flash_takes
+    torch.nn.functional.dropout = _dropout
+    module: Any = torch.nn.Module
+    module._apply = _apply
+    # Without a kernel for CUDA torch would take this one apart before a mode hears of it.
+    _LIBRARY.impl("silu_backward", lambda *args: NotImplemented, "CUDA")
+
+
+def _register_guard() -> None:
+    """A device that torch was not built for has no guard; that of meta tensors does nothing, and serves."""
+    library = ctypes.CDLL(os.path.join(os.path.dirname(str(torch.__file__)), "lib", _library()))
+    guards = (ctypes.c_void_p * 16).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, xla, meta = 1, 9, 14  # of c10::DeviceType
+    guards[cuda] = guards[xla] = guards[meta]
+
+
+def _library() -> str:
+    return {"darwin": "libc10.dylib", "win32": "c10.dll"}.get(sys.platform, "libc10.so")
+
+
+def _for_below(value: Any) -> Any:
+    if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
+        return below(torch.device(value))
+    return CUDA if type(value) is int else value
+
+
+def _numbers(tensor: Any) -> Tensor:
+    numbers = known(tensor)
+    return torch.ones(tensor.shape, dtype=tensor.dtype) if numbers is None else numbers
+
+
+def _deep_copied(tensor: Any, memo: dict[int, Any]) -> Any:
+    if id(tensor) not in memo:
+        copy = tensor.detach().clone()
+        memo[id(tensor)] = torch.nn.Parameter(copy) if isinstance(tensor, torch.nn.Parameter) else copy
+        memo[id(tensor)].requires_grad_(tensor.requires_grad)
+    return memo[id(tensor)]
+
+
+def _pretend_cuda() -> None:
+    answers.put_in(memory=1 << 40)
+    accelerator: Any = torch.accelerator
+    accelerator.is_available = lambda: True
+    accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
+    accelerator.device_count = lambda: 1
+    accelerator.current_device_index = lambda: 0
+    accelerator.current_stream = torch.cuda.current_stream
+
+
+def _apply(module: Any, function: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+    """``torch.nn.Module._apply`` without what fake tensors cannot do: a parameter that changes is a new one."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                applied = function(parameter)
+            if applied is not parameter:
+                module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+_plain_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that CUDA would choose: flash without a mask, in 16 bit; the memory-efficient one otherwise."""
+    if not isinstance(query, FakeTensor):
+        return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if torch.is_autocast_enabled("cuda"):
+        half = torch.get_autocast_dtype("cuda")
+        query, key, value = (states.to(half) for states in (query, key, value))
+    width = query.size(-1)
+    if isinstance(attn_mask, CausalBias):  # of the lower right, which no kernel spells out
+        attn_mask = None
+    if attn_mask is None and query.dtype != torch.float32 and width <= 256:
+        if width % 8:
+            query, key, value = (torch.nn.functional.pad(states, (0, -width % 8)) for states in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return out[..., :width]
+    if enable_gqa and key.size(1) != query.size(1):
+        key, value = (states.repeat_interleave(query.size(1) // key.size(1), 1) for states in (key, value))
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            seen, hidden = (torch.full((), value, dtype=query.dtype, device=CUDA) for value in (0.0, -float("inf")))
+            attn_mask = torch.where(attn_mask, seen, hidden)
+        if attn_mask.size(-1) % 16:  # the kernel loads 16 at a time
+            columns = attn_mask.size(-1)
+            attn_mask = torch.nn.functional.pad(attn_mask, (0, -columns % 16))[..., :columns]
+        attn_mask = attn_mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+    learns = any(states.requires_grad for states in (query, key, value))
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _flash_takes(params: Any, debug: bool = False) -> bool:
+    return params.query.dtype != torch.float32 and params.query.size(-1) <= 256
+
+
+_plain_dropout = torch.nn.functional.dropout
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """CUDA's own kernel, which keeps a mask of one byte an element; elsewhere torch keeps one in the input's dtype."""
+    if isinstance(input, FakeTensor) and training and not inplace and 0 < p < 1 and input.numel():
+        return torch.native_dropout(input, p, True)[0]
+    return _plain_dropout(input, p, training, inplace)
+
+
+class _Kernel:
+    """A Triton kernel's place: launched, it allocates nothing."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def pretend_paging(fakes: Any) -> None:
+    """bitsandbytes' paged state lies in main memory and comes to the GPU by pages, past the allocator."""
+    with suppress(ImportError):
+        from bitsandbytes import functional
+
+        changed: Any = functional
+
+        def paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> Any:
+            with fakes:
+                state: Any = torch.empty(shape, dtype=dtype, device="cpu")
+            state.is_paged, state.page_deviceid = True, 0
+            return state
+
+        changed.get_paged = paged
+        changed.fill = changed.prefetch_tensor = lambda *args, **kwargs: None
+
+
+def pretend_triton() -> None:
+    """TRL's fused LM head goes the way that it goes on a GPU."""
+    import trl.trainer.utils
+    from trl.kernels import chunked_logprob as head
+
+    changed: Any = head
+    changed._use_triton = trl.trainer.utils._use_triton = lambda device: device.type == "cuda"
+    changed._forward_kernel = changed._backward_kernel = _Kernel()
+    changed.triton = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
