@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
     add("--format", help="the answer format that was asked for (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
-    digits = "a decimal of so many significant digits may stand for an exact number (default: 12; 0: never)"
+    digits = "a decimal with this many significant digits may equal an exact number (default: 12; 0: never)"
     add("--no_percent_as_number", action="store_true", help="25%% answers 0.25 and not 25")
     add("--digits", type=int, default=12, metavar="N", help=digits)
 

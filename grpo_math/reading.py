@@ -145,9 +145,11 @@ def read_object(path: str | Path) -> dict[str, Any] | None:
 
 
 def is_folder(name: str) -> bool:
-    """Return True if a model name is a local folder, and False if it is a Hub id.
+    """Return True if a model name is a local folder, and False if it is a Hub id. Recipes write runs to ``runs/``.
 
     >>> is_folder("Qwen/Qwen2.5-1.5B"), is_folder("./models/mine"), is_folder("models/mine/checkpoint-3")
     (False, True, True)
+    >>> is_folder("runs/mine")
+    True
     """
-    return os.path.exists(home(name)) or name.startswith((".", "/", "~")) or name.count("/") > 1
+    return os.path.exists(home(name)) or name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1

@@ -10,6 +10,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not (config.getoption("everything") or any("::" in argument for argument in config.args)):
         config.hook.pytest_deselected(items=[item for item in items if not selected(item)])
         items[:] = [item for item in items if selected(item)]
+    # The slowest files first, so that the two processes end at about the same time.
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        seconds[item.path] += 10 if item.get_closest_marker("full") else bool(item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -seconds[item.path])
     # In a random order of the tests, too, the blocks of a page run from its top.
     pages = [item for item in items if item.path.name == "test_readme.py"]
     yield

@@ -9,4 +9,4 @@ if [ "${1:-}" = --gpu ]; then
     exec python -m pytest -m gpu tests/gpu "${@:2}"
 fi
 # Two files of tests side by side: most of them wait for one process at a time. -n 0 runs them one by one.
-exec python -m pytest -n 2 --dist loadfile "$@"
+exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

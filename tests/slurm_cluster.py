@@ -144,6 +144,18 @@ class Cluster:
                     pids.append(process.pid)
         return pids
 
+    def power_off(self, node: str) -> None:
+        """End a node at once: nothing of it sends a last message, and each of its processes is gone."""
+        self.run("ip", "link", "set", f"to-{node}", "down")
+        (daemon,) = [daemon for daemon in self.daemons if daemon.args[-1] == node]
+        daemon.kill()
+        daemon.wait()
+        self.daemons.remove(daemon)
+
+    def power_on(self, node: str) -> None:
+        self.run("ip", "link", "set", f"to-{node}", "up")
+        self._daemon(node, node, "slurmd", "-D", "-N", node)
+
     def _connect(self) -> None:
         hosts = "127.0.0.1 localhost\n10.77.0.1 n1\n10.77.0.2 n2\n10.77.0.254 ctl\n"
         for network in ("", *NODES):
@@ -157,7 +169,7 @@ class Cluster:
         self.run("ip", "link", "set", "bridge", "up")
         for number, node in enumerate(NODES, 1):
             self.run("ip", "link", "add", f"to-{node}", "type", "veth", "peer", "eth0", "netns", self.name + node)
-            self.run("ip", "link", "set", f"to-{node}", "master", "bridge", "up")
+            self.run("ip", "link", "set", f"to-{node}", "master", "bridge")
             self.run("ip", "addr", "add", f"10.77.0.{number}/24", "dev", "eth0", node=node)
             self.run("ip", "link", "set", "eth0", "up", node=node)
 
@@ -177,7 +189,7 @@ class Cluster:
         wait_for((munge / "socket").exists, "munged", 20)
         self._daemon("", "ctl", "slurmctld", "-D")
         for node in NODES:
-            self._daemon(node, node, "slurmd", "-D", "-N", node)
+            self.power_on(node)
         wait_for(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).startswith("2"), "2 nodes", 60)
 
     def _daemon(self, network: str, host: str, *command: str) -> None:

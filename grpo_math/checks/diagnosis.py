@@ -70,7 +70,7 @@ CHECKS: dict[str, Check] = {
     ),
     "truncation": Check(
         "too many completions are cut at the length limit",
-        "an answer that is cut off is graded wrong, whatever it would have been",
+        "an answer that is cut off is graded wrong",
         "allow longer completions",
     ),
     "eos_mismatch": Check(
@@ -81,12 +81,12 @@ CHECKS: dict[str, Check] = {
     ),
     "groups_too_easy": Check(
         "most groups teach nothing: all right",
-        "the problems are too easy for this model, and a group of equal rewards moves no weight",
+        "the problems are too easy for this model, and a group of equal rewards has no gradient",
         "train on problems that it sometimes fails, or set resample_groups",
     ),
     "groups_too_hard": Check(
         "most groups teach nothing: all wrong",
-        "the problems are too hard for this model, and a group of equal rewards moves no weight",
+        "the problems are too hard for this model, and a group of equal rewards has no gradient",
         "train on problems that it sometimes solves, or set resample_groups",
     ),
     "clipping": Check(
@@ -131,7 +131,7 @@ CHECKS: dict[str, Check] = {
         "the learning rate is too high", "each step changes the policy by more than its rollout can justify", "lower it"
     ),
     "learning_rate_too_low": Check(
-        "the learning rate is too low", "there are gradients, and the policy stays where it was", "raise it"
+        "the learning rate is too low", "there are gradients, but the policy does not change", "raise it"
     ),
     "calls_never_used": Check(
         "the tool is never called",

@@ -49,7 +49,7 @@ class Diagnosis(TrainerCallback):
         self.last_step = state.global_step
         before = self.history.path.with_name("before.json")
         base = json.loads(before.read_text(encoding="utf-8")) if before.exists() else None
-        # A resumed run may have been evaluated by another grader. Its accuracy is not compared with this grader's.
+        # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
         base = base if base and base.get("grader") == GRADER else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
         findings = diagnose([*evaluation_line(0, base), *self.history.lines(MOST)], self.settings, checkpoints)

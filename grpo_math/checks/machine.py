@@ -115,7 +115,7 @@ def number_formats(setup: Setup) -> Iterator[CheckResult]:
     setup.refuse("bf16", is_old and s["bf16"], old, float32)
     setup.refuse("dtype", is_old and s["dtype"] == "bfloat16", old, float32)
     no_gpu = not gpus and not s["use_cpu"]
-    setup.refuse("bf16", no_gpu and s["bf16"], "needs a GPU, and there is none", "set bf16: false, or use_cpu: true")
+    setup.refuse("bf16", no_gpu and s["bf16"], "needs a GPU, and none is visible", "set bf16: false, or use_cpu: true")
     # On a CPU bitsandbytes drops a scale that DoRA's norm needs.
     dora_on_cpu = s["load_in_8bit"] and s["use_dora"] and not gpus
     setup.refuse("use_dora", dora_on_cpu, "cannot be trained in 8 bit on a CPU", "use load_in_4bit, or leave it out")
@@ -136,7 +136,7 @@ def number_formats(setup: Setup) -> Iterator[CheckResult]:
 
 
 def launched(setup: Setup) -> Iterator[CheckResult]:
-    """DeepSpeed's file is there, and JSON; it, FSDP and a backend have several processes, or a launcher."""
+    """DeepSpeed's file exists and is JSON; it, FSDP and a backend have several processes, or a launcher."""
     s = setup.settings
     deepspeed_config(s, None)
     if os.environ.get("RANK") or setup.processes > 1 or setup.accelerate or len(capabilities()) > 1:
@@ -149,7 +149,7 @@ def launched(setup: Setup) -> Iterator[CheckResult]:
 
 
 def memory_plan(setup: Setup) -> Iterator[CheckResult]:
-    """Does it fit, as `grpo-math plan` counts it: where there is a GPU, and on a CPU."""
+    """Does it fit, as `grpo-math plan` counts it, on a GPU or on a CPU?"""
     s = setup.settings
     gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
     if not gpus and not s["use_cpu"]:
@@ -246,7 +246,7 @@ def output_dir(setup: Setup) -> Iterator[CheckResult]:
     defaults = {field.name: field.default for field in fields.fields().values()}
     resume.refuse_changed(run_dir, resume.changed(held, s, setup.given, defaults), s["resume"])
     if named is None and (saved := checkpoints.checkpoints(folder)):
-        yield CheckResult("info", f"goes on with the run in {name}, whose last checkpoint is of step {saved[0][0]}")
+        yield CheckResult("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 
 
 def python_tool(setup: Setup) -> Iterator[CheckResult]:

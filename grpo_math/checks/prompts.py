@@ -107,7 +107,7 @@ def padding(setup: Setup) -> Iterator[CheckResult]:
 
 
 def prompt_lengths(setup: Setup) -> Iterator[CheckResult]:
-    """Prompts and completions together fit the context, and vLLM's where it is used."""
+    """Prompts and completions together fit the model's context, and vLLM's if vLLM generates."""
     s, lengths = setup.settings, lengths_of(setup)
     if not lengths:
         return  # chat_template() has reported it

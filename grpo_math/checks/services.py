@@ -56,7 +56,7 @@ def hub(setup: Setup) -> Iterator[CheckResult]:
         return
     owner = name.rpartition("/")[0]
     if owner and owner not in known:
-        message = f"hub_model_id={name!r}: the token is of {known[0]}, and {owner} is none of its organisations"
+        message = f"hub_model_id={name!r}: the token belongs to {known[0]}, who is not a member of {owner}"
         yield CheckResult("warning", message, "see that it may write there")
 
 
@@ -82,7 +82,7 @@ def owners(token: str | None = None) -> list[str]:
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
     if not (token or huggingface_hub.get_token()):
-        raise UserError("the Hub wants a token, and there is none: run hf auth login, or set HF_TOKEN")
+        raise UserError("the Hub wants a token: run hf auth login, or set HF_TOKEN")
     endpoint = huggingface_hub.constants.ENDPOINT
     if not is_address(endpoint):
         raise ConfigError(

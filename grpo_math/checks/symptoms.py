@@ -108,7 +108,7 @@ def _checkpoint(run: Run, peak: list[int]) -> str:
     best = max(known, key=known.__getitem__) if len(known) > 1 else peak[-1]
     why = f", held-out accuracy was best at step {best}" if len(known) > 1 else ""
     earlier = [step for step in run.saved if step <= best] or run.saved[:1]
-    return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint is there{why}"
+    return f"keep checkpoint-{earlier[-1]}{why}" if earlier else f"no checkpoint was saved{why}"
 
 
 def _stuck(run: Run, high: bool) -> Symptom | None:

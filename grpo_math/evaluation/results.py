@@ -170,7 +170,7 @@ def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | N
     if not rows:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
     if len({str(row["id"]) for row in rows}) < len(rows):
-        raise ConfigError("rows", len(rows), "share an id", "give each problem an id of its own")
+        raise ConfigError("rows", len(rows), "share an id", "give each problem another id")
     refuse_without_call(str(rows[0].get("answer_format")), tools.stated["names"] if tools else ())
     if not model.named:  # a training run has checked its tools and its model
         return

@@ -76,7 +76,7 @@ class Talk:
             before = before[: len(before) - before[::-1].index(eos)]
         whole = self._rendered(asked + messages, add_generation_prompt=True)
         if whole[: len(before)] != before:
-            raise UserError("the chat template renders a turn anew once a result follows: use another model's")
+            raise UserError("the chat template renders a turn differently once a result follows: use another model's")
         return whole[len(before) :]
 
     def _inert(self, text: str) -> str:

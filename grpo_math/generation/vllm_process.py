@@ -75,7 +75,7 @@ class ServerProcess:
         self._tail()
         last_lines = [cut(line.strip()) + ", " for line in self._last(1)]
         where = f"{''.join(last_lines)}its log, {self.log}, ends as above" if self.log else "its output is above"
-        return f"the vLLM server ended with exit code {code}: {where}; put right what it names and start again"
+        return f"the vLLM server ended with exit code {code}: {where}; correct what it names and start again"
 
     def _last(self, n: int) -> list[str]:
         if self.log is None:

@@ -86,7 +86,7 @@ def arrange(
     if url := elsewhere(settings):
         return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
     if gpus < 2:
-        reason = "needs a GPU of its own, and there is one"
+        reason = "needs a separate GPU, and only one is visible"
         raise ConfigError("vllm_mode", "server", reason, "set vllm_mode to colocate, with vllm_enable_sleep_mode")
     need = tensor_parallel(shape, settings, gpu_bytes, prompt, gpus - 1)
     tried = [(policy, *server_ranks(shape, settings, gpus - policy, need)) for policy in range(gpus - need, 0, -1)]

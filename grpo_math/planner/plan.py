@@ -333,8 +333,8 @@ def candidates(counted: Counted) -> list[dict[str, Any]]:
     length = {"vllm_max_model_length": sequence} if longer else {}
     smaller: list[dict[str, Any]] = []
     if memory.packs(counted.machine.shape, s) and not counted.given & WHOLE:
-        budgets = [(s["update_token_budget"] or rows * sequence) // 2**k for k in range(1, 8)]
-        smaller = [{"update_token_budget": budget} for budget in budgets if budget >= sequence]
+        budgets = [(s["max_tokens_per_micro_batch"] or rows * sequence) // 2**k for k in range(1, 8)]
+        smaller = [{"max_tokens_per_micro_batch": budget} for budget in budgets if budget >= sequence]
     elif rows > 1 and rows % 2 == 0:
         steps = counted.batch.steps * 2
         smaller = [{"per_device_train_batch_size": rows // 2, "gradient_accumulation_steps": steps}]

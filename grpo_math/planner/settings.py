@@ -17,7 +17,7 @@ PLANNED = (
     *("load_in_8bit", "load_in_4bit", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
     *("prompts_per_step", "per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"),
     *("generation_batch_size", "steps_per_generation", "max_completion_length", "max_seq_length_train"),
-    *("pack_updates", "update_token_budget", "gradient_checkpointing", "activation_offloading", "bf16", "fp16"),
+    *("pack_updates", "max_tokens_per_micro_batch", "gradient_checkpointing", "activation_offloading", "bf16", "fp16"),
     *("use_cpu", "optim", "beta", "reference_refresh_steps", "cast_lm_head_to_fp32", "deepspeed", "fsdp"),
     *("use_vllm", "vllm_mode", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length"),
     *("vllm_tensor_parallel_size", "vllm_sync", "vllm_server_base_url", "vllm_server_host", "tools"),

@@ -81,8 +81,8 @@ def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
 def work_of(shape: Shape, settings: Settings, run: Run, zero_stage: int = 0) -> Work:
     """Return the largest micro-batch that the trainer can make: completions of full length, up to the token budget.
 
-    The budget is ``update_token_budget``, or the size of TRL's padded micro-batch: rows x (prompt + completion). A
-    group that does not fit is split, and each part contains the prompt. A micro-batch has at least one completion.
+    The budget is ``max_tokens_per_micro_batch``, or the size of TRL's padded micro-batch: rows x (prompt + completion).
+    A group that does not fit is split, and each part contains the prompt. A micro-batch has at least one completion.
     """
     work = _micro_batch(shape, settings, run)
     tiled = settings["gradient_checkpointing"] and zero_stage < 3
@@ -95,7 +95,7 @@ def _micro_batch(shape: Shape, settings: Settings, run: Run) -> Work:
         t = max(1, min(t, settings["max_seq_length_train"] - run.prompt))
     if not packs(shape, settings):
         return Work(run.rows, run.rows, run.prompt, t, packed=False)
-    budget = settings["update_token_budget"] or run.rows * (run.prompt + t)
+    budget = settings["max_tokens_per_micro_batch"] or run.rows * (run.prompt + t)
     group = settings["num_generations"]
     rows, last = fill(budget, run.prompt, t, group, run.rows * run.steps)
     return Work(-(-(rows + bool(last)) // group), rows, run.prompt, t, packed=True, last=last)

@@ -160,7 +160,7 @@ def _open(dataset: str, split: str, accepted: Columns, data_dir: str | None) -> 
         return _Opened(Path(path.name.removesuffix(".gz")).stem, dataset, _table(path, split))
     if not path.is_dir() and not HUB_ID.fullmatch(address.path):
         if "/" in dataset or "\\" in dataset:
-            raise ConfigError("dataset", dataset, "is no file, no folder and no id on the Hub", "check the path")
+            raise ConfigError("dataset", dataset, "is not a file, a folder or an id on the Hub", "check the path")
         one_of("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
     rows = hub.rows(address, split, accepted, dataset, remedy)

@@ -37,7 +37,7 @@ def export(run_dir: str, folder: str, dtype: str = "bfloat16") -> Path:
     run, target = of_run.read(run_dir), Path(folder)
     model, adapter = run.trained
     if adapter is None:
-        raise ConfigError("merge", folder, "has nothing to merge: all weights were trained", f"take {model} as it is")
+        raise ConfigError("merge", folder, "has nothing to merge: all weights were trained", f"use {model} itself")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError("merge", folder, "is not empty", "name a new folder")
     merge(run.base, "main", adapter, target, dtype)

@@ -137,11 +137,11 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
     >>> goes_on(run_dir)
-    'the same command starts it anew'
+    'the same command starts over'
     >>> for name in ("checkpoint-9", "checkpoint-10", "old-checkpoint-11"):
     ...     (run_dir / name).mkdir()
     >>> [step for step, _ in checkpoints(run_dir)], goes_on(run_dir)
-    ([10, 9], 'the same command goes on from checkpoint-10')
+    ([10, 9], 'the same command continues from checkpoint-10')
     """
     folders = [path for path in run_dir.glob("checkpoint-*") if path.is_dir() and not unfinished(path)]
     numbered = [(path.name.partition("-")[2], path) for path in folders]
@@ -151,7 +151,7 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 def goes_on(run_dir: Path) -> str:
     """Return the end of a message about a run that has ended too soon: how to resume it."""
     finished = checkpoints(run_dir)
-    return f"the same command goes on from {finished[0][1].name}" if finished else "the same command starts it anew"
+    return f"the same command continues from {finished[0][1].name}" if finished else "the same command starts over"
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
@@ -165,7 +165,7 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
             return folder, lines
         lines.append(f"{folder} is damaged ({reason})")
     if lines:
-        raise UserError(f"{'; '.join(lines)}; there is no whole one to go on from: name a new output_dir")
+        raise UserError(f"{'; '.join(lines)}; no complete one is left: name a new output_dir")
     return None, []
 
 
@@ -217,7 +217,7 @@ def to_resume(run_dir: Path, asked: Any) -> Any:
     remove_unfinished(run_dir)
     if half:
         start = finished[0][1] if finished else "the start"
-        print(f"warning: {asked} was not written to its end: going on from {start}", file=sys.stderr)
+        print(f"warning: {asked} was not written to its end: continuing from {start}", file=sys.stderr)
     elif asked is not True:
         return asked
     return str(finished[0][1]) if finished else asked is True or None

@@ -16,7 +16,7 @@ from grpo_math.run.recipe_field import setting
 class TrainArguments:
     dataset: str = setting(
         "generated",
-        "What to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
+        "The problems to train on: a set known by its name (gsm8k, math, openr1, ...), owner/name[:config]"
         "[@revision] on the Hub, a folder, a file (.jsonl, .json, .csv, .tsv, .parquet), "
         "generated, or generated:LEVEL,LEVEL (levels: sums, differences, products, two_step, word, long_products).",
     )
@@ -31,7 +31,7 @@ class TrainArguments:
     prompt_template: str | None = setting(
         None,
         "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}, which is the user's "
-        "message; module:function for your own; or as_is, the column prompt as it is. Default: gsm8k, or {problem} "
+        "message; your own as module:function; or as_is, the column prompt unchanged. Default: gsm8k, or {problem} "
         "alone with a system_prompt.",
     )
     system_prompt: str | None = setting(
@@ -47,8 +47,8 @@ class TrainArguments:
     )
     tools: list[str] = setting(
         [],
-        "What the model may call while it answers: python, which runs a program in a process of its own, or "
-        "module:function for your own. Takes a chat template that renders calls.",
+        "Functions that the model may call while it answers: python, which runs a program in a separate process, or "
+        "your own as module:function. Needs a chat template that renders calls.",
     )
     python: dict | None = setting(
         None,
@@ -61,16 +61,16 @@ class TrainArguments:
     eval_n: int | None = setting(
         None,
         "Evaluate this many problems before and after training. 0: none. Default: 128, or all that are held out if "
-        "these are fewer; none where the data have no others than those to train on, where max_completion_length is "
-        "over 2048, or where no process holds the whole model. It costs the generation of so many completions, twice.",
+        "these are fewer; none if the data have no other problems, if max_completion_length is over 2048, or if no "
+        "process holds the whole model. It costs the generation of that many completions, twice.",
         ge=0,
     )
     heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.", ge=0)
     heldout_n: int = setting(64, "Problems in each evaluation during training.", ge=1)
     watchdog_minutes: float = setting(
         20.0,
-        "After this many minutes without a step, every rank prints where it is waiting, with its stacks. Nothing is "
-        "ended. 0: off. Keep it below ddp_timeout (30 minutes), which ends a run whose ranks wait for each other.",
+        "After this many minutes without a step, every rank prints its stacks: where it waits. Nothing is ended. "
+        "0: off. Keep it below ddp_timeout (30 minutes), which ends a run whose ranks wait for each other.",
         ge=0,
     )
     prompts_per_step: int = setting(
@@ -83,7 +83,7 @@ class TrainArguments:
 
     resume: str = setting(
         "auto",
-        "What to do if output_dir already holds a run. auto: continue it if its settings are the same. force: "
+        "How to start if output_dir already holds a run. auto: continue it if its settings are the same. force: "
         "continue it with the new settings.",
         choices=("auto", "force"),
     )
@@ -103,7 +103,7 @@ class TrainArguments:
     difficulty_samples: int = setting(8, "Completions of each problem for its pass rate.", ge=1)
     difficulty_file: str | None = setting(
         None,
-        "Where the pass rates are kept and looked up. Default: a file in the folder pass_rates beside output_dir, "
+        "The file of the pass rates. Default: one in the folder pass_rates next to output_dir, "
         "named after the model and the way of measuring.",
     )
 

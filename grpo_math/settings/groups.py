@@ -12,7 +12,7 @@ GROUPS = {
     "Difficulty": ["difficulty_band", "curriculum", "difficulty_samples", "difficulty_file"],
     "Advantage and loss": [*("baseline", "advantage_eps", "surrogate", "kl_estimator", "reference_refresh_steps")],
     "Speed and memory": [
-        *("pack_updates", "update_token_budget", "max_seq_length_train", "long_sequences"),
+        *("pack_updates", "max_tokens_per_micro_batch", "max_seq_length_train", "long_sequences"),
         *("activation_offloading", "longest_first", "allow_float16"),
     ],
     "vLLM": ["vllm_sync", "staleness"],

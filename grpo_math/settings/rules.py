@@ -84,7 +84,7 @@ UPDATE = [
     unused(
         "baseline scale_rewards advantage_eps",
         _NORMALIZES,
-        "multi_objective_aggregation='normalize_then_sum' has a baseline and a scale of its own",
+        "multi_objective_aggregation='normalize_then_sum' has another baseline and scale",
     ),
     Rule(
         "resample_groups",
@@ -99,9 +99,9 @@ UPDATE = [
     unused("long_sequences", _off("max_seq_length_train"), "max_seq_length_train=0 takes every length"),
     unused("gradient_checkpointing_kwargs", _off("gradient_checkpointing"), "gradient_checkpointing=False"),
     unused("allow_float16", _off("fp16"), "fp16=False"),
-    unused("update_token_budget", _off("pack_updates"), "pack_updates=False has no budget"),
+    unused("max_tokens_per_micro_batch", _off("pack_updates"), "pack_updates=False has no budget"),
     unused(
-        "update_token_budget",
+        "max_tokens_per_micro_batch",
         lambda s: changed(s, _ENTROPY),
         "entropy_coef={entropy_coef}, use_adaptive_entropy={use_adaptive_entropy} and "
         "top_entropy_quantile={top_entropy_quantile} look at whole micro-batches of per_device_train_batch_size",
@@ -189,7 +189,7 @@ UPDATE = [
     Rule(
         "torch_compile torch_compile_backend torch_compile_mode",
         lambda s: s["pack_updates"] and changed(s, "torch_compile torch_compile_backend torch_compile_mode"),
-        "compiles anew for every packed row, up to torch's recompile limit, where the run ends",
+        "compiles again for every packed row, up to torch's recompile limit, which ends the run",
         "leave it out, or set pack_updates to false",
     ),
     Rule(
@@ -337,7 +337,7 @@ OF_GENERATION = {
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
 }
 _WORKERS = "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context"
-_NO_EVALUATIONS = "needs transformers' evaluations, and there are none"
+_NO_EVALUATIONS = "needs evaluations by transformers, which are off"
 
 
 def _trackers(s: Settings) -> set[str]:

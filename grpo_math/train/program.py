@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None, read: recipe.Recipe | None = None) -> in
             _say("interrupted")
         except Stopped:  # before training, or after it
             code = AGAIN
-            _say("stopped: the same command starts again, and goes on from its last checkpoint")
+            _say("stopped: the same command starts again, and continues from its last checkpoint")
         except BaseException as error:
             if peers.broken(seconds=1.0):
                 code = GONE  # the error is that another rank does not answer
@@ -324,6 +324,7 @@ class Run:
         """Train to the last step, or to the step in which a signal came, and print that step."""
         trainer = self.trainer
         # The bar shows how long training takes, and the first evaluation has shown how long the last one takes.
+        self.progress.then = self.evaluation_seconds
         last = f", then {self.evaluation_seconds:.0f} seconds of evaluation" if self.evaluation_seconds else ""
         self.announce(f"2 of 3: training{last}")
         try:

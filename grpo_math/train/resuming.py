@@ -48,7 +48,7 @@ def _decide(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tuple[str | 
     else:
         checkpoint, damaged = checkpoints.newest_whole(run_dir)
         for line in damaged:
-            print(f"warning: {line}: going on from {checkpoint}", file=sys.stderr)
+            print(f"warning: {line}: continuing from {checkpoint}", file=sys.stderr)
         if checkpoint is None and asked:
             raise ConfigError("resume_from_checkpoint", asked, f"finds no checkpoint in {run_dir}", "leave it out")
     step = checkpoints.step_of(checkpoint) if checkpoint else 0

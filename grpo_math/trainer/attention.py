@@ -63,7 +63,7 @@ def packed_attention(
     # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
     sinks = kwargs.pop("s_aux", None) if _implementation(module) != NAME else None
     if attention_mask is not None and attention_mask.numel() > 1:  # `PackedScorer` passes a mask of one element
-        raise Unpackable("a mask of its own")
+        raise Unpackable("its own mask")
     _refuse_ignored(module, sliding_window, softcap, kwargs)
     # A window longer than every sequence has no effect, and more kernels work without a window.
     longest = max(group.prompt + max(group.lengths) for group in packed_groups)

@@ -55,13 +55,15 @@ class TokenBudget:
             remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
         elif not self.is_single_process:
             # The others would not compute the step again. They would wait in a collective.
-            remedy = f"set update_token_budget to {largest // 2}, or turn gradient_checkpointing on"
+            remedy = f"set max_tokens_per_micro_batch to {largest // 2}, or turn gradient_checkpointing on"
         elif not several:
             tokens = f"one completion, {tokens} with its prompt"
             remedy = "turn gradient_checkpointing on, or lower max_completion_length or max_seq_length_train"
         else:
             self.halved_to = several // 2
-            logger.warning(f"Out of memory in an update of {several} tokens: update_token_budget is now {self.tokens}.")
+            logger.warning(
+                f"Out of memory in an update of {several} tokens: max_tokens_per_micro_batch is now {self.tokens}."
+            )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             return self.tokens

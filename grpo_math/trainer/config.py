@@ -33,8 +33,8 @@ from grpo_math.trainer.losses import try_surrogate
 class MathGRPOConfig(GRPOConfig):
     baseline: str = setting(
         "group_mean",
-        "What is subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which makes "
-        "rewards (P, G) into advantages (P, G) by itself.",
+        "The baseline subtracted from a reward: group_mean, leave_one_out, or none. Or module:function, which turns "
+        "rewards (P, G) into advantages (P, G).",
         choices=("group_mean", "leave_one_out", "none", "module:function"),
     )
     surrogate: str = setting(
@@ -69,7 +69,7 @@ class MathGRPOConfig(GRPOConfig):
         "Compute the prompt of a group once, in generation and in the update, compute no padding, and skip "
         "completions whose advantage is zero. The gradient is the same; false computes as TRL does.",
     )
-    update_token_budget: int = setting(
+    max_tokens_per_micro_batch: int = setting(
         0,
         "The most tokens in one forward and backward pass of a packed update; a longer completion stays whole. 0: as "
         "many as TRL's padded micro-batch would have.",
@@ -83,7 +83,7 @@ class MathGRPOConfig(GRPOConfig):
     )
     long_sequences: str = setting(
         "truncate",
-        "What to do with a completion over max_seq_length_train. truncate: train on its first tokens. mask: leave it "
+        "How to train on a completion over max_seq_length_train. truncate: on its first tokens. mask: leave it "
         "out of the loss.",
         choices=("truncate", "mask"),
     )
@@ -111,8 +111,8 @@ class MathGRPOConfig(GRPOConfig):
     grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.", gt=0)
     vllm_sync: str = setting(
         "adapter",
-        "What is sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, with "
-        "the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
+        "The weights sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every weight, "
+        "with the adapter merged in, as TRL does. Full fine-tuning always sends the weights.",
         choices=("adapter", "merged"),
     )
     staleness: int = setting(

@@ -78,7 +78,7 @@ class Reference(TrainerCallback):
     def load(self, folder: Path) -> None:
         """Load the reference, on every rank."""
         if not (folder / FILE).exists():
-            reason = f"cannot go on from {folder}, a checkpoint of a run that never refreshed its reference"
+            reason = f"cannot continue from {folder}, a checkpoint of a run that never refreshed its reference"
             raise ConfigError("reference_refresh_steps", self.steps, reason, "leave it at 0")
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():

@@ -41,7 +41,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
         "an image processor": trainer._is_vlm,
         "a prompt-learning adapter": any(adapter.is_prompt_learning for adapter in adapters),
         "continuous batching to generate with, which has no packed attention": batching,
-        "torch_compile, which would compile anew for every packed row": trainer.args.torch_compile,
+        "torch_compile, which would compile again for every packed row": trainer.args.torch_compile,
     }
     models = [_bare(model) for model in models]
     reasons = [reason for reason, applies in hindrances.items() if applies]
@@ -53,7 +53,7 @@ def set_up(trainer: Any, models: list[Any]) -> bool:
         name = attention.register(model.config._attn_implementation)
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
-            _warn_unpacked(model, "attention of its own, which transformers cannot replace")
+            _warn_unpacked(model, "its own attention, which transformers cannot replace")
             return False
         recurrent.fork_states(model)
         model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)

@@ -153,4 +153,4 @@ def saved_before(trainer: Any, error: Exception) -> str:
     save_last_step(trainer)
     if not trainer.state.global_step:
         return str(error)
-    return f"{error} (checkpoint-{trainer.state.global_step} is saved: the same command goes on from it)"
+    return f"{error} (checkpoint-{trainer.state.global_step} is saved: the same command continues from it)"

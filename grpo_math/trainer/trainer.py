@@ -121,7 +121,9 @@ class MathGRPOTrainer(GRPOTrainer):
         only_signal = self.beta == 0.0 and not whole and not is_user_function(settings.surrogate)
         self.splitter = Splitter(accelerator, self.loss_type, whole, only_signal, deepspeed=self.is_deepspeed_enabled)
         single = accelerator.num_processes == 1 and not self.is_deepspeed_enabled
-        self.budget = TokenBudget(settings.update_token_budget, splits=packs and not whole, is_single_process=single)
+        self.budget = TokenBudget(
+            settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
+        )
         self._retry = OutOfMemoryRetry(accelerator, self.budget, self.splitter)
         self._gradients = gradients.buffer_of(self.model, is_single_process=single and not self.is_fsdp_enabled)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None

@@ -28,7 +28,7 @@ def recipe(model: str, quantised: bool, group: int, completion: int, share: floa
         "per_device_train_batch_size": group,
         "gradient_accumulation_steps": 8,
         "max_completion_length": completion,
-        "update_token_budget": PROMPT + completion,
+        "max_tokens_per_micro_batch": PROMPT + completion,
         "load_in_4bit": quantised,
         "use_bnb_nested_quant": quantised,
     }

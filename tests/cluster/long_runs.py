@@ -76,6 +76,20 @@ def test_a_link_that_stays_down_ends_the_attempt_and_the_job_comes_back(submit, 
     assert job.weights() == undisturbed("multi_node")
 
 
+def test_a_node_that_loses_its_power_ends_the_attempt_and_the_job_comes_back(submit, cluster, undisturbed):
+    job = submit("multi_node", "multi_node", nodes=2)
+    job.wait_for_step(5)
+    cluster.power_off("n2")
+    try:
+        wait_for(lambda: cluster.job(job.number)["JobState"] != "RUNNING", "the attempt ends", 900)
+    finally:
+        cluster.power_on("n2")
+    cluster.start_again(job.number)
+    job.ended("COMPLETED", restarts=1)
+    assert job.steps() == 12
+    assert job.weights() == undisturbed("multi_node")
+
+
 def test_a_run_of_two_nodes_goes_on_with_one(submit, cluster):
     settings = ["--prompts_per_step", "2"]
     job = submit("multi_node", "multi_node", *settings, nodes=2)

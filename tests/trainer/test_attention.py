@@ -192,7 +192,7 @@ def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(mo
         ({"position_bias": 8}, "attention with 'position_bias'"),
         ({"s_aux": 8}, "attention with 's_aux'"),
         ({"is_causal": False}, "not causal"),
-        ({"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "a mask of its own"),
+        ({"mask": torch.zeros(1, 1, TOKENS, TOKENS)}, "its own mask"),
     ],
 )
 def test_an_argument_that_packing_would_ignore_is_refused_by_name(given, reason):

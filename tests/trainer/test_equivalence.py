@@ -149,9 +149,9 @@ RUNS = {
     "grpo in small micro-batches": (sparse, {**SMALL, "loss_type": "grpo"}, {}),
     "bnpo in small micro-batches": (sparse, {**SMALL, "loss_type": "bnpo"}, {}),
     "rollouts of three micro-batches, steps of two": (letters, {**SMALL, "steps_per_generation": 6}, {}),
-    "less than a group a pass": (letters, {**TORN, "beta": 0.05}, {"update_token_budget": 20}),
-    "about a group a pass": (sparse, {**TORN, "loss_type": "bnpo"}, {"update_token_budget": 60}),
-    "all rows in one pass": (letters, {**TORN, "loss_type": "dr_grpo"}, {"update_token_budget": 10_000}),
+    "less than a group a pass": (letters, {**TORN, "beta": 0.05}, {"max_tokens_per_micro_batch": 20}),
+    "about a group a pass": (sparse, {**TORN, "loss_type": "bnpo"}, {"max_tokens_per_micro_batch": 60}),
+    "all rows in one pass": (letters, {**TORN, "loss_type": "dr_grpo"}, {"max_tokens_per_micro_batch": 10_000}),
     "LoRA, with kl": (letters, {**TORN, **LORA, "beta": 0.5}, {}),
     "LoRA, not packed": (letters, LORA, {"pack_updates": False}),
     "grpo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "grpo"}, {}),
@@ -169,7 +169,7 @@ FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", 
 @pytest.mark.parametrize("run", RUNS)
 def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, tiny, tokenizer, tmp_path, monkeypatch):
     rewards, settings, own = RUNS[run]
-    apart, budget = "vLLM" in run, own.get("update_token_budget")
+    apart, budget = "vLLM" in run, own.get("max_tokens_per_micro_batch")
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
     own = {"logging_steps": 1, **({} if "baseline" in own else {"advantage_eps": 1e-4}), **own}

@@ -19,7 +19,7 @@ PACKED = (
 )
 SAMPLED_PLAIN = ("gemma3", "falcon_h1", "mamba2", "nemotron_h", "zamba2")  # generation is left to transformers
 PLAIN = {
-    "falcon": "attention of its own",
+    "falcon": "its own attention",
     "diffllama": "2 layers and 4 calls of packed attention",
     "nemotron": "2 layers and 0 calls of packed attention",
     "falcon_mamba": "layers (FalconMambaMixer) that are not told how a row is packed",

@@ -31,7 +31,7 @@ def trained(tiny, tokenizer, folder, **settings):
 
 @pytest.mark.slow
 def test_an_adapter_trains_to_the_same_weights_with_its_gradients_in_one_buffer(tiny, tokenizer, tmp_path, monkeypatch):
-    settings = {"peft_config": LoraConfig(r=4, target_modules="all-linear"), "update_token_budget": 40}
+    settings = {"peft_config": LoraConfig(r=4, target_modules="all-linear"), "max_tokens_per_micro_batch": 40}
     trainer, storages = trained(tiny, tokenizer, tmp_path / "ours", **settings)
     assert storages == [1, 1, 1]
     _, of_all_weights = trained(tiny, tokenizer, tmp_path / "all weights")

@@ -40,7 +40,7 @@ def passes(model):
     "settings",
     [
         {},
-        {"update_token_budget": 60},
+        {"max_tokens_per_micro_batch": 60},
         {"pack_updates": False},
         {"num_iterations": 2, "kl_estimator": "k1", "beta": 0.1},
         {"max_seq_length_train": 20},
@@ -122,7 +122,7 @@ def test_what_does_not_fit_is_cut_before_the_first_step(tiny, tokenizer, tmp_pat
     runs_out_forward(trainer.model, 45)
     trainer.train()
     first_that_fits = next(i for i, tokens in enumerate(seen) if tokens <= 45)
-    assert caplog.text.count("update_token_budget is now") == first_that_fits
+    assert caplog.text.count("max_tokens_per_micro_batch is now") == first_that_fits
     assert max(seen[first_that_fits:]) <= 45
     assert trainer.state.global_step == 5
 

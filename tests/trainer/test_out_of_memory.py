@@ -43,7 +43,7 @@ def test_the_step_is_done_again_with_fewer_tokens_and_gives_the_same_weights(
     trainer.train()
     assert trainer.state.global_step == 5
     assert 0 < trainer.budget.tokens <= 60
-    assert "update_token_budget is now" in caplog.text
+    assert "max_tokens_per_micro_batch is now" in caplog.text
     assert relative(weights(trainer.model), trl_run(letters, {**SMALL, **settings})[1]) < 1e-6
 
 
@@ -72,9 +72,9 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     [
         ({}, True, 0, r"one completion, [0-9]+ tokens with its prompt: turn gradient_checkpointing"),
         # A loss over whole micro-batches is not cut.
-        ({"entropy_coef": 0.01}, True, 0, r"set update_token_budget|gradient_checkpointing"),
+        ({"entropy_coef": 0.01}, True, 0, r"set max_tokens_per_micro_batch|gradient_checkpointing"),
         # With several processes, the others would not do the step again.
-        ({}, False, 30, r"set update_token_budget to [0-9]+, or turn gradient_checkpointing on"),
+        ({}, False, 30, r"set max_tokens_per_micro_batch to [0-9]+, or turn gradient_checkpointing on"),
     ],
 )
 def test_a_step_that_cannot_be_done_again_ends_with_advice(settings, alone, limit, advice, tiny, tokenizer, tmp_path):

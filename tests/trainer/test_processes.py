@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).parents[1] / "processes" / "train.py"
 RUNS = {
     "dapo": {},
     "grpo_sparse": {"rewards": "sparse", "loss_type": "grpo", "beta": 0.1},
-    "small_budget": {"rewards": "sparse", "loss_type": "dr_grpo", "update_token_budget": 25},
+    "small_budget": {"rewards": "sparse", "loss_type": "dr_grpo", "max_tokens_per_micro_batch": 25},
     "several_updates": {"num_iterations": 2, "loss_type": "bnpo"},
     "vespo": {"loss_type": "vespo", "sampled_apart": True},
     "torn_groups": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 6},
@@ -123,7 +123,7 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
 
 @pytest.mark.full
 def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny, tmp_path):
-    runs = {"small_budget": {"update_token_budget": 12, "use_cpu": False}}  # several parts in each training step
+    runs = {"small_budget": {"max_tokens_per_micro_batch": 12, "use_cpu": False}}  # several parts in each training step
     start = accelerate("fsdp2", tmp_path, "--num_processes", "2")
     both([*start, str(PROGRAM.with_name("fsdp_on_cpu.py"))], tiny("llama"), tmp_path, runs, ("FSDP", 2))
     ours, trl = (ranks(tmp_path / kind, "small_budget", "FSDP", 2)[0]["reduce_scatters"] for kind in ("ours", "trl"))

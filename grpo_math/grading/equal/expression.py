@@ -235,7 +235,7 @@ class _Reader:
                 terms.append(negated(term) if negative else term)
         kinds = {part[0] for part in terms}
         if "num" in kinds and "tuple" in kinds:
-            raise Unreadable("a number beside a pair")
+            raise Unreadable("a number next to a pair")
         return terms[0] if len(terms) == 1 else ("add", *terms)
 
     def product(self) -> Tree:

@@ -1,0 +1,95 @@
+"""The changes that CONTRIBUTING.md describes, carried out in a copy of the package, and a run that shows them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import yaml
+from launching import ROOT, run
+
+# A change -> (file, a text of it, what is put before this text); without a text the file is new.
+CHANGES = {
+    "reward": [
+        ("rewards/rules.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
+         "    return [1.0 / (1 + len(text_of(completion))) for completion in completions]\n\n\n"),
+        ("rewards/__init__.py", "    r1_zero,\n    xml_count,", "    short,\n"),
+        ("rewards/__init__.py", "*(accuracy, r1_zero, gsm8k,", "short, "),
+    ],
+    "advantage": [
+        ("trainer/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
+         "    return rewards.abs().amax(dim=1, keepdim=True).expand_as(rewards)\n\n\n"),
+        ("trainer/advantages.py", '"batch": batch_std, "none"', '"largest": largest, '),
+        ("settings/fields.py", '"group", "batch", "none")}', '"largest", '),
+    ],
+    "metric": [
+        ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),
+        ("run/metrics.py", "    REWARD_RETRIES: Metric",
+         '    REWARD_MEDIAN: Metric("reward", "median reward of the step", "rollout"),\n'),
+        ("trainer/meter.py", "    if low <= high:", "    log[metrics.REWARD_MEDIAN] = rewards.nanmedian().item()\n"),
+    ],
+    "plot": [
+        ("report/plots.py", '    Plot("Entropy"',
+         '    Plot("Median reward", "Median of the reward.", ((metrics.REWARD_MEDIAN, "median"),)),\n'),
+    ],
+    "finding": [
+        ("checks/symptoms.py", "def collapse", "def median_low(run: Run) -> Symptom | None:\n"
+         "    median = run.series(metrics.REWARD_MEDIAN).values\n"
+         '    return Symptom(f"{median[-1]:.2f}", "none") if median and median[-1] < 1 else None\n\n\n'),
+        ("checks/diagnosis.py", '    "collapse": Check(',
+         '    "median_low": Check("the median reward is low", "completions are long", "ask for short answers"),\n'),
+    ],
+    "rule": [
+        ("settings/rules.py", "    unused(\n        \"baseline scale_rewards",
+         '    Rule("beta", lambda s: s["beta"] > 1, "is above 1", "lower it", "warning"),\n'),
+    ],
+    "data set": [
+        ("problems/sources.py", '    "numina_tir": Source(',
+         '    "halves": Source("me/halves", files={"train": "halves.jsonl"}),\n'),
+    ],
+    "setting": [
+        ("settings/arguments.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
+        ("train/program.py", "        trainer = self.trainer\n        # The bar",
+         "        print(self.arguments.greeting)\n"),
+    ],
+    "command": [
+        ("hello.py", None, "from grpo_math.run.streams import Answer\n\n\n"
+         'def add_arguments(parser):\n    parser.add_argument("name")\n\n\n'
+         'def run(args):\n    return Answer({"hello": args.name}, f"Hello {args.name}")\n'),
+        ("cli.py", '    "report": Command(',
+         '    "hello": Command("hello", "Greet.", "NAME", ("grpo-math hello you", "")),\n'),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.full
+def test_each_change_needs_at_most_three_files_and_shows_in_a_run(tmp_path, tiny):
+    copy = tmp_path / "copy/grpo_math"
+    shutil.copytree(ROOT / "grpo_math", copy)
+    for name, edits in CHANGES.items():
+        assert len({file for file, *_ in edits}) <= 3, name
+        for file, place, text in edits:
+            old = (copy / file).read_text() if place else ""
+            assert place is None or old.count(place) == 1, f"{name}: {file} has not one {place!r}"
+            (copy / file).write_text(old.replace(place, text + place) if place else text)
+    rows = [{"problem": f"What is half of {2 * i}?", "answer": str(i)} for i in range(8)]
+    (tmp_path / "halves.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    recipe = {"model_name_or_path": tiny(), "dataset": "halves", "rewards": ["short"], "scale_rewards": "largest"}
+    recipe |= {"greeting": "Good morning", "use_cpu": True, "bf16": False, "max_steps": 2, "max_completion_length": 8}
+    recipe |= {"num_generations": 4, "per_device_train_batch_size": 4, "report_to": "none", "eval_n": 0, "beta": 2.0}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "output_dir": str(tmp_path / "run")}))
+
+    def changed(*words: str, module: str = "grpo_math.cli") -> str:
+        environment = {"PYTHONPATH": str(copy.parent), "GRPO_MATH_DATA": str(tmp_path)}
+        return run([sys.executable, "-m", module, *words], cwd=tmp_path, **environment)
+
+    assert "Good morning" in changed("--config", "recipe.yaml", module="grpo_math.train")
+    lines = [json.loads(line) for line in (tmp_path / "run/history.jsonl").read_text().splitlines()]
+    assert all(0 < line["reward_median"] <= 1 and "rewards/short/mean" in line for line in lines)
+    page = json.loads(changed("report", "run", "--json"))
+    assert "median_low" in {finding["check"] for finding in page["findings"]}
+    assert "Median reward" in (tmp_path / "run/report.html").read_text()
+    assert "beta" in changed("doctor", "recipe.yaml")
+    assert json.loads(changed("hello", "you", "--json")) == {"hello": "you"}
