@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -107,19 +106,5 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def press(self, *keys: str) -> None:
-        """Keys, as a keyboard sends them: one character, or a name such as Tab or ArrowDown."""
-        codes = {"Tab": 9, "Enter": 13, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
-        for key in keys:
-            code = codes.get(key) or ord(key.upper())
-            text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
-            about = {"key": key, "windowsVirtualKeyCode": code}
-            self.call("Input.dispatchKeyEvent", type="keyDown", **about, **text)
-            self.call("Input.dispatchKeyEvent", type="keyUp", **about)
-
     def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
-
-    def picture(self, path: Path, whole: bool = True) -> None:
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))

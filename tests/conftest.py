@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_like import plugin as pretended_gpu
+from gpu_like import device as pretended_gpu
 from progress import Progress
 
 pretended_gpu.begin()  # before any test imports torch, too
@@ -38,7 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(pretended_gpu)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
 
@@ -79,12 +78,6 @@ def variables_of_one_test() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-@pytest.fixture(scope="session")
-def everything(request: pytest.FixtureRequest) -> bool:
-    """Return True with --all: try more than one moment of a fault."""
-    return bool(request.config.getoption("everything"))
 
 
 @pytest.fixture(scope="session")

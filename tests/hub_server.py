@@ -1,7 +1,7 @@
 """A stand-in for the Hub, in a thread: the part of its HTTP API that `huggingface_hub` uses to push and to load back.
 
-Users and their tokens, repositories with branches, the check of a card's metadata, regular and LFS files (in one part,
-in several above ``part_size``, or through Xet into a local folder), commits, listings and downloads. `stop` is a cut
+Users and their tokens, repositories with branches, the check of a card's metadata, regular and LFS files, commits,
+listings and downloads. `stop` is a cut
 network; `start` opens it again at the same port with all that it holds. ``trouble`` answers the next requests that
 match with something else.
 """
@@ -16,11 +16,9 @@ import re
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -47,9 +45,6 @@ class HubServer(SmallHTTP):
         self.repositories: dict[str, Repository] = {}
         self.objects: dict[str, bytes] = {}  # by sha256: what was uploaded, committed or not
         self.lfs: set[str] = set()  # the sha256 of those that came as LFS
-        self.parts: dict[str, dict[int, bytes]] = {}
-        self.part_size = 1 << 40
-        self.xet: str | None = None  # where uploads through Xet go: "local://FOLDER", or the address of a server
         self.asked: list[str] = []  # "METHOD /path" of all requests
         self.bodies: list[bytes] = []  # of all requests that were read whole
         self.trouble: list[tuple[str, int, str]] = []  # (pattern of "METHOD /path", status, text), each used once
@@ -102,8 +97,8 @@ class HubServer(SmallHTTP):
             return _send(request, 400 if errors else 200, {"errors": [{"message": e} for e in errors], "warnings": []})
         if path == "/api/repos/create":
             return self.create(request, json.loads(body), user)
-        if found := re.fullmatch(r"/object/(\w+)(?:/(\d+))?", path):
-            return self.upload(request, found[1], found[2], body)
+        if found := re.fullmatch(r"/object/(\w+)", path):
+            return self.upload(request, found[1], body)
         if found := re.fullmatch(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?", path):
             name, rest = found[1], found[2] or ""
             repository = self.repositories.get(name)
@@ -171,11 +166,6 @@ class HubServer(SmallHTTP):
                 mode = "lfs" if large else "regular"
                 answers.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": known})
             return _send(request, 200, {"files": answers})
-        if verb == "xet-write-token" and self.xet:
-            expires = str(int(time.time()) + 3600)
-            answer = {"casUrl": self.xet, "accessToken": "of-xet", "exp": int(expires)}
-            names = ("X-Xet-Cas-Url", "X-Xet-Access-Token", "X-Xet-Token-Expiration")
-            return _send(request, 200, answer, more=dict(zip(names, (self.xet, "of-xet", expires), strict=True)))
         if verb == "commit":
             return self.commit(request, name, repository, revision, [json.loads(line) for line in body.splitlines()])
         return _send(request, 404, {"error": f"no such address: {rest}"})
@@ -190,8 +180,6 @@ class HubServer(SmallHTTP):
                 self.objects[sha] = content
                 files[value["path"]] = sha
             elif line["key"] == "lfsFile":
-                if self.xet:
-                    self.objects.setdefault(value["oid"], b"in Xet")
                 if value["oid"] not in self.objects:
                     return _send(request, 400, {"error": f"LFS pointer pointed to a file that does not exist: {value}"})
                 self.lfs.add(value["oid"])
@@ -207,23 +195,13 @@ class HubServer(SmallHTTP):
             oid, size = one["oid"], one["size"]
             answer: dict[str, Any] = {"oid": oid, "size": size}
             if oid not in self.objects:
-                href, header = f"{self.url}/object/{oid}", {}
-                if size > self.part_size:
-                    count = -(-size // self.part_size)
-                    parts = {f"{part:05d}": f"{href}/{part}?signature=s" for part in range(1, count + 1)}
-                    header = {"chunk_size": str(self.part_size), **parts}
-                answer["actions"] = {"upload": {"href": f"{href}?signature=s", "header": header}}
+                answer["actions"] = {"upload": {"href": f"{self.url}/object/{oid}?signature=s", "header": {}}}
             answers.append(answer)
         return _send(request, 200, {"transfer": "basic", "objects": answers})
 
-    def upload(self, request: Any, oid: str, part: str | None, body: bytes) -> None:
+    def upload(self, request: Any, oid: str, body: bytes) -> None:
         """Storage: it takes no token, as the real one, whose addresses are signed."""
-        assert "Authorization" not in request.headers or request.command == "POST"
-        if part is not None:
-            self.parts.setdefault(oid, {})[int(part)] = body
-            return _send(request, 200, {}, more={"ETag": hashlib.md5(body).hexdigest()})
-        if request.command == "POST":  # the parts are all there
-            body = b"".join(content for _, content in sorted(self.parts.pop(oid).items()))
+        assert "Authorization" not in request.headers
         if hashlib.sha256(body).hexdigest() != oid:
             return _send(request, 400, {"error": "the content is not what was announced"})
         self.objects[oid] = body
@@ -280,15 +258,9 @@ def card_errors(text: str) -> list[str]:
     return errors
 
 
-def _send(
-    request: BaseHTTPRequestHandler,
-    status: int,
-    answer: Any,
-    code: str = "",
-    more: Mapping[str, str] = MappingProxyType({}),
-) -> None:
+def _send(request: BaseHTTPRequestHandler, status: int, answer: Any, code: str = "") -> None:
     error = {"X-Error-Code": code, "X-Error-Message": answer["error"]} if code else {}
-    send(request, status, json.dumps(answer).encode(), {"Content-Type": "application/json", **error, **more})
+    send(request, status, json.dumps(answer).encode(), {"Content-Type": "application/json", **error})
 
 
 def _break(request: BaseHTTPRequestHandler) -> None:

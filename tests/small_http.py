@@ -59,6 +59,22 @@ class SmallHTTP:
             http.server_close()
 
 
+class AnsweringHTTP(SmallHTTP):
+    """A server that gives the next of ``queue``, else the text of the path in ``answers``, else 404."""
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[int, str]] = []
+        self.answers: dict[str, str] = {}
+        self.asked: list[tuple[str, str | None]] = []  # the path and the header Authorization of each request
+        super().__init__()
+
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append((request.path, request.headers.get("Authorization")))
+        text = self.answers.get(request.path)
+        status, text = self.queue.pop(0) if self.queue else (404 if text is None else 200, text or "")
+        send(request, status, text.encode())
+
+
 def body_of(request: BaseHTTPRequestHandler) -> bytes:
     if request.headers.get("Transfer-Encoding", "") != "chunked":
         return request.rfile.read(int(request.headers.get("Content-Length") or 0))

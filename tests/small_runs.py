@@ -89,3 +89,15 @@ def rank(launcher: subprocess.Popen, number: int) -> psutil.Process | None:
             if trains and process.environ().get("RANK") == str(number):
                 return process
     return None
+
+
+def write_adapter_run(folder: Path, base: str, settings: str = "") -> Path:
+    """Write what a run with LoRA leaves: its settings, and an adapter whose answers are not those of the base."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(f"model_name_or_path: {base}\n{settings}")
+    lora = LoraConfig(r=8, lora_alpha=400, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), lora).save_pretrained(folder / "adapter")
+    return folder

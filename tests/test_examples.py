@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 import sys
 
@@ -19,17 +18,6 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
 
 
-@pytest.mark.full
-def test_the_recipe_trains_a_step_with_the_function_beside_it(tiny, tmp_path):
-    run_dir = tmp_path / "run"
-    options = ["--model_name_or_path", tiny(), "--max_steps", "1", "--eval_n", "2", "--output_dir", str(run_dir)]
-    command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", "own_reward.yaml", *options]
-    run(command, cwd=ROOT / "examples")
-    (line,) = map(json.loads, (run_dir / "history.jsonl").read_text().splitlines())
-    assert math.isfinite(line["rewards/concise/mean"])
-    assert (run_dir / "after.json").exists()
-
-
 @pytest.mark.parametrize(("answer", "reward"), [("7", 1.0), ("8", 0.0), ("", 0.0)])
 def test_the_reward_is_what_its_docstring_says(answer, reward, monkeypatch):
     from grpo_math.grading import grade_batch
@@ -41,14 +29,6 @@ def test_the_reward_is_what_its_docstring_says(answer, reward, monkeypatch):
     grades = grade_batch(["7", "7"], [f"#### {answer}"] * 2)
     assert concise(completions=completions, grade=grades) == pytest.approx([reward] * 2, abs=0.03)
     assert concise(completions=["#### 7"], grade=grade_batch([""], ["#### 7"])) == [None]
-
-
-def test_the_notebook_has_ten_cells_that_jupyter_can_read():
-    notebook = json.loads((ROOT / "examples/sums.ipynb").read_text(encoding="utf-8"))
-    cells = notebook["cells"]
-    assert (notebook["nbformat"], notebook["nbformat_minor"], len(cells)) == (4, 5, 10)
-    assert len({cell["id"] for cell in cells}) == 10
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells if cell["cell_type"] == "code")
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""A fixed sample of mutants: the quick tests of two packages notice at least half of them."""
+"""A fixed sample of mutants: the quick tests of a package notice at least half of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,10 @@ PROGRAM = Path(__file__).with_name("mutants.py")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("package", ["rewards", "planner"])
-def test_the_quick_tests_catch_at_least_half_of_a_sample(package):
-    command = [sys.executable, str(PROGRAM), package, "--n", "8", "--seed", "1"]
+def test_the_quick_tests_catch_at_least_half_of_a_sample():
+    command = [sys.executable, str(PROGRAM), "rewards", "--n", "8", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.search(r"(\d+) of 8 mutants caught", done.stdout)
     assert counts is not None
     assert int(counts[1]) >= 4, done.stdout
-
-
-@pytest.mark.full
-def test_an_unknown_package_is_a_mistake_in_one_line():
-    done = subprocess.run([sys.executable, str(PROGRAM), "nothing"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "nothing" in done.stderr.splitlines()[-1]

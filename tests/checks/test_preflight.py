@@ -6,18 +6,14 @@ import dataclasses
 import json
 import signal
 import sys
-import threading
 from collections import namedtuple
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
-import yaml
+from small_http import AnsweringHTTP
 
-from grpo_math.checks import machine, prompts, rewards, services
-from grpo_math.checks.preflight import CHECKS, preflight
+from grpo_math.checks import machine, services
+from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup
-from grpo_math.run import resume
 from grpo_math.settings.recipe import read
 from grpo_math.tools import sandbox
 
@@ -48,8 +44,6 @@ def test_a_kernel_that_cannot_sandbox_the_python_tool_ends_the_run(monkeypatch):
     assert said() == []
     [(level, message)] = said(tools=["python"])
     assert (level, message[:31]) == ("info", "the Python tool is sandboxed by")
-    [(level, message)] = said(tools=["python"], python={"cpu_second": 1})
-    assert (level, message) == ("error", "python='cpu_second' is not known")
     monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": 0, "seccomp": 0})
     [(level, message)] = said(tools=["python"])
     assert level == "error"
@@ -66,61 +60,27 @@ def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
     ]
 
 
-def test_the_supported_ranges_are_those_of_pyproject():
-    ranges = machine.supported()
-    assert str(ranges["trl"].specifier) == "<1.17,>=1.16"
-    assert {"vllm", "deepspeed", "bitsandbytes", "peft", "transformers"} <= set(ranges)
-    tried = (Path(__file__).parents[2] / "constraints.txt").read_text().split("deepspeed==")[1].split()[0]
-    assert str(ranges["deepspeed"].specifier) == f">={tried}"  # of which ZeRO-2 and 3 leave non-finite steps out
-
-
-def test_an_installed_copy_reads_the_ranges_from_its_metadata(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "__file__", str(tmp_path / "a/b/c.py"))
-    monkeypatch.setattr(machine.metadata, "requires", lambda name: ["trl>=1.16", 'vllm<0.32; extra == "vllm"', "tqdm"])
-    machine.supported.cache_clear()
-    try:
-        assert {name: str(r.specifier) for name, r in machine.supported().items()} == {"trl": ">=1.16", "vllm": "<0.32"}
-    finally:
-        machine.supported.cache_clear()
-
-
 @pytest.mark.parametrize(
-    ("gpus", "words", "level"),
+    ("gpus", "words", "levels"),
     [
-        ((7.5,), ["--bf16", "true"], "error"),
-        ((7.5,), ["--dtype", "bfloat16"], "error"),
-        ((8.0,), ["--bf16", "true"], None),
-        ((9.0, 7.0), ["--dtype", "bfloat16"], "error"),
-        ((), ["--bf16", "true"], "error"),
-        ((), [], "info"),
-        ((8.0,), [], None),
+        ((7.5,), ["--bf16", "true"], ["error"]),
+        ((7.5,), ["--dtype", "bfloat16"], ["error"]),
+        ((9.0, 7.0), ["--dtype", "bfloat16"], ["error"]),
+        ((), ["--bf16", "true"], ["error"]),
+        ((), [], ["info"]),
+        ((8.0,), ["--bf16", "true"], []),
+        ((8.0,), ["--dtype", "bfloat16"], ["warning"]),  # weights without a float32 copy
+        ((8.0,), ["--dtype", "auto"], []),
+        ((8.0,), ["--dtype", "bfloat16", "--use_peft"], []),
+        ((8.0,), ["--dtype", "bfloat16", "--deepspeed", "deepspeed/zero2.json"], []),
     ],
 )
-def test_bfloat16_needs_a_gpu_that_has_it(gpus, words, level, monkeypatch):
+def test_bfloat16_needs_a_gpu_that_has_it_and_a_float32_copy_of_the_weights(gpus, words, levels, monkeypatch):
     monkeypatch.setattr(machine, "capabilities", lambda: gpus)
-    levels = [level for level, _ in found("number_format", "--use_cpu", "false", *words)]
-    assert levels[:1] == [level] * (level is not None)
-
-
-@pytest.mark.parametrize(
-    ("words", "levels"),
-    [
-        (["--dtype", "bfloat16"], ["warning"]),
-        (["--dtype", "auto"], []),
-        (["--dtype", "bfloat16", "--use_peft"], []),
-        (["--dtype", "bfloat16", "--deepspeed", "deepspeed/zero2.json"], []),
-    ],
-)
-def test_bfloat16_weights_without_a_float32_copy_are_warned_about(words, levels, monkeypatch):
-    monkeypatch.setattr(machine, "capabilities", lambda: (8.0,))
     assert [level for level, _ in found("number_format", "--use_cpu", "false", *words)] == levels
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert not found("number_format", "--use_cpu", "false", *words)
-
-
-def test_a_gpu_that_is_hidden_is_none(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.capabilities.__wrapped__() == ()
+    if levels == ["warning"]:
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+        assert not found("number_format", "--use_cpu", "false", *words)
 
 
 def usage(free):
@@ -143,68 +103,23 @@ def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
         assert remedy in text
 
 
-def test_a_step_of_one_prompt_is_a_warning():
-    rows = ["--per_device_train_batch_size", "8", "--num_generations"]
-    assert [level for level, _ in found("batch", *rows, "8")] == ["info", "warning"]
-    assert [level for level, _ in found("batch", *rows, "4")] == ["info"]
-
-
-def test_a_plan_that_does_not_fit_is_a_warning_with_what_to_change(monkeypatch):
-    monkeypatch.setattr(machine.devices, "here", lambda: (1, 2.0))
-    [(level, text)] = found("memory", "--use_cpu", "false", "--max_completion_length", "4096")
-    assert level == "warning"
-    assert "of its 2 GB" in text
-
-
-def test_memory_is_planned_for_the_prompts_that_there_are(tokenizer):
-    [(level, text)] = found("memory", tokenizer=tokenizer)
-    assert level == "info"
-    longest = prompts.lengths_of(setup(tokenizer=tokenizer))[-1]
-    assert longest < 512
-    assert text.endswith(f"as planned for prompts of {longest} tokens: ")
-
-
-def test_a_model_that_is_not_measured_is_said_and_no_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+@pytest.mark.parametrize(
+    ("check", "words", "levels"),
+    [
+        ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "8"], ["info", "warning"]),  # one prompt
+        ("batch", ["--per_device_train_batch_size", "8", "--num_generations", "4"], ["info"]),
+        ("memory", [], ["info"]),
+        ("memory", ["--model_name_or_path", "PHI"], ["info"]),  # which is not measured
+        ("adapter", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
+        ("disk", ["--model_name_or_path", "PHI", "--use_peft"], ["info"]),
+    ],
+)
+def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
-    words = ["--model_name_or_path", str(tmp_path), "--use_peft"]
-    for check in ("memory", "adapter", "disk"):
-        assert [level for level, _ in found(check, *words)] == ["info"]
-
-
-def test_a_run_with_other_settings_is_refused_unless_forced(tmp_path):
-    words = ["--output_dir", str(tmp_path), "--learning_rate", "1e-5", "--rewards", "accuracy"]
-    before = setup(*words)
-    stated = resume.stated(before.settings, before.given)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"stated": stated, "beta": 0.0}))
-    assert found("output_dir", *words) == []
-    [(level, text)] = found("output_dir", *words, "--beta", "0.1")
-    assert level == "error"
-    assert "holds a run with other settings (beta: 0.0 -> 0.1)" in text
-    assert found("output_dir", *words, "--beta", "0.1", "--resume", "force") == []
+    assert [level for level, _ in found(check, *(word.replace("PHI", str(tmp_path)) for word in words))] == levels
 
 
 # Rewards
-
-
-def test_a_reward_that_is_slow_is_a_warning(monkeypatch, tmp_path):
-    (tmp_path / "slow_reward.py").write_text(
-        "import time\ndef slow(completions, grade, **columns):\n"
-        "    time.sleep(0.1)\n    return [float(g.verdict == 'correct' and g.in_format) for g in grade]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(rewards, "SECONDS", 0.05)
-    [(level, text)] = found("rewards", "--rewards", "slow_reward:slow")
-    assert level == "warning"
-    assert "slow_reward:slow took over" in text
-
-
-@pytest.mark.slow
-def test_every_reward_of_ours_that_looks_at_the_answer_tells_right_from_wrong_in_every_template():
-    for template in ("gsm8k", "direct", "boxed", "r1_zero", "xml"):
-        for reward in ("accuracy", "gated", "proximity", "number_match", "shaped"):
-            said = found("rewards", "--prompt_template", template, "--rewards", reward)
-            assert [level for level, _ in said if level != "info"] == [], (template, reward)
 
 
 def test_a_reward_that_pays_a_right_answer_outside_the_format_as_well_is_named_with_the_line_to_type():
@@ -216,16 +131,6 @@ def test_a_reward_that_pays_a_right_answer_outside_the_format_as_well_is_named_w
         assert found("rewards", "--prompt_template", template, "--rewards", reward, "gated") == []
     for template, reward in (("gsm8k", "gsm8k"), ("r1_zero", "r1_zero"), ("gsm8k", "shaped")):
         assert found("rewards", "--prompt_template", template, "--rewards", reward) == []
-
-
-def test_an_async_reward_is_run(monkeypatch, tmp_path):
-    (tmp_path / "later_reward.py").write_text(
-        "async def later(completions, grade, trainer_state, **columns):\n"
-        "    return [float(g.verdict == 'correct') for g in grade]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    [(level, text)] = found("rewards", "--rewards", "later_reward:later")
-    assert level == "info", text  # pays a right answer in whatever form
 
 
 PUBLIC = """
@@ -245,7 +150,7 @@ def alarmed(completions, grade, **columns):
 
 
 class Later:
-    async def __call__(self, completions, grade, **columns):
+    async def __call__(self, completions, grade, trainer_state, **columns):
         return [float(g.verdict == "correct") for g in grade]
 
 
@@ -266,15 +171,6 @@ def test_a_reward_is_tried_where_training_calls_it(name, monkeypatch, tmp_path):
         assert signal.getsignal(signal.SIGALRM) == before
 
 
-def test_a_reward_that_exits_is_refused_by_name(monkeypatch, tmp_path):
-    (tmp_path / "leaving.py").write_text("def leaves(completions, **columns):\n    raise SystemExit(0)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "leaving", raising=False)
-    [(level, text)] = found("rewards", "--rewards", "leaving:leaves")
-    assert level == "error"
-    assert "reward function leaves raised SystemExit" in text
-
-
 # The tokenizer
 
 
@@ -289,11 +185,6 @@ class Other:
 
     def __call__(self, *arguments, **named):
         return self.tokenizer(*arguments, **named)
-
-
-def test_the_embedded_model_ends_its_turn_where_generation_stops(tokenizer):
-    assert prompts.turn_end(tokenizer) == tokenizer.eos_token_id
-    assert found("end_of_turn", tokenizer=tokenizer) == []
 
 
 @pytest.mark.parametrize(
@@ -313,45 +204,38 @@ def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tok
     assert [level for level, _ in found("end_of_turn", tokenizer=other)] == expected
 
 
-def test_a_chat_needs_a_chat_template_and_plain_text_does_not(tokenizer):
-    other = Other(tokenizer, chat_template=None)
-    assert [level for level, _ in found("chat_template", tokenizer=other)] == ["error"]
-    assert found("chat_template", "--prompt_template", "r1_zero", tokenizer=other) == []
-
-
-def test_a_pad_token_that_the_model_lacks_is_an_error(tokenizer):
-    assert found("padding", tokenizer=tokenizer) == []
-    [(level, text)] = found("padding", tokenizer=Other(tokenizer, pad_token_id=49152))
-    assert (level, "is not in the model's vocabulary of 49152" in text) == ("error", True)
-
-
-def test_prompt_lengths_are_those_that_training_tokenizes(tokenizer):
-    from grpo_math.generation.completions import token_ids
-
-    given = setup("--prompt_template", "boxed", tokenizer=tokenizer)
-    texts = [row["prompt"] for row in given.problems.sample(256)]
-    assert prompts.lengths_of(given) == sorted(map(len, token_ids(tokenizer, texts)))
-
-
 @pytest.mark.slow
-def test_prompts_that_do_not_fit_the_context_are_an_error(tokenizer):
-    assert [level for level, _ in found("prompt_lengths", tokenizer=tokenizer)] == ["info"]
-    [_, (level, text)] = found("prompt_lengths", "--max_completion_length", "8150", tokenizer=tokenizer)
-    assert level == "error"
-    assert "max_position_embeddings of the model, 8192" in text
-    words = ["--use_vllm", "--vllm_max_model_length", "560"]
-    [_, (level, text)] = found("prompt_lengths", *words, tokenizer=tokenizer)
-    assert "vllm_max_model_length, 560" in text
+@pytest.mark.parametrize(
+    ("check", "words", "changed", "levels", "said"),
+    [
+        ("chat_template", [], {"chat_template": None}, ["error"], "has no chat template"),
+        ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
+        ("padding", [], {}, [], ""),
+        ("padding", [], {"pad_token_id": 49152}, ["error"], "is not in the model's vocabulary of 49152"),
+        ("prompt_lengths", [], {}, ["info"], ""),
+        (
+            "prompt_lengths",
+            ["--max_completion_length", "8150"],
+            {},
+            ["info", "error"],
+            "max_position_embeddings of the model, 8192",
+        ),
+        (
+            "prompt_lengths",
+            ["--use_vllm", "--vllm_max_model_length", "560"],
+            {},
+            ["info", "error"],
+            "vllm_max_model_length, 560",
+        ),
+    ],
+)
+def test_a_tokenizer_that_does_not_suit_the_run_is_an_error(check, words, changed, levels, said, tokenizer):
+    findings = found(check, *words, tokenizer=Other(tokenizer, **changed))
+    assert [level for level, _ in findings] == levels
+    assert said in "".join(text for _, text in findings)
 
 
 # Services
-
-
-@pytest.mark.slow
-def test_the_trackers_are_those_of_transformers():
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    assert set(services.TRACKERS) == set(INTEGRATION_TO_CALLBACK)
 
 
 @pytest.mark.parametrize(
@@ -375,25 +259,9 @@ def test_that_wandb_stays_offline_is_said_and_no_key_is_printed(environment, lev
 
 @pytest.fixture
 def server():
-    """url of an HTTP server that answers with ``answers[path]``."""
-    answers: dict[str, str] = {}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            text = answers.get(self.path)
-            self.send_response(404 if text is None else 200)
-            self.end_headers()
-            self.wfile.write((text or "").encode())
-
-        def log_message(self, *arguments):
-            pass
-
-    http = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}", answers
-    http.shutdown()
-    http.server_close()
+    server = AnsweringHTTP()
+    yield server.url, server.answers
+    server.stop()
 
 
 @pytest.mark.parametrize(
@@ -410,34 +278,6 @@ def test_a_vllm_server_is_asked_for_its_version(answers, expected, server):
     answered.update(answers)
     words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", url]
     assert [level for level, _ in found("vllm_server", *words)] == expected
-
-
-def test_each_of_several_vllm_servers_is_asked(server):
-    url, answered = server
-    answered.update({"/version": '{"version": "0.31.0"}', "/health": ""})
-    words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url"]
-    assert found("vllm_server", *words, f"{url},{url}/") == []
-    [(level, text)] = found("vllm_server", *words, f"{url}, http://127.0.0.1:1")
-    assert (level, text) == ("warning", "no vLLM server answers at http://127.0.0.1:1: start it before the run")
-
-
-def test_a_port_that_is_taken_is_an_error_for_several_processes(server, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", server[0].rpartition(":")[2])
-    monkeypatch.delenv("RANK", raising=False)
-    assert found("ports") == []
-    assert [level for level, _ in found("ports", processes=2)] == ["error"]
-
-
-def test_a_model_that_is_neither_here_nor_on_a_hub_that_can_be_reached_is_an_error(monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-
-    def unreachable(*arguments, **named):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-    [(level, text)] = found("model", "--model_name_or_path", "somebody/no-such-model")
-    assert level == "error"
-    assert "the Hub cannot be reached (ConnectionError)" in text
 
 
 @pytest.fixture
@@ -480,19 +320,6 @@ def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch)
     assert (level, "wants a token" in text) == ("error", True)
 
 
-def test_every_check_says_in_its_docstring_what_holds():
-    assert all(check.__doc__ for check in CHECKS.values())
-
-
-def test_a_reward_that_pays_at_random_is_a_warning_and_no_error(tmp_path, monkeypatch):
-    """A few made-up completions prove a sign only where every wrong one is paid more."""
-    (tmp_path / "by_letters.py").write_text(
-        "def letters(completions, **columns):\n    return [float(sum(map(ord, str(c))) % 7) for c in completions]\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "error" not in [level for level, _ in found("rewards", "--rewards", "by_letters:letters")]
-
-
 # What is evaluated where eval_n is not said
 
 
@@ -501,7 +328,6 @@ def test_a_reward_that_pays_at_random_is_a_warning_and_no_error(tmp_path, monkey
     [
         (["--dataset", "generated:sums"], 128, "128 problems of generated:sums, test, are evaluated: 256 completions"),
         (["--dataset", "generated:products"], 41, "41 problems of generated:products, test, are evaluated"),
-        (["--dataset", "generated:sums", "--heldout_every", "5"], 128, "128 problems of"),
         (["--max_completion_length", "4096"], 0, "no verdict on the run: completions may be 4096 tokens long"),
         (["--eval_split", "nowhere"], 0, "no verdict on the run: eval_split='nowhere' is not known"),
     ],
@@ -528,25 +354,35 @@ def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
     assert not {*train} & {*held_out}
     assert len({*held_out}) == 4
     assert f"{len(held_out)} of the 41 problems of {own} are held out of training by a hash" in line
-    assert "\n" not in line
     assert divided("--eval_n", "2")[:2] == (train, held_out[:2])
     assert divided("--eval_n", "0", "--heldout_every", "5")[:2] == (train, held_out)
     assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
-    cut = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
-    assert cut[:2] == (problems[8:], problems[:4])
-    assert "held out of training" not in cut[2]
+    stated = divided("--dataset_split", "train[8:40]", "--eval_split", "train[:4]")
+    assert stated[:2] == (problems[8:], problems[:4])
     assert divided("--eval_dataset", "generated:sums")[0] == [*problems, problems[0]]
 
 
 def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(tmp_path):
     rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    own = str(tmp_path / "own.jsonl")
-    asked = setup("--dataset", own)
-    assert asked.problems.eval_n == 0
-    assert "8 of 8 problems" in asked.problems.about_eval
-    assert "eval_dataset names other problems" in asked.problems.about_eval
-    assert setup("--dataset", own, "--eval_n", "4").problems.about_eval is None
-    assert len(setup("--dataset", own, "--eval_n", "4").problems.held_out) == 4
-    assert setup("--dataset", "generated:sums", "--eval_dataset", own).problems.eval_n == 8
-    assert setup("--dataset", own, "--eval_n", "0").problems.held_out == []
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = setup("--dataset", str(own)).problems
+    assert asked.eval_n == 0
+    assert "8 of 8 problems" in asked.about_eval
+    stated = setup("--dataset", str(own), "--eval_n", "4").problems
+    assert (len(stated.held_out), stated.about_eval) == (4, None)
+
+
+# The data
+
+
+def test_contradictory_gold_answers_of_one_problem_are_a_warning(tmp_path):
+    golds = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
+    file = tmp_path / "mine.jsonl"
+    said = "1 problem has different gold answers: mine/3 has '7', mine/4 has '8'"
+    for rows, warnings in ((golds, 1), (golds[:3], 0)):
+        file.write_text("".join(json.dumps({"problem": problem, "answer": gold}) + "\n" for problem, gold in rows))
+        texts = [
+            text for level, text in found("problems", "--dataset", str(file), "--eval_n", "0") if level == "warning"
+        ]
+        assert [text.startswith(said) for text in texts] == [True] * warnings

@@ -100,12 +100,3 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenize
     assert ("<|im_start|>" in said) == (template in ("gsm8k", "Q: {problem}"))
     start = "<think>" if template == "r1_zero" else "\nA:" if ":plain" in template else "<|im_start|>assistant\n"
     assert said.count(f"{start}[the completion starts here]") == 2
-
-
-@pytest.mark.slow
-def test_two_prompts_of_one_format_are_not_compared_as_one():
-    from grpo_math.evaluation.fingerprint import prompt_hash
-
-    named = load_problems("generated", template="boxed", limit=2)
-    own = load_problems("generated", template=as_template("{problem} Box it.", answer_format="boxed"), limit=2)
-    assert prompt_hash(named[:1]) == prompt_hash(named[1:]) != prompt_hash(own[:1])

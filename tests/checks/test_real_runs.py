@@ -7,7 +7,6 @@ at which each is found first), and the history with the metrics that the checks 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +47,4 @@ def test_every_bad_run_has_a_finding_and_no_healthy_run_has_one():
     assert len(heads) >= 19
     assert {head["run"] for head in heads if not head["findings"]} == {
         head["run"] for head in heads if head["run"].startswith("healthy")
-    }
-
-
-def test_what_the_checks_read_is_saved():
-    """The saved runs have each metric and setting that symptoms.py and series.py name, except of vLLM and tools."""
-    texts = [(ROOT / f"grpo_math/checks/{name}.py").read_text(encoding="utf-8") for name in ("symptoms", "series")]
-    source = "".join(texts)
-    read_metrics = {getattr(metrics, name) for name in set(re.findall(r"metrics\.([A-Z_]+)", source))}
-    saved = [read(path) for path in FILES]
-    missing = read_metrics - {key for _, lines in saved for line in lines for key in line}
-    # Accuracy in the format is younger than these runs.
-    of_vllm = {metrics.SAMPLER_DIFFERENCE, metrics.LOGP_SUM_SPREAD, metrics.LENGTH_MAX}
-    not_logged = {*of_vllm, metrics.HELDOUT_IN_FORMAT}
-    assert {name for name in missing if not name.startswith("tools/")} <= not_logged
-    read_settings = set(re.findall(r"run\.get\(\s*\"(\w+)\"", source))
-    assert {name for name in read_settings if not name.startswith("vllm_")} <= {
-        key for head, _ in saved for key in head["settings"]
     }

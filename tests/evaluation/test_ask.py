@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from itertools import zip_longest
-from pathlib import Path
 
 import pytest
+from peft import PeftModel
+from small_runs import write_adapter_run
+from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
 from grpo_math.evaluation import backends
@@ -19,84 +21,33 @@ from grpo_math.report import conversation
 
 @pytest.fixture
 def run(tiny, tmp_path):
-    """A run whose adapter says something else than its base."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(
-        f"model_name_or_path: {tiny()}\nprompt_template: boxed\nmax_completion_length: 7\n"
-    )
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(tiny()),
-        LoraConfig(r=8, lora_alpha=400, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False),
-    )
-    model.save_pretrained(folder / "adapter")
-    return folder
-
-
-def answers(asked: Asked, question: str) -> dict[str, str]:
-    return {name: "".join(stream) for name, stream in asked.answers(question).items()}
+    return write_adapter_run(tmp_path / "run", tiny(), "prompt_template: boxed\nmax_completion_length: 7\n")
 
 
 @pytest.mark.slow
-def test_base_and_trained_answer_as_an_evaluation_would(run, tiny, tokenizer, monkeypatch):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
+def test_base_and_trained_answer_in_turns_as_an_evaluation_would(run, tiny, tokenizer, monkeypatch, capsys):
     monkeypatch.setattr(backends, "fast_dtype", lambda: "float32")  # without near ties
     asked = Asked(str(run))
     assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("boxed", 7, ["base", "trained"])
-    said = answers(asked, "What is 21 + 34?")
+    streams = asked.answers("What is 21 + 34?")
+    said = dict.fromkeys(streams, "")
+    for pieces_of_both in zip_longest(*streams.values(), fillvalue=""):
+        for name, piece in zip(streams, pieces_of_both, strict=True):
+            said[name] += piece
     base = AutoModelForCausalLM.from_pretrained(tiny())
     prompt = [build_prompt("What is 21 + 34?", "boxed")]
-    for name, model in (("base", base), ("trained", None)):
-        model = model or PeftModel.from_pretrained(base, run / "adapter")
+    for name in ("base", "trained"):
+        model = base if name == "base" else PeftModel.from_pretrained(base, run / "adapter")
         generate = with_model(model, tokenizer, temperature=0.0, max_new_tokens=7)
         assert said[name] == generate(token_ids(tokenizer, prompt), 0)[0].text
     assert said["base"] != said["trained"]
-
-
-@pytest.mark.slow
-def test_streams_that_take_turns_are_those_that_do_not(run):
-    alone = answers(Asked(str(run)), "What is 21 + 34?")
-    streams = Asked(str(run)).answers("What is 21 + 34?")
-    said = dict.fromkeys(streams, "")
-    for pair in zip_longest(*streams.values(), fillvalue=""):
-        for name, piece in zip(streams, pair, strict=True):
-            said[name] += piece
-    assert said == alone
-
-
-@pytest.mark.slow
-def test_one_question_is_answered_by_both_and_as_json(run, capsys):
     assert main(["ask", str(run), "What is 21 + 34?"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("base:\n")
     assert "\ntrained:\n" in out
-    assert main(["ask", str(run), "What is 21 + 34?", "--json"]) == 0
+    assert main(["ask", str(run), "What is 21 + 34?", "--only", "trained", "--json"]) == 0
     answered = json.loads(capsys.readouterr().out)
-    assert answered["template"] == "boxed"
-    assert list(answered["answers"]) == ["base", "trained"]
-    assert all(text in out for text in answered["answers"].values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("only", "sides"), [("base", ["base"]), ("trained", ["trained"])])
-def test_one_side_can_be_asked_alone(only, sides, run):
-    both, one = answers(Asked(str(run)), "Hello"), answers(Asked(str(run), only=only), "Hello")
-    assert list(one) == sides
-    assert one[only] == both[only]
-
-
-@pytest.mark.slow
-def test_an_adapter_finds_its_base_and_its_run_and_a_model_stands_alone(run, tiny):
-    assert Asked(str(run / "adapter")).template == "boxed"
-    (run / "config.yaml").unlink()
-    asked = Asked(str(run / "adapter"))
-    assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("plain", 512, ["base", "trained"])
-    assert list(Asked(tiny()).sides) == ["model"]
+    assert (answered["template"], answered["answers"]) == ("boxed", {"trained": said["trained"]})
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
@@ -147,12 +98,3 @@ def test_a_character_of_several_tokens_comes_whole(tokenizer):
     streamed = list(pieces(tokenizer, iter(tokenizer(text)["input_ids"])))
     assert "".join(streamed) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in streamed)
-
-
-def test_evaluate_takes_an_adapter_as_its_model(run, capsys, tmp_path):
-    asked = ["--data", "generated:sums", "--split", "heldout", "--n", "2", "--max_new_tokens", "4", "--json"]
-    assert main(["evaluate", "--model", str(run / "adapter"), *asked, "--output", str(tmp_path / "one")]) == 0
-    results = json.loads(Path(json.loads(capsys.readouterr().out)["results"]).read_text())
-    assert results["adapter"] == str(run / "adapter")
-    assert main(["evaluate", "--model", str(run / "adapter"), "--adapter", str(run / "adapter"), *asked]) == 2
-    assert "is an adapter itself" in capsys.readouterr().err

@@ -36,16 +36,6 @@ def test_another_way_of_measuring_is_named(tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_answers_of_another_grader_are_refused_and_stay(tmp_path):
-    journal.resume(tmp_path / "a", {**ABOUT, "grader": 11}, "output")
-    whole = (tmp_path / "a").read_bytes()
-    with pytest.raises(
-        ConfigError, match=r"was measured with grader=11, not 12: name another file, or change the setting back$"
-    ):
-        journal.resume(tmp_path / "a", {**ABOUT, "grader": 12}, "output")
-    assert (tmp_path / "a").read_bytes() == whole
-
-
 @pytest.mark.parametrize("text", ["", "[]\n", "notes", '{"measured": 3}\n'])
 def test_something_else_is_refused_and_left_alone(tmp_path, text):
     (tmp_path / "a").write_text(text)

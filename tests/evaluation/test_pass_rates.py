@@ -1,38 +1,17 @@
-"""Pass rates: the file, what is refused, and real rates of the embedded model."""
+"""Pass rates: the files, and the rates of a model that is measured, cut and measured again."""
 
 from __future__ import annotations
 
-import json
 from itertools import cycle
 
 import pytest
+import torch
 
-from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, pass_rates
 from grpo_math.problems import difficulty
 from grpo_math.problems.datasets import load_problems
 
 ABOUT = {"model": "embedded", "template": "gsm8k", "temperature": 1.0, "max_tokens": 16, "samples": 4}
-
-
-@pytest.mark.parametrize("name", list(ABOUT))
-def test_a_file_that_was_measured_otherwise_is_refused_in_one_line(name, tmp_path):
-    path = tmp_path / "rates.jsonl"
-    path.write_text(json.dumps({"measured": {**ABOUT, name: "other"}}) + "\n")
-    with pytest.raises(ConfigError, match=f"was measured with {name}='other', not {ABOUT[name]!r}") as refused:
-        pass_rates.read(path, ABOUT)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "text", ["no json\n", "[]\n", "my notes", '{"problem": "p", "answer": "1"}\n', '{"measured": 3}\n']
-)
-def test_a_file_of_something_else_is_refused(text, tmp_path):
-    path = tmp_path / "rates.jsonl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="difficulty_file"):
-        pass_rates.read(path, ABOUT)
-    assert path.read_text() == text
 
 
 def test_two_ways_of_measuring_have_two_files_beside_the_run():
@@ -42,12 +21,10 @@ def test_two_ways_of_measuring_have_two_files_beside_the_run():
 
 
 @pytest.fixture(scope="module")
-def model(smollm):
+def model(tiny):
     from transformers import AutoModelForCausalLM
 
-    from grpo_math.generation.models import fast_dtype
-
-    return AutoModelForCausalLM.from_pretrained(smollm, dtype=fast_dtype())
+    return AutoModelForCausalLM.from_pretrained(tiny())
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +54,16 @@ def test_a_rate_is_the_share_of_completions_that_are_right(model, tokenizer, pro
     assert [rates[difficulty.key(row)] for row in rows] == [0.5, 0.5, 0.5, None, 0.5, 0.5]
 
 
-@pytest.mark.full
-def test_real_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, problems, tmp_path, monkeypatch):
-    import torch
-
+@pytest.mark.slow
+def test_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, problems, tmp_path, monkeypatch):
     path = tmp_path / "made/rates.jsonl"
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    first = measured(model, tokenizer, problems[:3], path)
+    whole = measured(model, tokenizer, problems, path)
     assert torch.equal(torch.get_rng_state(), before), "a run that measures trains the same as one that does not"
-    assert len(first) == 3
-    assert all(rate in (0.0, 0.25, 0.5, 0.75, 1.0) for rate in first.values())
-
-    whole = path.read_text()
-    path.write_text(whole[:-20])  # killed while it wrote the third problem's line
-    assert len(pass_rates.read(path, ABOUT)) == 2
+    assert len(whole) == 6
+    assert pass_rates.read(path, ABOUT) == whole
+    path.write_text(path.read_text()[:-20])  # killed while it wrote the last problem's line
     asked = []
     generator = backends.Model.generator
 
@@ -100,21 +72,8 @@ def test_real_rates_are_kept_found_again_and_gone_on_with(model, tokenizer, prob
         return lambda prompts, seed: asked.append(len(prompts)) or generate(prompts, seed)
 
     monkeypatch.setattr(backends.Model, "generator", counted)
-    rates = measured(model, tokenizer, problems, path)
-    assert sum(asked) == 4 * ABOUT["samples"], "only the four that were missing"
-    assert {key: rate for key, rate in rates.items() if key in list(first)[:2]} == dict(list(first.items())[:2])
-    assert pass_rates.read(path, ABOUT) == rates
-    asked.clear()
-    assert measured(model, tokenizer, problems, path) == rates
-    assert not asked
-
-
-@pytest.mark.full
-def test_easier_problems_have_higher_rates(model, tokenizer, tmp_path):
-    """Sums of one digit against products of two: the rate says which is which."""
-    easy = [{**row, "id": row["id"]} for row in load_problems("generated:sums") if int(row["answer"]) < 10][:4]
-    hard = load_problems("generated:products")
-    hard = sorted(hard, key=lambda row: -int(row["answer"]))[:4]
-    rates = measured(model, tokenizer, [*hard, *easy], tmp_path / "rates.jsonl")
-    mean = {name: sum(rates[difficulty.key(row)] for row in rows) for name, rows in (("easy", easy), ("hard", hard))}
-    assert mean["easy"] > mean["hard"]
+    again = measured(model, tokenizer, problems, path)
+    assert sum(asked) == ABOUT["samples"], "only the one that was missing"
+    assert list(again.items())[:5] == list(whole.items())[:5]
+    assert measured(model, tokenizer, problems, path) == again
+    assert sum(asked) == ABOUT["samples"]

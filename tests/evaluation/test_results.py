@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends
-from grpo_math.evaluation.figures import summary, text_of
+from grpo_math.evaluation.figures import category, summary, text_of
 from grpo_math.evaluation.of_trainer import evaluate
 from grpo_math.evaluation.results import answers_file
 from grpo_math.evaluation.stats import wilson
-from grpo_math.problems import contamination
+from grpo_math.grading import grade_batch
 from grpo_math.problems.datasets import load_problems
+from grpo_math.rewards import accuracy, gsm8k
 from grpo_math.run.metrics import CATEGORIES
+from grpo_math.trainer.meter import shares
 
 
 def record(problem: str, category: str, answer: str | None = "1") -> dict:
@@ -83,17 +84,27 @@ def test_figures_by_subject_and_level_and_the_error_of_mean_at_n():
         assert (label in text) == bool(figures["categories"][name])
     assert all(label in text for label in ("algebra", "geometry", "level 1"))
     assert re.search(r"^pass@k +2: ", text, re.MULTILINE)  # pass@1 is the accuracy
-    assert not any(line != line.rstrip() for line in text.splitlines())
-
-
-def test_k_is_every_power_of_two_and_the_number_of_samples():
-    for samples, ks in ((1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):
+    assert not summary([record("a", "correct")]).keys() & {"by_subject", "by_level"}
+    for samples, ks in ((6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])):  # each power of two, and the number of samples
         figures = summary([record("a", "correct")] * samples, samples)
         assert [*figures["pass@k"]] == [*figures["maj@k"]] == list(map(str, ks))
 
 
-def test_one_sample_a_problem_has_no_subjects_where_the_problems_have_none():
-    assert not summary([record("a", "correct")]).keys() & {"by_subject", "by_level"}
+TEXTS = ["3 + 4 = 7\n#### 7", "It is 7.", r"so \boxed{7}", "#### 8", "I do not know.", "7 #### 7 and on"]
+GOLDS = ["7"] * len(TEXTS)
+
+
+def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_and_in_an_evaluation():
+    grades = grade_batch(GOLDS, TEXTS, answer_format="gsm8k")
+    trained = shares([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
+    records = [{"category": category(g, truncated=False), "answer": g.answer} for g in grades]
+    evaluated = summary(records)
+    columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
+    paid = [fmean(reward(TEXTS, TEXTS, **columns)) for reward in (accuracy, gsm8k)]
+    for name, share in zip(("accuracy", "accuracy_in_format"), paid, strict=True):
+        assert trained[name] == pytest.approx(evaluated[name])
+        assert trained[name] == pytest.approx(share)
+    assert evaluated["accuracy"] > evaluated["accuracy_in_format"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -110,34 +121,6 @@ def test_the_real_model_answers_some_sums_and_the_file_holds_every_completion(sm
     for row in saved["rows"]:
         assert (row["category"] == "correct") == (row["verdict"] == "correct" and row["in_format"])
         assert row["truncated"] == (row["tokens"] == 16 and row["truncated"])
-
-
-@pytest.mark.full
-def test_greedy_answers_do_not_depend_on_the_batch_or_on_the_callers_generator(smollm, rows):
-    import torch
-
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    one = evaluate(smollm, rows[:6], max_new_tokens=12, batch_size=1, progress=False)
-    assert torch.equal(torch.get_rng_state(), state)
-    six = evaluate(smollm, rows[:6], max_new_tokens=12, batch_size=6, progress=False)
-    same = sum(a["completion"] == b["completion"] for a, b in zip(one["rows"], six["rows"], strict=True))
-    assert same >= 5  # in bfloat16 a near tie may fall either way
-
-
-@pytest.mark.full
-def test_samples_are_drawn_by_seed(smollm, rows):
-    draws = [
-        [
-            row["completion"]
-            for row in evaluate(
-                smollm, rows[:2], samples=4, temperature=1.5, seed=seed, max_new_tokens=8, progress=False
-            )["rows"]
-        ]
-        for seed in (0, 0, 1)
-    ]
-    assert draws[0] == draws[1] != draws[2]
-    assert len(set(draws[0][:4])) > 1
 
 
 # Going on where it was cut: a tiny random model, sampled, 6 problems x 4 completions in 5 batches.
@@ -176,8 +159,10 @@ def same_answers(a, b):
     return json.dumps(a["rows"]) == json.dumps(b["rows"])
 
 
-@pytest.mark.full
-def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(tiny, rows, tmp_path, uninterrupted):
+@pytest.mark.slow
+def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(
+    tiny, rows, tmp_path, uninterrupted, monkeypatch
+):
     output, data = tmp_path / "results.json", tmp_path / "rows.json"
     data.write_text(json.dumps(rows[:6]))
     killed = subprocess.run([sys.executable, "-c", KILLED, tiny(), data, output, json.dumps(SAMPLED)])
@@ -190,58 +175,20 @@ def test_a_call_that_was_killed_while_it_wrote_goes_on_with_the_same_answers(tin
     assert same_answers(results, uninterrupted)
     assert results["accuracy"] == uninterrupted["accuracy"]
     assert answers_file(output).read_text().startswith(left[: left.rfind("\n") + 1]), "what was there has stayed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cut", [0.1, 0.3, 0.999])
-def test_a_file_cut_anywhere_goes_on_with_the_same_answers(cut, tiny, rows, tmp_path, uninterrupted):
-    whole = answers_file(uninterrupted["results"]).read_bytes()
-    output = tmp_path / "results.json"
-    answers_file(output).write_bytes(whole[: int(cut * len(whole))])
-    assert same_answers(evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED), uninterrupted)
-
-
-@pytest.mark.slow
-def test_a_call_that_was_finished_answers_again_without_weights(tiny, rows, uninterrupted, monkeypatch):
-    monkeypatch.setattr(backends.Model, "generator", None)
-    again = evaluate(tiny(), rows[:6], output=uninterrupted["results"], progress=False, **SAMPLED)
-    assert same_answers(again, uninterrupted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"samples": 2}, "samples=4, not 2"),
-        ({"temperature": 0.5}, "temperature=1.0, not 0.5"),
-        ({"max_new_tokens": 9}, "max_new_tokens=24, not 9"),
+    with monkeypatch.context() as patched:  # a call that was finished needs no weights
+        patched.setattr(backends.Model, "generator", None)
+        assert same_answers(evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED), uninterrupted)
+    before = output.read_text()
+    for change, words in (
         ({"seed": 0}, "seed=3, not 0"),
         ({"batch_size": 6}, "batch_size=5, not 6"),
         ({"about": {"data": "gsm8k"}}, "data=None, not 'gsm8k'"),
-    ],
-)
-def test_other_settings_at_the_same_file_are_refused_in_one_line(change, words, tiny, rows, uninterrupted):
-    before = Path(uninterrupted["results"]).read_text()
-    with pytest.raises(ConfigError, match=f"was measured with {words}") as refused:
-        evaluate(tiny(), rows[:6], output=uninterrupted["results"], progress=False, **SAMPLED | change)
-    assert "\n" not in str(refused.value)
-    assert Path(uninterrupted["results"]).read_text() == before
-
-
-@pytest.mark.slow
-def test_other_problems_templates_and_weights_at_the_same_file_are_refused(tiny, rows, uninterrupted, tmp_path):
-    output = uninterrupted["results"]
+    ):
+        with pytest.raises(ConfigError, match=f"was measured with {words}"):
+            evaluate(tiny(), rows[:6], output=output, progress=False, **SAMPLED | change)
     with pytest.raises(ConfigError, match="problems_hash="):
         evaluate(tiny(), rows[1:7], output=output, progress=False, **SAMPLED)
-    boxed = load_problems("generated:sums", "heldout", limit=6, template="boxed")
-    with pytest.raises(ConfigError, match="template='gsm8k', not 'boxed'"):
-        evaluate(tiny(), boxed, output=output, progress=False, **SAMPLED)
-    copied = shutil.copytree(tiny(), tmp_path / "model")
-    output = tmp_path / "results.json"
-    evaluate(str(copied), rows[:1], output=output, max_new_tokens=2, progress=False)
-    os.utime(copied / "model.safetensors", ns=(1, 1))
-    with pytest.raises(ConfigError, match="weights_hash="):
-        evaluate(str(copied), rows[:1], output=output, max_new_tokens=2, progress=False)
+    assert output.read_text() == before
 
 
 @pytest.mark.slow
@@ -264,28 +211,9 @@ def test_results_of_which_the_answers_are_gone_are_not_written_over(tiny, rows, 
 
 
 @pytest.mark.slow
-def test_an_answers_file_of_something_else_is_refused(tiny, rows, tmp_path):
-    for text in ("[]\n", "my notes"):
-        answers_file(tmp_path / "r.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"cannot be read as measured results") as refused:
-            evaluate(tiny(), rows[:6], output=tmp_path / "r.json", progress=False, **SAMPLED)
-        assert "\n" not in str(refused.value)
-        assert answers_file(tmp_path / "r.json").read_text() == text
-
-
-@pytest.mark.slow
-def test_the_bar_counts_problems_and_says_the_accuracy_so_far(tiny, rows, capsys):
-    evaluate(tiny(), rows[:3], samples=2, temperature=1.0, max_new_tokens=2, batch_size=3)
-    bar = capsys.readouterr().err
-    assert "3/3" in bar
-    assert "problem" in bar
-    assert "accuracy 0.0%" in bar
-
-
-@pytest.mark.full
-def test_the_command_reports_overlap_and_the_same_figures_in_json_and_file(smollm, tmp_path, capsys, monkeypatch):
+def test_the_command_reports_overlap_and_the_same_figures_in_json_and_file(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = ["evaluate", "--model", smollm, "--data", "generated:sums", "--n", "4", "--max_new_tokens", "8"]
+    arguments = ["evaluate", "--model", tiny(), "--data", "generated:sums", "--n", "4", "--max_new_tokens", "8"]
     assert main([*arguments, "--samples", "2", "--temperature", "1", "--contamination", "generated:sums:heldout"]) == 0
     text = capsys.readouterr().out
     assert "contamination: 4 of 4 (100.0%) problems overlap" in text
@@ -299,20 +227,20 @@ def test_the_command_reports_overlap_and_the_same_figures_in_json_and_file(smoll
     assert f"{answer['accuracy']:6.1%}" in text
     assert saved.keys() >= {"template", "prompt_hash", "problems_hash", "grader", "max_new_tokens", "temperature"}
     assert "contamination" not in saved, "it is not a setting: the second call went on with the first one's answers"
-    assert contamination.NGRAM == 13
 
 
-def test_bad_arguments_are_one_line(smollm, rows):
-    with pytest.raises(ConfigError, match="samples=4 cannot be drawn at temperature 0"):
-        evaluate(smollm, rows, samples=4)
-    with pytest.raises(ConfigError, match="nothing to evaluate"):
-        evaluate(smollm, [])
-    with pytest.raises(ConfigError, match="share an id"):
-        evaluate(smollm, [rows[0], rows[0]])
-    with pytest.raises(ConfigError, match="temperature=-1 is negative"):
-        evaluate(smollm, rows, temperature=-1)
-    with pytest.raises(ConfigError, match="batch_size=0 evaluates nothing"):
-        evaluate(smollm, rows, batch_size=0)
+@pytest.mark.parametrize(
+    ("problems", "settings", "words"),
+    [
+        (slice(12), {"samples": 4}, "samples=4 cannot be drawn at temperature 0"),
+        (slice(0), {}, "nothing to evaluate"),
+        (slice(12), {"temperature": -1}, "temperature=-1 is negative"),
+        (slice(12), {"batch_size": 0}, "batch_size=0 evaluates nothing"),
+    ],
+)
+def test_bad_arguments_are_one_line(problems, settings, words, smollm, rows):
+    with pytest.raises(ConfigError, match=words):
+        evaluate(smollm, rows[problems], **settings)
 
 
 def test_a_prompt_that_is_longer_than_the_context_is_refused_before_the_first_answer(smollm, rows):

@@ -1,25 +1,13 @@
 """The statistics against hand-worked numbers, full enumeration and simulated coverage."""
 
 import itertools
-import math
 import random
 import statistics
-import time
 from collections import Counter
-from functools import cache
 
-import numpy
 import pytest
 
-from grpo_math.evaluation.stats import (
-    maj_at_k,
-    mcnemar,
-    mean_at_n,
-    paired_bootstrap,
-    pass_at_k,
-    wilson,
-    wilson_of_means,
-)
+from grpo_math.evaluation.stats import maj_at_k, mcnemar, paired_bootstrap, pass_at_k, wilson, wilson_of_means
 
 
 def test_wilson_gives_the_published_bounds():
@@ -34,26 +22,6 @@ def test_wilson_gives_the_published_bounds():
         assert wilson(successes, n) == pytest.approx((lo, hi), abs=5e-5)
 
 
-def test_wilson_mirrors_and_stays_inside_the_unit_interval():
-    for n in (1, 2, 7, 256):
-        for successes in range(n + 1):
-            lo, hi = wilson(successes, n)
-            assert 0 <= lo <= successes / n <= hi <= 1
-            mirrored = wilson(n - successes, n)
-            assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((lo, hi), abs=1e-12)
-
-
-def test_wilson_covers_the_true_share_in_95_of_100_runs():
-    # Exact coverage: the binomial mass of the counts whose interval holds p, averaged over p.
-    n, coverages = 256, []
-    intervals = [wilson(count, n) for count in range(n + 1)]
-    for p in (step / 100 for step in range(5, 96, 5)):
-        mass = [math.comb(n, count) * p**count * (1 - p) ** (n - count) for count in range(n + 1)]
-        coverages.append(sum(m for m, (lo, hi) in zip(mass, intervals, strict=True) if lo <= p <= hi))
-    assert statistics.fmean(coverages) == pytest.approx(0.95, abs=0.005)
-    assert min(coverages) > 0.93
-
-
 def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one():
     for n in range(1, 8):
         for c in range(n + 1):
@@ -61,12 +29,7 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one():
             for k in range(1, n + 1):
                 draws = list(itertools.combinations(flags, k))
                 assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-15)
-
-
-def test_pass_at_1_is_the_share_of_right_ones_and_large_counts_do_not_overflow():
-    assert pass_at_k(200, 37, 1) == 37 / 200
     assert pass_at_k(100_000, 1, 1000) == pytest.approx(0.01)
-    assert pass_at_k(100_000, 50_000, 1000) == 1.0
 
 
 def brute_force_majority(answers, correct, k):
@@ -93,27 +56,9 @@ def test_maj_at_k_is_the_mean_over_all_draws_with_ties_shared():
         assert maj_at_k(answers, correct, k) == pytest.approx(brute_force_majority(answers, correct, k), abs=1e-12)
 
 
-def test_maj_at_1_is_the_mean_where_no_completion_abstains():
-    assert maj_at_k(["7", "8", "9", "7"], [True, False, False, True], k=1) == 0.5
-
-
 def test_a_blank_answer_abstains_and_all_abstaining_is_wrong():
     assert maj_at_k([" ", "", None], [True, True, True], k=3) == 0
     assert maj_at_k(["7", " ", " "], [True, False, False], k=3) == 1
-
-
-def test_maj_at_16_of_64_different_answers_is_fast():
-    started = time.perf_counter()
-    value = maj_at_k([str(i // 2) for i in range(64)], [i < 2 for i in range(64)], k=16)
-    assert time.perf_counter() - started < 10  # by simulation it takes minutes
-    # 32 answers with two completions each are alike: each wins 1 time in 32.
-    assert value == pytest.approx(1 / 32)
-
-
-def test_mean_at_n_takes_problems_and_not_completions_as_the_sample():
-    mean, error = mean_at_n([[1] * 16, [0] * 16])
-    # Means 1 and 0: stdev sqrt(1/2), over sqrt(2) problems.
-    assert (mean, error) == (0.5, pytest.approx(0.5))
 
 
 def test_the_paired_interval_matches_the_normal_approximation_at_large_n():
@@ -126,92 +71,17 @@ def test_the_paired_interval_matches_the_normal_approximation_at_large_n():
     assert paired.hi == pytest.approx(0.375 + 1.96 * 0.036644, abs=0.006)
 
 
-def test_multinomial_and_plain_resampling_give_the_same_distribution():
-    before = [1] * 30 + [0] * 70
-    after = [0] * 5 + [1] * 60 + [0] * 35
-    fast = paired_bootstrap(before, after, resamples=20_000)
-    rng = random.Random(1)
-    differences = [b - a for a, b in zip(before, after, strict=True)]
-    plain = sorted(sum(rng.choices(differences, k=100)) / 100 for _ in range(20_000))
-    assert fast.lo == pytest.approx(plain[500], abs=0.0101)
-    assert fast.hi == pytest.approx(plain[-501], abs=0.0101)
-
-
-def test_scores_between_0_and_1_are_resampled_too():
-    paired = paired_bootstrap([0.25, 0.5, 0.0, 0.75] * 16, [0.5, 0.5, 0.25, 0.5] * 16, resamples=2000)
-    # Differences 1/4, 0, 1/4, -1/4: mean 1/16, variance 3/64 - 1/256, standard error 0.0259.
-    assert (paired.difference, paired.gained, paired.lost) == (0.0625, 32, 16)
-    assert paired.lo == pytest.approx(0.0625 - 1.96 * 0.0259, abs=0.01)
-    assert paired.hi == pytest.approx(0.0625 + 1.96 * 0.0259, abs=0.01)
-
-
-def test_ten_thousand_resamples_of_256_problems_take_under_a_third_of_a_second():
-    started = time.perf_counter()
-    paired_bootstrap([1] * 94 + [0] * 162, [0] * 14 + [1] * 190 + [0] * 52)
-    assert time.perf_counter() - started < 5
-
-
-def test_both_ends_of_the_interval_leave_as_many_resamples_out():
+def test_the_same_seed_gives_the_same_interval_also_of_scores_between_0_and_1():
     rng = random.Random(0)
     before, after = ([rng.random() for _ in range(40)] for _ in range(2))
     up, down = paired_bootstrap(before, after, 1000), paired_bootstrap(after, before, 1000)  # the same draws, mirrored
     assert (up.lo, up.hi) == (-down.hi, -down.lo)
 
 
-def test_the_same_seed_gives_the_same_interval():
-    before, after = [0] * 60 + [1] * 40, [1] * 30 + [0] * 30 + [1] * 30 + [0] * 10
-    assert paired_bootstrap(before, after, seed=4) == paired_bootstrap(before, after, seed=4)
-
-
 def test_equal_differences_give_an_interval_without_width():
     assert paired_bootstrap([0, 0, 0], [1, 1, 1])[:3] == (1.0, 1.0, 1.0)
     assert paired_bootstrap([1, 0, 1], [1, 0, 1])[:3] == (0.0, 0.0, 0.0)
     assert paired_bootstrap([1], [0]) == (-1.0, -1.0, -1.0, 1, 0, 1)
-
-
-# Coverage by simulation: 2,000 draws at 95% have a standard error of half a point.
-
-DRAWS = 2000
-
-
-def test_wilson_covers_the_true_share_in_95_of_100_draws():
-    rng, covered = numpy.random.default_rng(0), 0
-    shares = rng.uniform(0.05, 0.95, DRAWS)
-    for p, successes in zip(shares, rng.binomial(200, shares), strict=True):
-        lo, hi = wilson(int(successes), 200)
-        covered += lo <= p <= hi
-    assert covered / DRAWS == pytest.approx(0.95, abs=0.01)
-
-
-@pytest.mark.slow
-def test_wilson_of_means_covers_where_completions_of_a_problem_are_alike_and_plain_wilson_does_not():
-    rng, covered, plain = numpy.random.default_rng(0), 0, 0
-    for difficulty in rng.beta(0.6, 0.9, (DRAWS, 200)):  # mean 0.4; most problems are nearly always right or wrong
-        right = rng.binomial(8, difficulty)
-        lo, hi = wilson_of_means([[1] * count + [0] * (8 - count) for count in right.tolist()])
-        covered += lo <= 0.4 <= hi
-        lo, hi = wilson(int(right.sum()), 1600)
-        plain += lo <= 0.4 <= hi
-    assert covered / DRAWS == pytest.approx(0.95, abs=0.01)
-    assert plain / DRAWS < 0.7, "1,600 completions of 200 problems are not 1,600 problems"
-
-
-@pytest.mark.full
-def test_the_paired_interval_covers_the_true_difference_in_95_of_100_draws():
-    gain, loss = 0.3, 0.1
-    moved = numpy.random.default_rng(0).multinomial(256, [gain, loss, 1 - gain - loss], DRAWS)
-
-    @cache
-    def interval(gained, lost):  # the interval is of the counts alone
-        still = 256 - gained - lost
-        paired = paired_bootstrap([0] * gained + [1] * lost + [0] * still, [1] * gained + [0] * (lost + still), 2000)
-        return paired.lo, paired.hi
-
-    covered = 0
-    for gained, lost, _ in moved.tolist():
-        lo, hi = interval(gained, lost)
-        covered += lo <= gain - loss <= hi
-    assert covered / DRAWS == pytest.approx(0.95, abs=0.01)
 
 
 def test_the_paired_interval_holds_the_middle_95_of_all_resamples():
@@ -230,13 +100,6 @@ def test_wilson_of_means_at_its_ends():
     assert wilson_of_means([[1, 1], [1, 0], [0, 0], [1, 0]]) == pytest.approx(wilson(3, 6))  # SE^2 = 1/24, p(1-p) = 1/4
 
 
-def test_pass_at_k_is_the_published_stable_form():
-    # Chen et al. 2021, figure 3: 1 - prod over i from n - c + 1 to n of (1 - k / i).
-    for n, c, k in itertools.product((5, 20, 200), (0, 1, 3, 5), (1, 2, 5)):
-        factors = [1 - k / i for i in range(n - c + 1, n + 1)]
-        assert pass_at_k(n, c, k) == pytest.approx(1.0 if n - c < k else 1 - math.prod(factors), abs=1e-12)
-
-
 def test_mcnemar_is_the_share_of_all_outcomes_that_are_as_lopsided():
     for changed in range(1, 11):
         outcomes = [sum(signs) for signs in itertools.product((1, -1), repeat=changed)]
@@ -246,14 +109,6 @@ def test_mcnemar_is_the_share_of_all_outcomes_that_are_as_lopsided():
             assert mcnemar(gained, changed - gained) == pytest.approx(extreme, abs=1e-12)
 
 
-def test_mcnemar_on_the_approval_ratings_of_agresti():
-    # Agresti, Categorical Data Analysis, section 10.1: 150 went from approval to disapproval, 86 the other way; the
-    # chi-square of 17.36 has p = 3.1e-5, which the exact test is close to.
-    assert math.erfc(math.sqrt(17.36 / 2)) == pytest.approx(3.1e-5, rel=0.01)
-    assert mcnemar(86, 150) == pytest.approx(3.1e-5, rel=0.25)
-
-
-@pytest.mark.slow
 def test_mcnemar_is_the_exact_two_sided_sign_test():
     # (1 + 10) / 2^10 on one side.
     assert mcnemar(9, 1) == mcnemar(1, 9) == 22 / 1024

@@ -55,24 +55,6 @@ def test_several_sets_give_one_table_and_load_the_model_once(data, tiny, capsys,
     ]
 
 
-@pytest.mark.slow
-def test_a_run_on_several_sets_compares_base_and_trained_on_each(data, tiny, tmp_path, capsys):
-    from transformers import AutoModelForCausalLM
-
-    from grpo_math.generation.models import load_tokenizer
-
-    run = tmp_path / "run"
-    AutoModelForCausalLM.from_pretrained(tiny()).save_pretrained(run / "model")
-    load_tokenizer(tiny()).save_pretrained(run / "model")
-    (run / "config.yaml").write_text(f'model_name_or_path: "{tiny()}"\nprompt_template: boxed\n', encoding="utf-8")
-    assert main(["evaluate", "--run", str(run), "--data", "generated:sums,minerva", *LESS]) == 0
-    text = capsys.readouterr().out
-    for name, file in (("generated:sums", "generated_sums"), ("minerva", "minerva")):
-        assert (run / "evaluation" / file / "base.json").exists()
-        assert (run / "evaluation" / file / "trained.json").exists()
-        assert f"\n{name} " in text.partition("95% paired interval")[2]
-
-
 def test_a_number_within_the_authors_tolerance_is_right():
     from grpo_math.evaluation.scoring import as_published
     from grpo_math.grading import Grade, Verdict, grade_batch
@@ -84,16 +66,6 @@ def test_a_number_within_the_authors_tolerance_is_right():
     assert [str(as_published(g, row["answer"], row).verdict) for g, row in zip(grades, rows, strict=True)] == [
         *("correct", "wrong", "wrong")
     ]
-
-
-def test_bad_rows_are_left_out_where_that_is_asked_for(data, tiny, tmp_path, capsys):
-    file = tmp_path / "mine.jsonl"
-    file.write_text('{"problem": "a?", "answer": "1"}\n{"problem": "b?"}\n', encoding="utf-8")
-    asked = ["evaluate", "--model", tiny(), "--data", str(file), "--max_completion_length", "2", "--json"]
-    assert main(asked) == 2
-    assert "answer is missing" in capsys.readouterr().err
-    assert main([*asked, "--skip-bad-rows"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["n"] == 1
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What vLLM cannot serve is refused by name; what is saved is what peft reads back; a scale is one of the effect."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -54,20 +52,15 @@ def test_what_vllm_cannot_serve_is_refused_by_name(settings, named, adapted):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"use_rslora": True}, {"target_modules": "all-linear"}, {"layers_to_transform": [1]}]
-)
-def test_what_vllm_serves_passes(settings, adapted):
-    refuse_unserved(adapted(**settings))
-
-
 @pytest.mark.parametrize("settings", [{}, {"use_rslora": True}])
-@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
 def test_a_saved_adapter_is_the_policy_with_its_effect_scaled(settings, scale, adapted, tiny, tmp_path):
     model = adapted(**settings)
+    refuse_unserved(model)
     gathered = []
     tensors = adapter_tensors(model, lambda parameters: gathered.append(parameters) or nullcontext())
     assert len(gathered[0]) == len(tensors) == 8  # A and B of two maps in two layers
+    assert adapter_bytes(model) == sum(tensor.nbytes for tensor in tensors.values()) > 0
     save_adapter(model, tensors, tmp_path / "new" / "folder", scale)
     read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny()), tmp_path / "new" / "folder")
     plain = logps(model, PROMPT, COMPLETION)
@@ -78,17 +71,6 @@ def test_a_saved_adapter_is_the_policy_with_its_effect_scaled(settings, scale, a
     assert model.peft_config["default"].lora_alpha == 8
 
 
-def test_scaled_by_0_is_the_base_and_the_scale_comes_back_after_an_error(adapted, tiny):
-    model = adapted()
-    plain = logps(model, PROMPT, COMPLETION)
-    with scaled(model, 0.0):
-        base = AutoModelForCausalLM.from_pretrained(tiny())
-        assert torch.allclose(logps(model, PROMPT, COMPLETION), logps(base, PROMPT, COMPLETION), atol=1e-5)
-    with pytest.raises(IndexError), scaled(model, 2.0):
-        logps(model, PROMPT, [10**9])
-    assert torch.equal(logps(model, PROMPT, COMPLETION), plain)
-
-
 def test_the_reference_adapter_is_not_sent(adapted):
     model = adapted()
     model.add_adapter("ref", model.peft_config["default"])
@@ -96,23 +78,6 @@ def test_the_reference_adapter_is_not_sent(adapted):
     tensors = adapter_tensors(model, lambda parameters: nullcontext(gathered.extend(parameters)))
     assert len(tensors) == len(gathered) == 8
     assert not any("ref" in name for name in tensors)
-
-
-def test_log_probs_are_those_of_the_whole_forward_with_dropout_off(adapted):
-    model = adapted(lora_dropout=0.5).train()
-    found = logps(model, PROMPT, COMPLETION)
-    assert model.training
-    model.eval()
-    with torch.no_grad():
-        every = model(torch.tensor([PROMPT + COMPLETION])).logits[0].log_softmax(-1)
-    by_hand = [every[len(PROMPT) - 1 + i, token] for i, token in enumerate(COMPLETION)]
-    assert torch.allclose(found, torch.stack(by_hand), atol=1e-6)
-
-
-def test_the_size_of_an_adapter_is_that_of_its_tensors(adapted):
-    model = adapted()
-    tensors = adapter_tensors(model, lambda parameters: nullcontext())
-    assert adapter_bytes(model) == sum(tensor.nbytes for tensor in tensors.values()) > 0
 
 
 @pytest.mark.parametrize(("room", "place"), [(8, "shm"), (7, "run")])

@@ -1,7 +1,5 @@
 """The canary against a sampler that is right, or wrong in one way: a small policy stands for vLLM's copy of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -68,12 +66,6 @@ def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
 def test_a_sampler_with_other_log_probs_ends_the_run(spoil, policy):
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
         Sampler(policy, spoil).canary().check(PROMPTS, 1)
-
-
-def test_log_probs_that_vllm_could_not_compute_are_none_of_a_right_sampler(policy):
-    policy.get_base_model().lm_head.weight.data.mul_(1e4)  # those of the likeliest tokens are all 0
-    with pytest.raises(UserError, match="vLLM samples the wrong model: after sync 1"):
-        Sampler(policy, lambda said: [None] * len(said)).canary().check(PROMPTS, 1)
 
 
 def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):

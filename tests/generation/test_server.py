@@ -1,17 +1,17 @@
 """The command that starts a vLLM server, and the client: against a stand-in (small_vllm.py), in seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 
 import pytest
 from small_vllm import SmallVLLM
+from trl.generation import vllm_client
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.server import BESIDE, GUARD, Server, command, environment, served_rank
+from grpo_math.generation.sync import KeyedClient
 from grpo_math.run.http import ServerError
 
 
@@ -28,26 +28,15 @@ def after(line: list[str], flag: str) -> str:
 
 def test_the_command_serves_this_machine_alone_with_the_log_probs_that_were_sampled_from():
     line = command("org/model", port=8123, dtype="bfloat16", max_model_length=2048, seed=3, extra=["--enforce-eager"])
-    assert line[:3] == ["vllm", "serve", "org/model"]
-    assert after(line, "--host") == "127.0.0.1"
-    assert after(line, "--port") == "8123"
-    assert after(line, "--logprobs-mode") == "processed_logprobs"
-    assert after(line, "--max-model-len") == "2048"
-    assert after(line, "--seed") == "3"
-    assert line[-1] == "--enforce-eager"
-    assert "--enable-lora" not in line
-    assert after(line, "--weight-transfer-config") == '{"backend": "nccl"}'
-    assert not {"--tensor-parallel-size", "--data-parallel-size"} & set(line)
+    expected = "vllm serve org/model --host 127.0.0.1 --port 8123 --dtype bfloat16 --seed 3"
+    expected += " --logprobs-mode processed_logprobs --max-logprobs -1 --max-model-len 2048 --weight-transfer-config"
+    assert line == [*expected.split(), '{"backend": "nccl"}', "--enforce-eager"]
 
 
 def test_an_adapters_rank_is_rounded_up_to_one_that_vllm_takes():
     line = command("m", lora_rank=20, tensor_parallel=2, data_parallel=4)
-    assert "--enable-lora" in line
-    assert "--weight-transfer-config" not in line
-    assert after(line, "--max-lora-rank") == "32"
-    assert after(line, "--tensor-parallel-size") == "2"
-    assert after(line, "--data-parallel-size") == "4"
-    assert after(line, "--api-server-count") == "1"  # each front end has its own list of adapters
+    parallel = ["--tensor-parallel-size", "2", "--data-parallel-size", "4", "--api-server-count", "1"]
+    assert line[-11:] == [*parallel, "--enable-lora", "--max-loras", "1", "--max-lora-rank", "32"]
     assert [served_rank(rank) for rank in (1, 8, 9, 512)] == [8, 8, 16, 512]
     with pytest.raises(ConfigError, match="lora_r=513 is above 512"):
         served_rank(513)
@@ -68,9 +57,22 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
     assert {path.name for path in BESIDE.glob("*.py")} == {"__init__.py", f"{GUARD.split('.')[0]}.py"}
 
 
-@pytest.mark.parametrize("said", [None, "Bearer sec", "Bearer secret2", "Basic secret", "secret", "Bearer "])
-@pytest.mark.parametrize("path", ["/v1/completions", "/collective_rpc", "/sleep", "/", "/health/", "/v1/realtime"])
-def test_no_path_is_open_without_the_key_but_health(said, path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "said", "kind", "answer"),
+    [
+        *(
+            ("/v1/completions", said, "http", 401)
+            for said in (None, "Bearer sec", "Bearer secret2", "Basic secret", "Bearer ")
+        ),
+        *((path, None, "http", 401) for path in ("/collective_rpc", "/sleep", "/", "/health/", "/v1/realtime")),
+        ("/v1/realtime", "secret", "websocket", 1008),
+        ("/v1/completions", "Bearer secret", "http", None),
+        ("/v1/realtime", "Bearer secret", "websocket", None),
+        ("/health", None, "http", None),
+        ("/", None, "lifespan", None),
+    ],
+)
+def test_no_path_is_open_without_the_key_but_health(path, said, kind, answer, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret\n")
     reached, sent = [], []
 
@@ -80,36 +82,18 @@ def test_no_path_is_open_without_the_key_but_health(said, path, monkeypatch):
     async def send(message):
         sent.append(message)
 
-    def ask(path, said, kind="http"):
-        headers = [(b"authorization", said.encode())] if said is not None else []
-        asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
-
-    ask(path, said)
-    assert (reached, [message.get("status") for message in sent]) == ([], [401, None])
-    ask(path, said, "websocket")
-    assert (reached, sent[-1]) == ([], {"type": "websocket.close", "code": 1008})
-    for words in (
-        (path, "Bearer secret"),
-        ("/health", said),
-        ("/", said, "lifespan"),
-        (path, "Bearer secret", "websocket"),
-    ):
-        ask(*words)
-    assert reached == [path, "/health", "/", path]
+    headers = [(b"authorization", said.encode())] if said is not None else []
+    asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
+    assert reached == ([path] if answer is None else [])
+    assert [message.get("status", message.get("code")) for message in sent][:1] == ([] if answer is None else [answer])
 
 
-def test_trls_own_client_sends_the_key_too(small, monkeypatch):
-    from trl.generation import vllm_client
-
-    from grpo_math.generation.sync import KeyedClient
-
+@pytest.mark.parametrize("key", ["secret", ""])
+def test_trls_own_client_sends_the_key_too(key, small, monkeypatch):
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
-    for key in ("secret", ""):
-        monkeypatch.setenv("VLLM_API_KEY", key)
-        small.headers.clear()
-        assert KeyedClient(base_url=small.url).model == "base"
-        assert small.asked[-1] == "/v1/models"
-        assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
+    monkeypatch.setenv("VLLM_API_KEY", key)
+    assert KeyedClient(base_url=small.url).model == "base"
+    assert small.headers[-1].get("Authorization") == (f"Bearer {key}" if key else None)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://[::1", "http://a:secret@h"])
@@ -119,17 +103,7 @@ def test_what_is_no_address_is_refused(url):
     assert "secret" not in str(error.value)
 
 
-def test_a_key_from_a_file_loses_its_line_end_and_one_that_no_header_carries_is_not_shown(small, monkeypatch):
-    monkeypatch.setenv("VLLM_API_KEY", "secret\r\n")
-    Server(small.url).check_version()
-    assert small.headers[-1]["Authorization"] == "Bearer secret"
-    assert environment()["VLLM_API_KEY"] == "secret"
-    monkeypatch.setenv("VLLM_API_KEY", "sec\nret")
-    with pytest.raises(ConfigError, match=r"VLLM_API_KEY='\*\*\*' holds more than printable ASCII"):
-        Server(small.url)
-
-
-@pytest.mark.parametrize("version", ["0.22.0", "0.27.1", "0.31.0", "0.31.4+cpu", "0.31.0rc1"])
+@pytest.mark.parametrize("version", ["0.22.0", "0.31.4+cpu", "0.31.0rc1"])
 def test_supported_versions_pass(version, small):
     small.version = version
     assert Server(small.url).check_version() == version
@@ -138,34 +112,26 @@ def test_supported_versions_pass(version, small):
 @pytest.mark.parametrize("version", ["0.21.9", "0.32.0", "1.0.0", "dev"])
 def test_another_version_is_one_line_with_the_remedy(version, small):
     small.version = version
-    with pytest.raises(ServerError, match=r"runs vLLM .* 0.22 to 0.31: .*'vllm>=0.22,<0.32'") as error:
+    with pytest.raises(ServerError, match=r"runs vLLM .* 0.22 to 0.31: .*'vllm>=0.22,<0.32'"):
         Server(small.url).check_version()
-    assert "\n" not in str(error.value)
 
 
-def test_the_key_is_sent_and_a_missing_one_is_said(small):
-    Server(small.url, api_key="secret").check_version()
-    assert small.headers[-1]["Authorization"] == "Bearer secret"
-    small.trouble = [(401, '{"error": "Unauthorized"}')]
-    with pytest.raises(ServerError, match="set VLLM_API_KEY") as error:
-        Server(small.url, api_key="wrong").models()
-    assert "wrong" not in str(error.value)
-
-
-def test_a_refusal_is_not_asked_again(small):
-    small.trouble = [(400, "this model's maximum context\nlength is 16")]
-    with pytest.raises(ServerError, match="answers 400: this model's maximum context length is 16") as error:
-        Server(small.url).generate([1], model="base")
-    assert error.value.status == 400
-    assert len(small.asked) == 1
-
-
-def test_nobody_there_is_one_line_without_retries(small):
-    small.stop()
-    with pytest.raises(ServerError, match="does not answer") as error:
-        Server(small.url, retries=0).check_version()
-    assert error.value.status is None
-    assert not Server(small.url).healthy()
+@pytest.mark.parametrize(
+    ("parallel", "replicas"),
+    [
+        ({}, [None]),
+        ({"data_parallel_size": 2}, [0, 1]),
+        ({"data_parallel_size": 2, "data_parallel_external_lb": True}, [None]),
+    ],
+)
+def test_a_request_can_name_each_copy_behind_an_address(parallel, replicas, small):
+    small.settings["parallel_config"] = parallel
+    assert Server(small.url).replicas() == replicas
+    for replica in replicas:
+        small.trouble = [(200, '{"choices": [{"index": 0, "token_ids": [1]}]}')]
+        Server(small.url).generate([7], model="base", replica=replica)
+        names = {name.lower(): value for name, value in small.headers[-1].items()}
+        assert names.get("x-data-parallel-rank") == (None if replica is None else str(replica))
 
 
 @pytest.mark.slow
@@ -187,21 +153,16 @@ def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_han
 
 
 def test_a_server_without_runtime_adapters_or_development_paths_says_what_to_start_it_with(small):
+    server = Server(small.url)
     small.trouble = [(404, '{"detail": "Not Found"}')] * 2
     with pytest.raises(ServerError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"):
-        Server(small.url).load_adapter("a", "/folder")
+        server.load_adapter("a", "/folder")
     with pytest.raises(ServerError, match="VLLM_SERVER_DEV_MODE=1"):
-        Server(small.url).settings()
-
-
-def test_a_missing_folder_is_said_as_it_is(small):
+        server.settings()
     small.trouble = [(404, '{"error": {"message": "Loading lora a failed: No adapter found for /folder"}}')]
     with pytest.raises(ServerError, match=r"No adapter found for /folder.*: .*GRPO_MATH_ADAPTER_DIR"):
-        Server(small.url).load_adapter("a", "/folder")
-
-
-def test_an_unknown_adapter_is_unloaded_already(small):
-    Server(small.url).unload_adapter("never there")
+        server.load_adapter("a", "/folder")
+    server.unload_adapter("never there")
 
 
 def test_completions_come_in_order_with_their_log_probs(small):

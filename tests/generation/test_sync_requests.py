@@ -1,20 +1,13 @@
-"""What vLLM is asked for, and whose answer goes where: servers and engines that only write down what they are told."""
+"""What vLLM is asked for, and whose answer goes where: servers that only write down what they are told."""
 
-from __future__ import annotations
-
-import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-
-import pytest
-import torch
-from trl.generation.vllm_generation import VLLMGeneration
+from types import SimpleNamespace
 
 from grpo_math.generation import sync
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.sync import AdapterGeneration, _WithAdapter
+from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.run.http import ServerError
 
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
@@ -52,68 +45,34 @@ class Told:
         return [Completion(row, [-0.5] * len(row)) for row in rows]
 
 
-class Engine:
-    """A colocated engine that notes what it is told."""
-
-    def __init__(self, told):
-        self.told, self.adapter = told, None
-
-    def __getattr__(self, name):
-        return lambda *args, **kwargs: self.told.append(name) or self.answers(args)
-
-    def answers(self, args):
-        tokens = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-0.5)}])
-        return [SimpleNamespace(prompt_token_ids=[1], outputs=[tokens]) for _ in (args[0] if args else ())]
-
-
-def colocated(told, monkeypatch, **own):
-    module = ModuleType("vllm")
-    module.SamplingParams = SimpleNamespace
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    made = generation(servers=0)
-    vars(made).update(mode="colocate", llm=Engine(told), model=None, enable_sleep_mode=True, tensor_parallel_size=1)
-    vars(made).update(own)
-    return made
-
-
-def generation(servers=1, rank=0):
+def generation(servers=1):
     made = object.__new__(AdapterGeneration)
     vars(made).update(SAMPLING, mode="server", max_completion_length=8, structured_outputs_regex=None)
     made.generation_kwargs = {"stop": ["</answer>"]}
     made.servers, made.server_timeout = [Told() for _ in range(servers)], 1.0
     made.seed, made.rollouts, made.folder = 3, 0, Path()
     made.canary = SimpleNamespace(due=False, agreed=2)
-    made.accelerator = SimpleNamespace(process_index=rank, is_main_process=True)
+    made.accelerator = SimpleNamespace(process_index=0, is_main_process=True)
     return made
 
 
-def repeated(*prompts):
-    """Two completions of each, as TRL hands prompts over."""
-    return [[prompt] for prompt in prompts for _ in range(2)]
-
-
-def test_every_sampling_setting_is_sent():
-    made = generation()
-    made.generate(repeated(1), None, 2)
-    (request,) = made.servers[0].requests
-    assert {name: request[name] for name in SAMPLING} == SAMPLING
-    assert (request["n"], request["max_tokens"], request["extra"]) == (2, 8, {"stop": ["</answer>"]})
-
-
-def test_answers_of_several_servers_come_in_the_order_of_prompts():
+def test_every_setting_is_sent_and_answers_of_several_servers_come_in_the_order_of_prompts():
     made = generation(servers=2)
-    _, token_ids, logprobs, ids = made.generate(repeated(1, 2, 3, 4, 5), None, 2)
+    _, token_ids, logprobs, ids = made.generate([[prompt] for prompt in range(1, 6) for _ in range(2)], None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 6) for number in range(2)]
     assert ids == [[[token] for token in row] for row in token_ids]
     assert logprobs == [[[-0.5], [-0.5]]] * 10
     assert [len(server.requests) for server in made.servers] == [3, 2]
+    request = made.servers[1].requests[0]
+    assert {name: request[name] for name in SAMPLING} == SAMPLING
+    assert (request["n"], request["max_tokens"], request["extra"]) == (2, 8, {"stop": ["</answer>"]})
 
 
 def test_each_prompt_of_each_rollout_has_a_seed_of_its_own_that_follows_from_the_runs():
     def seeds(rollouts):
         made = generation(servers=2)
         for _ in range(rollouts):
-            made.generate(repeated(1, 2, 3), None, 2)
+            made.generate([[1], [1], [2], [2], [3], [3]], None, 2)
         return [request["seed"] for server in made.servers for request in server.requests]
 
     assert len(set(seeds(3))) == 9
@@ -125,73 +84,8 @@ def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
     made = generation()
     (server,) = made.servers
     server.fails = [[3], [3], [1], [9]]
-    _, token_ids, *_ = made.generate(repeated(*range(1, 11)), None, 2)
+    _, token_ids, *_ = made.generate([[prompt] for prompt in range(1, 11) for _ in range(2)], None, 2)
     assert token_ids == [[prompt, number] for prompt in range(1, 11) for number in range(2)]
     asked = Counter(request["prompt"][0] for request in server.requests)
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
     assert server.waits == 2
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_takes_the_completions_of_its_own_prompts(rank, monkeypatch):
-    of_ranks = [repeated(1, 2), repeated(3, 4)]
-    monkeypatch.setattr(sync, "gather_object", lambda prompts: [*of_ranks[0], *of_ranks[1]])
-    prompts, token_ids, *_ = generation(rank=rank).generate(of_ranks[rank], None, 2)
-    assert [row[:1] for row in token_ids] == prompts == of_ranks[rank]
-
-
-def test_the_canary_is_due_after_each_sync_until_it_has_agreed_with_an_adapter_that_moved():
-    made = generation()
-    made._send, made.syncs = lambda: None, 0
-    for agreed, due in ((0, True), (1, True), (2, False)):
-        made.canary.agreed = agreed
-        made.sync_weights()
-        assert made.canary.due == due
-
-
-def test_a_colocated_engine_samples_with_the_adapter_and_never_throws_the_base_away(tmp_path, monkeypatch):
-    told = []
-    engine = SimpleNamespace(
-        generate=lambda prompts, **request: told.append(request["lora_request"]),
-        sleep=lambda level: told.append(level),
-        model="base",
-    )
-    module = ModuleType("vllm.lora.request")
-    module.LoRARequest = lambda name, number, path: (name, number, path)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sync, "save_adapter", lambda *saved: None)
-    made = generation(servers=0)
-    vars(made).update(mode="colocate", llm=_WithAdapter(engine), model=None, root=tmp_path, run="run", sent=4)
-    made._publish({}, 1.0)
-    made.llm.generate(["x"])
-    made.llm.sleep(level=2)
-    assert told == [("run-4", 4, str(tmp_path / "run-4")), 1]
-    assert made.llm.model == "base"
-
-
-def test_the_canary_of_engines_that_share_a_model_waits_for_every_rank_first(monkeypatch):
-    told = []
-    monkeypatch.setattr(torch.distributed, "barrier", lambda device_ids: told.append(("barrier", *device_ids)))
-    accelerator = SimpleNamespace(local_process_index=1)
-    made = colocated(told, monkeypatch, tensor_parallel_size=2, accelerator=accelerator)
-    assert made._ask([1, 2]) == [Completion([7], [-0.5])]
-    assert told == ["wake_up", ("barrier", 1), "generate"]
-    made.tensor_parallel_size = 1
-    made._ask([1, 2])
-    assert told[3:] == ["wake_up", "generate"]
-
-
-def test_a_turn_wakes_a_colocated_engine_and_does_not_send_the_adapter_again(monkeypatch):
-    told = []
-    made = colocated(told, monkeypatch, _llm_weights_sleeping=True)
-    monkeypatch.setattr(made, "_send", lambda: told.append("adapter"), raising=False)
-    monkeypatch.setattr(VLLMGeneration, "generate", lambda made, *args: told.append("turn"))
-    made.syncs = 0
-    made.sync_weights()
-    made.canary.due = False
-    for _ in range(2):
-        made.generate([[1]], None, 1)
-        made._llm_weights_sleeping = True  # TRL lets the engine sleep after each turn
-    made.generate([[1]], None, 1)
-    assert told == ["wake_up", "adapter", "turn", "wake_up", "turn", "wake_up", "turn"]
-    assert (made.syncs, made._llm_weights_sleeping) == (1, False)

@@ -1,7 +1,5 @@
 """The chat of a model that calls tools, and the loop over its turns."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import pytest
@@ -49,16 +47,6 @@ def talk_of(tokenizer, *tools, **settings):
     return Talk(deepcopy(tokenizer), tools, **settings)
 
 
-def test_the_embedded_models_template_renders_as_before_where_nothing_is_called(tokenizer):
-    assert tokenizer.chat_template == chat.OF_SMOLLM2
-    for messages in (build_prompt("1 + 1?", "gsm8k"), [{"role": "user", "content": "1 + 1?"}]):
-        for opens in (True, False):
-            asked = {"tokenize": False, "add_generation_prompt": opens}
-            said = tokenizer.apply_chat_template(messages, **asked)
-            for fenced in (True, False):
-                assert tokenizer.apply_chat_template(messages, chat_template=chat.smollm2(fenced), **asked) == said
-
-
 def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
     talk = talk_of(tokenizer, python)
     text = tokenizer.decode(talk.prompt(build_prompt("1 + 1?", "python")))
@@ -66,29 +54,22 @@ def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
     ids = tokenizer.encode("```python\nprint(3 + 4)\n```<|im_end|>")
     (call,) = talk.message(ids, talk.prompt(build_prompt("1 + 1?", "python")))["tool_calls"]
     assert call["function"] == {"name": "python", "arguments": {"code": "print(3 + 4)"}}
+    for said in ("#### 7<|im_end|>", "``` python\nx```<|im_end|>", "`python`", "<|im_end|>"):
+        assert not talk.message(tokenizer.encode(said), []).get("tool_calls")
 
 
-@pytest.mark.parametrize("said", ["#### 7<|im_end|>", "``` python\nx```<|im_end|>", "`python`", "<|im_end|>"])
-def test_what_is_no_block_is_no_call(said, tokenizer):
-    message = talk_of(tokenizer, python).message(tokenizer.encode(said), [])
-    assert not message.get("tool_calls")
-
-
-def test_other_tools_are_listed_and_called_in_json(tokenizer):
+def test_other_tools_are_listed_and_called_in_json_and_hostile_json_is_text(tokenizer):
     talk = talk_of(tokenizer, add)
-    text = tokenizer.decode(talk.prompt([{"role": "user", "content": "1 + 1?"}]))
-    assert '"name": "add"' in text
-    said = tokenizer.encode('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n</tool_call><|im_end|>')
-    assert talk.message(said, [])["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": 1}
+    assert '"name": "add"' in tokenizer.decode(talk.prompt([{"role": "user", "content": "1 + 1?"}]))
 
+    def calls(inside):
+        said = talk.message(tokenizer.encode(f"<tool_call>{inside}</tool_call><|im_end|>"), [])
+        assert said["role"] == "assistant"
+        return said.get("tool_calls")
 
-def test_hostile_json_is_text(tokenizer):
-    talk = talk_of(tokenizer, add)
+    assert calls('\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n')[0]["function"]["arguments"] == {"a": 1, "b": 1}
     for inside in ("[" * 40_000, '{"name": "add"', '{"name": ["add"], "arguments": 1}', "null", '"a"', "{}"):
-        said = tokenizer.encode(f"<tool_call>{inside}</tool_call><|im_end|>")
-        message = talk.message(said, [])
-        assert message["role"] == "assistant"
-        assert not message.get("tool_calls")
+        assert not calls(inside)
 
 
 def test_a_model_whose_template_renders_no_calls_is_refused(tokenizer):
@@ -141,7 +122,7 @@ def test_results_are_masked_and_counted_and_failures_are_answers(tokenizer):
     assert "division by zero" in results[1]["content"]
 
 
-def test_a_result_that_does_not_fit_is_left_out(tokenizer):
+def test_a_result_that_does_not_fit_is_left_out_and_the_rounds_of_calls_are_bounded(tokenizer):
     talk = talk_of(tokenizer, python)
     prompts, rows = begun(talk, tokenizer, block("'x ' * 99"), block("1"))
     script = Script(tokenizer, ["#### 1" + " and so on" * 50])
@@ -149,24 +130,10 @@ def test_a_result_that_does_not_fit_is_left_out(tokenizer):
     assert [len(row.messages) for row in rows] == [1, 3]
     assert rows[0].calls == 1
     assert len(rows[1].tokens) == len(rows[1].mask) == 60
-
-
-def test_the_rounds_of_calls_are_bounded(tokenizer):
-    talk = talk_of(tokenizer, python)
     prompts, rows = begun(talk, tokenizer, block("1"))
-    script = Script(tokenizer, *[[block("1")]] * 9)
-    rows = play(talk, prompts, rows, [talk.functions()], script, Limits(4000, rounds=3))
+    rows = play(talk, prompts, rows, [talk.functions()], Script(tokenizer, *[[block("1")]] * 9), Limits(4000, rounds=3))
     assert rows[0].calls == 3
     assert calls_of(rows[0])
-
-
-def test_a_rank_without_open_rows_takes_part_in_the_turns_of_the_others(tokenizer):
-    talk, widths = talk_of(tokenizer, python), iter([2, 1, 0])
-    prompts, rows = begun(talk, tokenizer, "no")
-    script = Script(tokenizer, [], [])
-    rows = play(talk, prompts, rows, [talk.functions()], script, Limits(100, widest=lambda own: next(widths)))
-    assert script.prompts == [[], []]
-    assert len(rows[0].messages) == 1
 
 
 def test_what_the_machine_cannot_do_ends_the_run_and_is_no_answer(tokenizer):

@@ -1,23 +1,16 @@
 """The sync in whole trainings, against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
-import torch
 from datasets import Dataset
 from small_runs import ends, history, settings, start, two
-from small_vllm import SETTINGS, SmallVLLM, letters, stop_after_sync, trainer_of
+from small_vllm import SETTINGS, SmallVLLM, letters, trainer_of
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import server
-from grpo_math.generation.sync import PREFIX
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -55,22 +48,6 @@ def test_a_server_that_restarts_gets_the_adapter_again_and_no_batch_is_lost(smal
 
 
 @pytest.mark.full
-def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(small, tiny, tokenizer, tmp_path):
-    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path)
-    stop_after_sync(small, trainer, step=2)
-    with pytest.raises(UserError, match=r"checkpoint-2 is saved: the same command goes on from it") as error:
-        trainer.train()
-    assert "\n" not in str(error.value)
-    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
-    assert state["global_step"] == 2
-
-    small.start()
-    again = trainer_of(small.url, tiny, tokenizer, tmp_path)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert again.state.global_step == 4
-
-
-@pytest.mark.full
 def test_a_server_that_accepts_and_never_answers_ends_the_run_with_a_checkpoint(
     small, tiny, tokenizer, tmp_path, monkeypatch
 ):
@@ -89,49 +66,6 @@ def test_a_server_that_accepts_and_never_answers_ends_the_run_with_a_checkpoint(
             trainer.train()
     finally:
         released.set()
-
-
-def test_the_next_run_removes_the_adapter_of_one_that_was_killed_and_no_other(
-    small, tiny, tokenizer, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("GRPO_MATH_ADAPTER_DIR", str(tmp_path / "adapters"))
-    living = trainer_of(small.url, tiny, tokenizer, tmp_path / "live")
-    live = living.vllm_generation.root
-    start = "import os, sys; from pathlib import Path; from grpo_math.run import lock; lock.hold(Path(sys.argv[1])); "
-    killed, other = (tmp_path / "adapters" / f"{PREFIX}{name}" for name in ("killed", "other"))
-    subprocess.run([sys.executable, "-c", f"{start}os.kill(os.getpid(), 9)", killed])
-    (killed / "0-1").mkdir()
-    command = [sys.executable, "-c", f"{start}print(flush=True); sys.stdin.read()", other]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        trainer = trainer_of(small.url, tiny, tokenizer, tmp_path / "next")
-        root = trainer.vllm_generation.root
-        assert set(root.parent.iterdir()) == {live, other, root}
-        process.stdin.close()
-    del living  # its folder goes with it
-
-
-@pytest.mark.full
-def test_a_server_that_is_gone_for_twenty_seconds_is_waited_for_and_gets_the_adapter_again(
-    small, tiny, tokenizer, tmp_path
-):
-    trainer = trainer_of(small.url, tiny, tokenizer, tmp_path, vllm_server_timeout=120.0)
-    sync, seconds = trainer.vllm_generation.sync_weights, 20
-
-    def sync_and_lose_it():
-        sync()
-        if trainer.state.global_step == 2:
-            small.stop()
-            threading.Timer(seconds, small.start).start()
-
-    trainer.vllm_generation.sync_weights = sync_and_lose_it
-    trainer.train()
-    lines = [line for line in trainer.state.log_history if "loss" in line]
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    assert lines[2]["step_time"] > seconds
-    assert len(small.adapters) == 1
-    for line in lines:
-        assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
 
 
 @pytest.mark.full
@@ -158,38 +92,6 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
     assert [line["step"] for line in history(run_dir)] == [1, 2]
 
 
-@pytest.mark.slow
-def test_two_servers_share_the_prompts(small, tiny, tokenizer, tmp_path):
-    other = SmallVLLM(tiny())
-    try:
-        trainer = trainer_of(f"{small.url},{other.url}", tiny, tokenizer, tmp_path, max_steps=2)
-        trainer.train()
-        for server in (small, other):
-            assert server.asked.count("/v1/completions") == 5  # two rollouts and three questions of the canary
-            assert len(server.adapters) == 1
-    finally:
-        other.stop()
-    for line in trainer.state.log_history:
-        assert line.get("sampling/sampling_logp_difference/mean", 0.0) < 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("parallel", "named"),
-    [({"data_parallel_size": 2}, ["0", "1"] * 3), ({"data_parallel_size": 2, "data_parallel_external_lb": True}, [])],
-)
-def test_the_canary_asks_every_copy_behind_an_address(parallel, named, tiny, tokenizer, tmp_path):
-    small = SmallVLLM(tiny(), parallel_config=parallel)
-    try:
-        trainer_of(small.url, tiny, tokenizer, tmp_path, max_steps=2).train()
-    finally:
-        small.stop()
-    ranks = [
-        {name.lower(): value for name, value in sent.items()}.get("x-data-parallel-rank") for sent in small.headers
-    ]
-    assert [rank for rank in ranks if rank is not None] == named
-
-
 @pytest.mark.parametrize(
     ("settings", "lora", "message"),
     [
@@ -207,20 +109,6 @@ def test_what_the_server_cannot_do_is_said_before_the_first_step(settings, lora,
             trainer_of(small.url, tiny, tokenizer, tmp_path, lora=lora)
     finally:
         small.stop()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"vllm_sync": "adapters"}, "vllm_sync='adapters' is not known: did you mean 'adapter'"),
-        ({"vllm_sync": "merged", "vllm_server_base_url": "http://a:1,http://b:1"}, "names several servers"),
-        ({"vllm_server_base_url": "http://a:1,http://a:1"}, "names a server twice"),
-        ({"vllm_server_base_url": "http://a:1, b:1"}, "holds something that is not an address"),
-    ],
-)
-def test_settings_that_cannot_work_together_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        MathGRPOConfig("x", use_cpu=True, bf16=False, **{"use_vllm": True, "vllm_mode": "server", **settings})
 
 
 def test_full_fine_tuning_and_merged_keep_trls_own_path(tiny, tokenizer, tmp_path, monkeypatch):
@@ -245,26 +133,3 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(tiny, tokenizer, tmp_pat
                 processing_class=tokenizer,
             )
     assert len(made) == 2
-
-
-def test_the_sync_needs_no_vllm_package():
-    text = (Path(__file__).parents[2] / "grpo_math" / "generation" / "sync.py").read_text()
-    indented = [line for line in text.splitlines() if line.lstrip().startswith(("from vllm", "import vllm"))]
-    assert indented
-    assert all(line.startswith("    ") for line in indented)  # where vLLM is in the process: colocated
-
-
-@pytest.mark.full
-def test_a_run_that_goes_on_with_another_server_samples_what_it_would_have_sampled(small, tiny, tokenizer, tmp_path):
-    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", save_strategy="steps", save_steps=1)
-    whole.train()
-    small.stop()
-    other = SmallVLLM(tiny())
-    try:
-        again = trainer_of(other.url, tiny, tokenizer, tmp_path / "again")
-        again.train(resume_from_checkpoint=str(tmp_path / "whole/checkpoint-2"))
-    finally:
-        other.stop()
-    assert again.state.global_step == 4
-    for (name, ours), theirs in zip(again.model.named_parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs), name

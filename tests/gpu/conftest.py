@@ -1,6 +1,6 @@
 """The GPU tier, ``./launch/test.sh --gpu``: what only a CUDA device can show. Each test gives one line of JSON to send.
 
-Does not run without a CUDA device. What it does can be rehearsed on the pretended one (tests/gpu_like/), with tiny
+Does not run without a CUDA device. Some of it can be rehearsed on the pretended one (tests/gpu_like/), with tiny
 models; its figures then say nothing.
 """
 
@@ -48,13 +48,6 @@ def rehearsal(device) -> bool:
 def model(rehearsal, request) -> str:
     """The folder of the model that the tier uses: SmolLM2-135M-Instruct."""
     return request.getfixturevalue("tiny")() if rehearsal else request.getfixturevalue("smollm")
-
-
-@pytest.fixture
-def real(rehearsal) -> None:
-    """For a test that cannot be rehearsed."""
-    if rehearsal:
-        pytest.skip("needs a real GPU")
 
 
 @pytest.fixture

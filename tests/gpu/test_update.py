@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_stopped(l
     assert difference < 1e-3
 
 
-def test_a_4_bit_base_is_scored_as_trl_scores_it_and_trains(model, tokenizer, tmp_path, real, figure):
+def test_a_4_bit_base_is_scored_as_trl_scores_it_and_trains(model, tokenizer, tmp_path, figure):
     """With bitsandbytes' CUDA kernels, and its paged optimizer of 8 bit."""
     pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig

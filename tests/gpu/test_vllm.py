@@ -42,12 +42,12 @@ def told(trainer, figure):
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed beside torch")
 @pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "sleeping"])
-def test_a_run_with_vllm_in_its_own_process(sleeps, model, tokenizer, tmp_path, real, figure):
+def test_a_run_with_vllm_in_its_own_process(sleeps, model, tokenizer, tmp_path, figure):
     vllm = {"vllm_gpu_memory_utilization": SHARE, "vllm_max_model_length": 512, "vllm_enable_sleep_mode": sleeps}
     told(trained(model, tokenizer, tmp_path, vllm_mode="colocate", **vllm), figure)
 
 
-def test_a_run_with_a_vllm_server_on_the_same_gpu(model, tokenizer, tmp_path, real, figure, monkeypatch):
+def test_a_run_with_a_vllm_server_on_the_same_gpu(model, tokenizer, tmp_path, figure, monkeypatch):
     executable = vllm_process.VLLM or shutil.which("vllm")
     if not executable:
         pytest.skip("there is no vllm: neither GRPO_MATH_VLLM nor PATH has one")

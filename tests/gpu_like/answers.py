@@ -9,26 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from gpu_like.counting import memory
 
 NAME, MEMORY = "pretended GPU", 140 * 2**30
 
 
 class Stream:
-    """A stream or an event. Nothing runs: it has a number, and 0 is the default."""
+    """A stream or an event. Nothing runs."""
 
-    current, made = 0, 0
+    device = torch.device("cuda", 0)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.number = Stream.made
-        Stream.made += 1
-        self.device = torch.device("cuda", 0)
+        pass
 
     def __enter__(self) -> Stream:
-        self.before, Stream.current = Stream.current, self.number
         return self
 
     def __exit__(self, *error: Any) -> None:
-        Stream.current = self.before
+        pass
 
     def query(self) -> bool:
         return True
@@ -51,28 +49,32 @@ class Stream:
 ANSWERS: dict[Any, str] = {
     True: "is_available is_initialized is_bf16_supported _is_compiled",
     None: "_lazy_init init set_device manual_seed manual_seed_all set_rng_state set_rng_state_all empty_cache "
-    "synchronize reset_peak_memory_stats ipc_collect",
-    0: "current_device _exchange_device _maybe_exchange_device memory_allocated memory_reserved max_memory_allocated "
-    "max_memory_reserved",
+    "synchronize ipc_collect",
+    0: "current_device _exchange_device _maybe_exchange_device",
     (9, 0): "get_device_capability",
     NAME: "get_device_name",
 }
 
 
-def put_in(memory: int = MEMORY) -> None:
+def put_in() -> None:
     """Replace the functions of `torch.cuda` for the rest of the process."""
     properties = SimpleNamespace(
-        name=NAME, major=9, minor=0, total_memory=memory, multi_processor_count=132, uuid="0", gcnArchName=""
+        name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, uuid="0", gcnArchName=""
     )
     state, default = torch.zeros(16, dtype=torch.uint8), Stream()
     answers = {name: always(answer) for answer, names in ANSWERS.items() for name in names.split()}
     answers |= {
         "device_count": always(1),  # 1 is True as a key of ANSWERS
-        "mem_get_info": always((memory, memory)),
+        "mem_get_info": always((MEMORY, MEMORY)),
         "get_device_properties": always(properties),
         "get_rng_state": lambda *args: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],
         "memory_stats": always({}),
+        "memory_allocated": lambda *args: memory.allocated,
+        "max_memory_allocated": lambda *args: memory.peak,
+        "memory_reserved": lambda *args: memory.allocated,
+        "max_memory_reserved": lambda *args: memory.peak,
+        "reset_peak_memory_stats": lambda *args: memory.reset(),
         "Stream": Stream,
         "Event": Stream,
         "current_stream": always(default),

@@ -10,11 +10,14 @@ Does not weigh: a launch is an operator that computes, whatever CUDA would make 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 PASS_ON = ("torch", "accelerate", "contextlib.py", "functools.py")
 OWN = tuple(str(Path(__file__).parent / name) for name in ("counting.py", "tensors.py"))
@@ -61,6 +64,33 @@ def waited() -> None:
         line = _line()
         for counts in _open:
             counts.synchronisations[line] += 1
+
+
+class Memory:
+    """Bytes of the storages on the device, and the most at once since `reset`."""
+
+    def __init__(self) -> None:
+        self.allocated, self.peak = 0, 0
+        self._held: dict[int, int] = {}
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor until it is freed. A view takes nothing."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._held and size:
+            self._held[key] = size
+            self.allocated += size
+            self.peak = max(self.peak, self.allocated)
+            weakref.finalize(storage, self._give, key).atexit = False
+
+    def _give(self, key: int) -> None:
+        self.allocated -= self._held.pop(key)
+
+    def reset(self) -> None:
+        self.peak = self.allocated
+
+
+memory = Memory()
 
 
 def _line() -> str:

@@ -5,12 +5,11 @@
 What breaks on a GPU and not on a CPU is found without one: a tensor on the wrong device raises as it does on CUDA, and
 each wait of the CPU for the device, and each kernel launch, is counted with the line of Python that made it.
 
-For a test: mark it, and it runs in a process of its own in which the device is there (`gpu_like/plugin.py`). Its
-fixtures are made there too, and its file may import torch at the top::
+The tests of `TESTS` run in a process of their own, which `test_pretended.py` starts. To run one by itself, set the
+variable: ``GRPO_MATH_PRETENDED_GPU=1 python -m pytest tests/gpu_like``. A test counts what it does::
 
     from gpu_like.counting import counting
 
-    @pytest.mark.pretended_gpu
     def test_an_update_waits_but_once(...):
         model.to("cuda")                            # or a trainer, which does that itself: leave use_cpu out
         with counting() as counts:
@@ -24,23 +23,26 @@ holds a CPU tensor; every operator on it, backward and recomputation included, i
 `stand_ins.py` answers for `torch.cuda`. Random numbers are the CPU's, in the same order, so that a run samples the
 same completions as on the CPU.
 
-Does not pretend memory (everything fits), time, kernels of Triton (TRL's paths around them are taken, their CPU form
-computes), NCCL, or rounding: CUDA's kernels add up in other orders.
+Memory is counted (`counting.memory`), and everything fits.
+
+Does not pretend time, kernels of Triton (TRL's paths around them are taken, their CPU form computes), NCCL, or
+rounding: CUDA's kernels add up in other orders.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
+VARIABLE = "GRPO_MATH_PRETENDED_GPU"
+TESTS = ["test_ceilings.py", "test_device.py", "test_memory.py", "test_training.py"]
 # They look for a GPU's libraries when they are imported, if torch says that there is one.
 BEFORE = ("deepspeed", "bitsandbytes")
 
@@ -60,22 +62,12 @@ def hindrance() -> str | None:
     return None
 
 
-@cache
-def library() -> Path:
-    """guard.cpp, built against the installed torch: two seconds. Raises where `hindrance` has a reason."""
-    if reason := hindrance():
-        raise RuntimeError(f"no pretended GPU: {reason}")
-    torch = _torch()
-    folder = tempfile.mkdtemp(prefix="gpu_like-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    built = Path(folder) / "guard.so"
+def build(folder: Path) -> Path:
+    """Build guard.cpp against the installed torch: two seconds."""
+    torch, built = _torch(), folder / "guard.so"
     flags = ["-O1", "-std=c++20", "-shared", "-fPIC", f"-I{torch / 'include'}"]
     linked = [f"-L{torch / 'lib'}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{torch / 'lib'}"]
-    done = subprocess.run(
-        ["g++", *flags, str(HERE / "guard.cpp"), "-o", str(built), *linked], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(f"no pretended GPU: g++ failed on guard.cpp\n{done.stderr[-2000:]}")
+    subprocess.run(["g++", *flags, str(HERE / "guard.cpp"), "-o", str(built), *linked], check=True)
     return built
 
 
@@ -86,12 +78,15 @@ def _torch() -> Path:
     return Path(spec.origin).parent
 
 
-def load(built: Path | None = None) -> None:
+def load() -> None:
     """Make the device, for as long as this process lives. Before anything imports torch."""
     if "torch" in sys.modules:
         raise RuntimeError("no pretended GPU: torch is imported already, and has looked for devices")
+    if reason := hindrance():
+        raise RuntimeError(f"no pretended GPU: {reason}")
     ctypes.CDLL(str(_torch() / "lib/libtorch_global_deps.so"), mode=ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(built or library()))
+    with tempfile.TemporaryDirectory(prefix="gpu_like-") as folder:
+        ctypes.CDLL(str(build(Path(folder))))
     from gpu_like import tensors
 
     tensors.take_over()
@@ -101,3 +96,9 @@ def load(built: Path | None = None) -> None:
     from gpu_like import stand_ins
 
     stand_ins.put_in()
+
+
+def begin() -> None:
+    """Make the device if the variable is set. `tests/conftest.py` calls this before anything imports torch."""
+    if VARIABLE in os.environ:
+        load()

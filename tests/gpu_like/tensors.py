@@ -13,7 +13,7 @@ from typing import Any
 
 import flash_reference
 import torch
-from gpu_like.counting import launched, waited
+from gpu_like.counting import launched, memory, waited
 from torch.nn.attention.bias import CausalBias
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -51,6 +51,7 @@ class Cuda(torch.Tensor):
 
     def __init__(self, inner: torch.Tensor, device: torch.device = DEVICE) -> None:
         self.inner = inner
+        memory.take(inner)
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:  # by which `Module.to` takes parameters over
         return ["inner"], self.device

@@ -1,11 +1,5 @@
 """Many rows at once, each with its own format, and what a grader may decide either way (`GradingPolicy`)."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
-
 import pytest
 
 from grpo_math.errors import ConfigError
@@ -55,18 +49,3 @@ def test_a_rule_of_the_policy_decides(gold, text, policy, verdict):
 def test_digits_that_would_pay_a_near_answer_are_refused():
     with pytest.raises(ConfigError, match="digits=3 would pay answers that are only near: give 0, or 6 or more"):
         grade_batch(["1"], ["1"], policy=GradingPolicy(digits=3))
-
-
-@pytest.mark.slow
-def test_the_command_takes_them(tmp_path):
-    rows = [{"gold": "25", "prediction": "25%"}, {"gold": "1/3", "prediction": "0.333333"}]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-    def verdicts(*options):
-        command = [sys.executable, "-m", "grpo_math.cli", "grade", str(file), "--json", *options]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return [result["verdict"] for result in json.loads(done.stdout)["results"]]
-
-    assert verdicts() == ["correct", "wrong"]
-    assert verdicts("--no_percent_as_number", "--digits", "6") == ["wrong", "correct"]

@@ -3,7 +3,6 @@
 import json
 import os
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,9 @@ def test_every_gsm8k_solution_is_correct_against_its_own_gold():
     answers = [row["answer"] for row in rows("gsm8k/train.jsonl", "gsm8k/test.jsonl")]
     assert len(answers) == 8792
     bare = [answer.split("####")[1].strip() for answer in answers]
-    for golds in (answers, bare):
-        for answer_format in (None, "gsm8k"):
-            grades = grade_batch(golds, answers, answer_format=answer_format)
-            assert Counter(str(g.verdict) for g in grades) == {"correct": 8792}
+    for golds, answer_format in ((answers, None), (bare, "gsm8k")):
+        grades = grade_batch(golds, answers, answer_format=answer_format)
+        assert Counter(str(g.verdict) for g in grades) == {"correct": 8792}
 
 
 def test_every_gsm8k_solution_is_wrong_against_the_next_rows_differing_gold():
@@ -36,16 +34,6 @@ def test_every_gsm8k_solution_is_wrong_against_the_next_rows_differing_gold():
     assert len(pairs) > 8600
     verdicts = Counter(str(g.verdict) for g in grade_batch(*zip(*pairs, strict=True)))
     assert verdicts == {"wrong": len(pairs)}
-
-
-def test_a_gsm8k_solution_without_its_marker_is_mostly_read_and_never_paid_for_another_gold():
-    texts = [row["answer"].partition("####") for row in rows("gsm8k/test.jsonl")]
-    pairs = [(gold.strip(), text) for text, _, gold in texts]
-    own = Counter(str(g.verdict) for g in grade_batch(*zip(*pairs, strict=True)))
-    assert own["correct"] >= 1270  # of 1,319: 96%
-    others = [(after, text) for (gold, text), (after, _) in pairwise(pairs) if gold != after]
-    verdicts = Counter(str(g.verdict) for g in grade_batch(*zip(*others, strict=True)))
-    assert verdicts["correct"] == 0
 
 
 @pytest.mark.slow

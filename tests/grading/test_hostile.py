@@ -21,7 +21,7 @@ from grpo_math.grading.workers import MEMORY_BYTES, shared_pool
 CASES = Path(__file__).parents[1] / "cases" / "hostile_answers.jsonl"
 pytestmark = pytest.mark.slow
 
-LIMIT = 1.0
+LIMIT = 0.5
 CALLER = 0.1  # seconds of CPU time in this process: ten times what the documentation says, for a slow machine
 PWNED = "/tmp/grpo_math_pwned"  # what the rows would make
 
@@ -51,11 +51,8 @@ def graded(pwned):
     return results
 
 
-@pytest.mark.full
 def test_every_row_costs_this_process_little(graded):
-    assert len(graded) >= 40
-    slow = [(row["kind"], text(row["prediction"])[:60], seconds) for row, _, seconds in graded if seconds > CALLER]
-    assert slow == []
+    assert [(row["kind"], seconds) for row, _, seconds in graded if seconds > CALLER] == []
 
 
 def test_a_true_pair_is_never_called_wrong(graded):
@@ -75,15 +72,9 @@ def test_no_answer_makes_itself_ungradable(graded):
     assert [(row["kind"], g.reason) for row, g in rows if g.verdict.ungradable] == []
 
 
-def test_the_pool_works_on_afterwards(graded):
-    assert grade(r"\sqrt{12}", r"\boxed{2\sqrt{3}}") is Verdict.CORRECT
-
-
-def test_no_code_in_an_answer_runs(graded, pwned):
+def test_no_code_in_an_answer_ran_and_the_workers_are_within_their_memory(graded, pwned):
     assert not pwned.exists()
-
-
-def test_no_worker_is_above_its_memory_limit(graded):
+    assert grade(r"\sqrt{12}", r"\boxed{2\sqrt{3}}") is Verdict.CORRECT
     for worker in shared_pool().workers:
         status = Path(f"/proc/{worker.process.pid}/status").read_text()
         peak = int(status.split("VmPeak:")[1].split()[0]) * 1024
@@ -100,8 +91,11 @@ ENDINGS = ((r"\boxed{", ")}"), (r"\boxed{5 ", " (a b)}"), (r"\boxed{", " percent
 PROGRAM = """
 import json, resource, sys
 from grpo_math.grading.batch import _quick
-resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+from grpo_math.grading.formats import FORMATS, in_format
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 for text in json.load(sys.stdin):
+    for name in FORMATS:
+        in_format(text, name)
     for answer_format in (None, "gsm8k", "xml"):
         _quick("42", text, answer_format)
 """
@@ -122,7 +116,7 @@ LONG = [
 
 
 def test_no_pattern_goes_over_an_answer_again_and_again():
-    """No tracer counts a pattern's steps. All this takes 6 seconds of CPU time; one cubic pattern takes a minute."""
+    """No tracer counts a pattern's steps. All this takes 6 seconds of CPU time; one cubic pattern takes minutes."""
     texts = [opening + piece * (1900 // len(piece)) + closing for piece in PIECES for opening, closing in ENDINGS]
     texts += [opening + piece * (TAIL // len(piece)) for piece in [*PIECES, *LONG] for opening in ("", "answer is ")]
     done = subprocess.run([sys.executable, "-c", PROGRAM], input=json.dumps(texts), text=True)

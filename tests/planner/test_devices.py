@@ -1,15 +1,10 @@
 """GPUs as nvidia-smi lists them, and layouts of any number of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, memory, plan, serve_layout
+from grpo_math.planner import devices, plan, serve_layout
 from grpo_math.planner.devices import Gpu
-from grpo_math.planner.model import shape_of, shapes
-from grpo_math.planner.settings import NotPlanned, resolve
-from grpo_math.run.machine import GB
 
 LORA = {"dtype": "bfloat16", "use_peft": True, "prompts_per_step": 16, "per_device_train_batch_size": 8}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
@@ -71,39 +66,6 @@ def test_where_nvidia_smi_says_nothing_there_are_none(gpus, code, nvidia_smi):
     assert devices.here() == (0, 0.0)
 
 
-@pytest.mark.parametrize("gpus", range(2, 10))
-@pytest.mark.parametrize("kind", ["lora", "full"])
-@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-32B"])
-def test_every_gpu_has_one_role_and_what_is_idle_has_a_reason(model, kind, gpus):
-    recipe = {**LORA, **SERVER, "use_peft": kind == "lora", "model_name_or_path": model}
-    answer = plan(recipe, gpus=gpus, gpu_gb=80, cpu_gb=512)
-    roles = {role["role"].split(",")[0]: role["gpus"] for role in answer["layout"]}
-    assert sorted(gpu for numbers in roles.values() for gpu in numbers) == list(range(gpus))
-    assert 128 % len(roles["policy"]) == 0
-    assert ("idle" in roles) == ("idle" in answer["why"])
-    if kind == "full":  # TRL sends its weights to no data parallel ranks
-        assert "data parallel" not in str(answer["layout"])
-        heads = {"0.5B": 14, "7B": 28, "32B": 40}[model.rpartition("-")[2]]
-        assert heads % len(roles["vLLM server"]) == 0
-
-
-def test_a_server_has_room_for_its_overhead():
-    """1 GB, beside its weights and a sequence, in 90% of a GPU."""
-    shape, settings = shape_of("q", shapes()["Qwen/Qwen2.5-7B"]), resolve({**SERVER, "vllm_max_model_length": 1024})
-    held = sum(memory.weights(shape, settings, 2).values()) + memory.sequence_bytes(shape, settings, 100)
-    for room, gpus in ((1.01, 1), (0.99, 2)):
-        assert devices.tensor_parallel(shape, settings, int((held + room * GB) / 0.9), 100, most=4) == gpus
-
-
-def test_a_server_elsewhere_needs_no_gpu_here():
-    recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-1.5B"}
-    for address, name in (("http://a:1", "vllm_server_base_url"), ("node7", "vllm_server_host")):
-        answer = plan({**recipe, name: address}, gpus=4, gpu_gb=24, cpu_gb=64)
-        assert [role["gpus"] for role in answer["layout"]] == [[0, 1, 2, 3]]
-        assert set(answer["phases"]) == {"training", "generation"}
-        assert f"the server is at {address}" in answer["why"]
-
-
 def test_a_stated_tensor_parallel_size_is_kept_and_one_that_cannot_be_is_refused():
     recipe = {**LORA, **SERVER, "model_name_or_path": "Qwen/Qwen2.5-7B"}
     layout = plan({**recipe, "vllm_tensor_parallel_size": 2}, gpus=4, gpu_gb=80, cpu_gb=64)["layout"]
@@ -118,9 +80,3 @@ def test_a_server_alone_takes_every_gpu_that_it_can():
     assert serve_layout(recipe, gpus=8, gpu_gb=40)[1:4] == (0, 8, 2)
     full = serve_layout({**recipe, "use_peft": False}, gpus=6, gpu_gb=80)
     assert (full.server, full.tensor_parallel, full.idle) == (4, 4, 2)
-
-
-def test_fsdp_is_not_planned_as_if_it_were_something_else():
-    recipe = {**LORA, "model_name_or_path": "Qwen/Qwen2.5-1.5B"}
-    with pytest.raises(NotPlanned, match="FSDP"):
-        plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, accelerate={"distributed_type": "FSDP"})

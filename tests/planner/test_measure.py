@@ -1,7 +1,5 @@
 """A measurement is a formula of tokens and keys: what it says of a row that was not among its sizes."""
 
-from __future__ import annotations
-
 import pytest
 
 from grpo_math.planner.measure import fitted, highest

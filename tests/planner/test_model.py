@@ -1,7 +1,5 @@
 """config.json -> shapes: known models to the parameter, measured families against transformers, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -23,17 +21,12 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_a_shipped_shape_has_the_published_number_of_parameters(name):
-    assert shape_of(name, shapes()[name]).total == PARAMETERS[name]
-
-
-def test_every_shipped_shape_has_its_published_number_here():
-    assert set(PARAMETERS) == set(shapes())
+def test_each_shipped_shape_has_the_published_number_of_parameters():
+    assert {name: shape_of(name, config).total for name, config in shapes().items()} == PARAMETERS
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("family", ["olmo2", "mixtral", "gemma3_text"])
+@pytest.mark.parametrize("family", ["olmo2", "mixtral"])
 def test_a_family_is_measured_once_and_exact(family, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
     config = {**SMALL, "model_type": family, "head_dim": 12}
@@ -57,13 +50,6 @@ def test_what_is_not_known_is_refused_by_name(config, says):
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.slow
-def test_a_model_that_transformers_does_not_know_is_one_line():
-    with pytest.raises(ConfigError, match="cannot be measured") as refused:
-        shape_of("mine", {"model_type": "nobodys"})
-    assert "\n" not in str(refused.value)
-
-
 def test_a_name_that_no_linear_map_has_is_refused():
     shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
     for wanted in (["q_proj", "query"], "query", ["query"]):
@@ -79,11 +65,6 @@ def test_a_measurement_is_kept_by_what_decides_about_shapes():
     assert plain(config) == {**SMALL, "model_type": "llama"}
 
 
-def test_a_local_folder_is_read_before_anything_else(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
-    assert read_config(str(tmp_path))["num_hidden_layers"] == 2
-
-
 @pytest.mark.parametrize("suffix", ["", "-Instruct"])
 def test_shipped_shapes_need_no_network(suffix, monkeypatch):
     monkeypatch.setattr("grpo_math.planner.model._download", None)
@@ -91,26 +72,14 @@ def test_shipped_shapes_need_no_network(suffix, monkeypatch):
     assert read_config("embedded")["hidden_size"] == 576
 
 
-def test_the_embedded_models_shape_is_its_folders(smollm):
-    said, folder = read_config("embedded"), read_config(smollm)
-    assert {name: folder[name] for name in said} == said
-
-
-def test_a_model_that_cannot_be_had_is_one_line(monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "named"), [("not json", r"config\.json"), ("[]", r"config\.json"), (None, r"has no config\.json")]
+)
+def test_a_config_that_cannot_be_had_is_one_line(text, named, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError) as refused:
-        read_config("nobody/nothing-of-that-name")
-    assert "\n" not in str(refused.value)
-    assert "nobody/nothing-of-that-name" in str(refused.value)
-
-
-@pytest.mark.parametrize("text", ["not json", "[]"])
-def test_a_broken_config_is_one_line(text, tmp_path):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(UserError, match=r"config\.json"):
-        read_config(str(tmp_path))
-
-
-def test_a_folder_without_a_config_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
-        read_config(str(tmp_path))
+    if text:
+        (tmp_path / "config.json").write_text(text)
+    for name, message in ((str(tmp_path), named), ("nobody/nothing-of-that-name", "nobody/nothing-of-that-name")):
+        with pytest.raises(UserError, match=message) as refused:
+            read_config(name)
+        assert "\n" not in str(refused.value)

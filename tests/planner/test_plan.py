@@ -1,7 +1,5 @@
 """Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -17,18 +15,12 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner import card_of, picture, plan, shipped_configs
 from grpo_math.planner.plan import MARGIN
 from grpo_math.planner.seconds import COMPUTE
+from grpo_math.planner.settings import resolve
 from grpo_math.run.machine import GB
 from grpo_math.settings.fields import fields
 
 ROOT = Path(__file__).parents[2]
-MODELS = [
-    "Qwen/Qwen2.5-0.5B",
-    "Qwen/Qwen2.5-1.5B",
-    "Qwen/Qwen2.5-7B",
-    "Qwen/Qwen2.5-14B",
-    "Qwen/Qwen2.5-32B",
-    "meta-llama/Llama-3.1-8B",
-]
+MODEL = "Qwen/Qwen2.5-1.5B"
 LORA = {
     "dtype": "bfloat16",
     "use_peft": True,
@@ -54,8 +46,8 @@ def planned(model: str, changes: dict[str, Any], gpus: int = 1, gpu_gb: float = 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-32B"])
 def test_every_plan_is_consistent_in_itself(model, gpus, way):
     if way == "server" and gpus == 1:
         with pytest.raises(ConfigError, match="needs a GPU of its own"):
@@ -81,18 +73,6 @@ def test_every_plan_is_consistent_in_itself(model, gpus, way):
         fitted.append(answer["fits"])
         assert picture(answer)
     assert fitted == sorted(fitted), "more memory never makes it not fit"
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_larger_model_never_takes_less(way):
-    peaks = [planned(model, WAYS[way], 2, 80)["phases"]["training"]["base_weights"] for model in MODELS[:5]]
-    assert peaks == sorted(peaks)
-
-
-def test_the_plan_says_where_mlps_are_computed_in_tiles():
-    assert "prompts of 512 tokens; MLPs in 4 tiles of tokens)" in picture(planned(MODELS[1], {"lora_dropout": 0.05}))
-    for change in ({"update_token_budget": 2000}, {"gradient_checkpointing": False}, {"use_dora": True}):
-        assert "tiles" not in picture(planned(MODELS[1], change))
 
 
 CRAMPED = {
@@ -126,27 +106,6 @@ def test_each_suggestion_saves_what_it_says(case):
     assert after["fits"]
 
 
-def test_the_cheapest_changes_are_suggested():
-    """Not what changes learning, where what changes nothing but the time is enough."""
-    names = {
-        case: {name for s in planned(m, c, g, gb)["suggestions"] for name in s["change"]}
-        for case, (m, c, g, gb) in CRAMPED.items()
-    }
-    assert names["lora"] == {"update_token_budget"}
-    assert names["lora without checkpointing"] == {"gradient_checkpointing"}
-    assert names["dropout"] == {"lora_dropout"}
-    assert names["float32"] == {"dtype"}
-    share = {"vllm_max_model_length", "vllm_gpu_memory_utilization"}
-    assert names["vllm awake"] == {*share, "vllm_enable_sleep_mode"}
-    assert names["vllm, context of the model"] == share
-
-
-def test_no_budget_is_suggested_where_training_would_refuse_it():
-    model, changes, gpus, size = CRAMPED["lora"]
-    answer = planned(model, {**changes, "entropy_coef": 0.01}, gpus, size)
-    assert not any("update_token_budget" in suggestion["change"] for suggestion in answer["suggestions"])
-
-
 def test_what_no_setting_can_fit_is_said():
     answer = planned("Qwen/Qwen2.5-32B", {}, 1, 8)
     assert not any(suggestion["fits"] for suggestion in answer["suggestions"])
@@ -163,12 +122,6 @@ def test_what_is_recommended_fits_when_it_is_planned():
         assert again["layout"][0]["role"] == way
 
 
-def test_transformers_generates_where_memory_is_short():
-    answer = planned("Qwen/Qwen2.5-1.5B", {"update_token_budget": 2048, "max_completion_length": 512}, 1, 8)
-    assert answer["fits"]
-    assert answer["recommended"] is None  # beside what it does already
-
-
 @pytest.mark.parametrize(
     ("gpus", "model", "size", "server", "policy"),
     [
@@ -183,33 +136,38 @@ def test_the_policy_gets_as_many_gpus_as_the_batch_divides_by(gpus, model, size,
     assert [role["gpus"] for role in layout] == [server, policy]
 
 
-def test_a_server_takes_as_many_gpus_as_its_weights_need():
-    small, large = (planned(model, WAYS["server"], 8, 40)["layout"][0]["role"] for model in (MODELS[1], MODELS[4]))
-    assert "tensor parallel" not in small
-    assert "tensor parallel 2" in large
-
-
 def test_a_context_longer_than_the_models_is_a_problem():
     answer = planned("Qwen/Qwen2.5-Math-1.5B", {"max_completion_length": 4096}, 1, 80)
     assert not answer["fits"]
     assert "4608 tokens" in answer["problems"][0]
 
 
-def test_the_longest_prompt_is_what_the_context_leaves_unless_it_is_stated():
-    recipe = {"model_name_or_path": MODELS[0], **LORA, **VLLM, "vllm_max_model_length": 4096}
-    there = {"gpus": 1, "gpu_gb": 24, "cpu_gb": 64}
-    found, stated, shorter = (plan(recipe, **there, prompt_tokens=tokens) for tokens in (None, 3072, 512))
-    assert found["phases"] == stated["phases"] != shorter["phases"]
-
-
 def test_deepspeed_of_an_accelerate_config_is_read():
-    recipe = {"model_name_or_path": MODELS[1], **LORA, "use_peft": False}
+    recipe = {"model_name_or_path": MODEL, **LORA, "use_peft": False}
     own = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
     accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": own}
     plain, offloaded = (plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, accelerate=a) for a in (None, accelerate))
     assert "optimizer" in plain["phases"]["training"]
     assert "optimizer" not in offloaded["phases"]["training"]
     assert offloaded["main_memory"]["optimizer"] > 20 * GB
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [
+        ({"dtype": "bf16"}, "dtype='bf16'"),
+        ({"optim": "lomo"}, "optim='lomo'"),
+        ({"load_in_4bit": True}, "load_in_4bit=True"),
+        ({"fsdp": "full_shard"}, "fsdp='full_shard'"),
+        ({"attn_implementation": "paged"}, "attn_implementation='paged'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_on_one_line_and_model_init_kwargs_win(recipe, named):
+    with pytest.raises(ConfigError) as refused:
+        resolve(recipe)
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert resolve({"dtype": "float32", "model_init_kwargs": {"dtype": "bfloat16"}})["dtype"] == "bfloat16"
 
 
 # The command
@@ -219,7 +177,7 @@ def test_deepspeed_of_an_accelerate_config_is_read():
 def recipe(tmp_path):
     def write(**fields: Any) -> str:
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({"model_name_or_path": MODELS[1], **LORA, **fields}))
+        path.write_text(yaml.safe_dump({"model_name_or_path": MODEL, **LORA, **fields}))
         return str(path)
 
     return write
@@ -242,17 +200,13 @@ def test_json_is_one_object_and_the_exit_code_says_whether_it_fits(recipe, capsy
     [
         ({}, [], "gpus=None"),
         ({}, ["--gpus", "1"], "gpu_memory=None"),
-        ({}, ["--gpus", "0", "--gpu-memory", "24"], "gpus=0"),
         ({}, [*ONE, "-3"], "gpu_memory=-3.0"),
         ({}, [*ONE, "24", "--prompt-tokens", "0"], "prompt_tokens=0"),
-        ({}, [*ONE, "24", "--cpu-memory", "-1"], "cpu_memory=-1.0"),
         ({}, [*ONE, "much"], "gpu_memory"),
         ({}, [*ONE, "24", "--accelerate-config", "nowhere.yaml"], "nowhere.yaml"),
         ({"model_name_or_path": None}, [*ONE, "24"], "model_name_or_path=None"),
         ({"model_name_or_path": "no/such-model"}, [*ONE, "24"], "no/such-model"),
-        ({"num_generations": 7}, [*ONE, "24"], "per_device_train_batch_size=8"),
         ({"deepspeed": "nowhere.json"}, [*ONE, "24"], "nowhere.json cannot be read"),
-        ({"use_vllm": True, "vllm_tensor_parallel_size": 2}, [*ONE, "24"], "vllm_tensor_parallel_size=2"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, recipe, capsys, monkeypatch):
@@ -291,43 +245,19 @@ def test_the_shipped_recipes_are_planned_without_network_weights_or_torch():
     assert all(json.loads(line)["bytes"] for line in done.stdout.splitlines())
 
 
-def test_the_picture_has_a_bar_for_each_phase_and_all_of_their_terms():
-    answer = planned("Qwen/Qwen2.5-7B", WAYS["server"], 4, 80)
-    lines = picture(answer).splitlines()
-    for phase in answer["phases"]:
-        assert sum(line.startswith(phase) for line in lines) == 1
-    terms = {term for terms in answer["phases"].values() for term in terms}
-    assert sum(line.startswith("  ") for line in lines) == len(terms)
-
-
 def test_the_accelerate_config_is_chosen_as_train_chooses_it_and_said():
-    recipe = {"model_name_or_path": MODELS[1], "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}
+    recipe = {"model_name_or_path": MODEL, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8}
     answer = plan(recipe, gpus=2, gpu_gb=24, cpu_gb=64, configs=shipped_configs(recipe))
     assert answer["accelerate_config"] == "zero2"
     assert "accelerate config: zero2 (the first that fits)" in picture(answer)
 
 
-@pytest.mark.parametrize("field", ["deepspeed", "fsdp", "use_cpu"])
-def test_a_recipe_that_says_how_it_is_launched_gets_no_accelerate_config(field):
-    assert list(shipped_configs({field: True})) == [""]
-
-
 def test_an_update_takes_eight_flops_per_token_and_parameter():
     """64 completions of 1,024 tokens and 8 prompts of 512, by 1.54 billion parameters, at 100 TFLOP/s: 8.6 s."""
-    recipe = {"model_name_or_path": MODELS[1], **LORA, "gradient_checkpointing": True}
+    recipe = {"model_name_or_path": MODEL, **LORA, "gradient_checkpointing": True}
     seconds = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64, card=card_of("24,100,1000"))["seconds"]
     low, high = COMPUTE
     assert seconds["ranges"]["update"] == pytest.approx([8.6 / high, 8.6 / low], rel=0.03)
-
-
-def test_a_card_has_its_memory_and_a_range_of_seconds():
-    answer = planned(MODELS[1], {}, 1, 24)
-    assert answer["seconds"] is None
-    recipe = {"model_name_or_path": MODELS[1], **LORA}
-    fast, slow = (plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64, card=card_of(name))["seconds"] for name in ("h100", "t4"))
-    for low, high in (*fast["ranges"].values(), *slow["ranges"].values()):
-        assert 0 < low < high
-    assert slow["ranges"]["step"][0] > fast["ranges"]["step"][0]
-    assert "not measured" in fast["assumed"]
+    assert "not measured" in seconds["assumed"]
     with pytest.raises(ConfigError, match="card='h1'"):
         card_of("h1")

@@ -1,21 +1,18 @@
 """data.py: the real data sets, files with bad rows, the Hub (as a stand-in), and the generated problems."""
 
-from __future__ import annotations
-
-import itertools
 import json
 import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+import datasets as hub_datasets
+import huggingface_hub
 import pytest
 
-from grpo_math.errors import ConfigError, DataError, UserError
+from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import datasets
-from grpo_math.problems.datasets import ACCEPTED, load_problems, read_rows, to_dataset
+from grpo_math.problems.datasets import ACCEPTED, load_problems, to_dataset
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.rows import gsm8k_gold
 
@@ -32,15 +29,6 @@ def write(path: Path, *rows: object) -> str:
     ]
     path.write_bytes(b"\n".join(lines) + b"\n")
     return str(path)
-
-
-def raw(name: str) -> list[dict]:
-    return [json.loads(line) for line in (Path(FOLDER or "") / name).read_text(encoding="utf-8").splitlines()]
-
-
-def one_line(error: BaseException) -> str:
-    assert "\n" not in str(error)
-    return str(error)
 
 
 # The real data
@@ -73,32 +61,7 @@ def test_the_published_sets_have_their_rows_and_every_row_has_a_gold(dataset, sp
 def test_every_gsm8k_gold_is_a_plain_integer():
     golds = [row["answer"] for split in ("train", "test") for row in load_problems("gsm8k", split)]
     assert all(re.fullmatch(r"-?\d+", gold) for gold in golds)
-    in_file = [
-        row["answer"].rsplit("####", 1)[1].strip() for name in ("train", "test") for row in raw(f"gsm8k/{name}.jsonl")
-    ]
-    assert [gold.replace(",", "") for gold in in_file] == golds
-    assert sum("," in gold for gold in in_file) > 50
     assert (golds[0], golds[7473]) == ("72", "18")  # Natalia's clips, Janet's ducks
-
-
-@needs_data
-def test_math_has_the_levels_and_subjects_of_its_files():
-    train = load_problems("math", "train")
-    assert Counter(row["level"] for row in train) == {5: 2302, 4: 1690, 3: 1592, 2: 1348, 1: 564, None: 2}
-    assert Counter(row["subject"] for row in train)["Counting & Probability"] == 771
-    assert len({row["subject"] for row in train}) == 7
-    assert Counter(row["level"] for row in load_problems("math500", "test")) == {5: 134, 4: 128, 3: 105, 2: 90, 1: 43}
-
-
-@pytest.mark.slow
-@needs_data
-def test_no_problem_is_in_two_sets_but_the_one_that_math_itself_repeats():
-    names = [("gsm8k", "train"), ("gsm8k", "test"), ("math", "train"), ("math", "test"), ("math500", "test")]
-    sets = {name: {row["problem"] for row in load_problems(*name)} for name in names}
-    shared = {(a, b): sets[a] & sets[b] for a, b in itertools.combinations(names, 2) if sets[a] & sets[b]}
-    assert list(shared) == [(("math", "train"), ("math", "test"))]
-    (repeated,) = shared[("math", "train"), ("math", "test")]
-    assert "vertices of an equilateral triangle" in repeated
 
 
 @pytest.mark.slow
@@ -106,11 +69,12 @@ def test_no_problem_is_in_two_sets_but_the_one_that_math_itself_repeats():
 def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
     # What the solutions box, against the answers that a separate program cut out of them.
     for name, split, gaps in (("math", "train", 2), ("math", "test", 0), ("math500", "test", 0)):
-        rows = raw(datasets.SOURCES[name].files[split])
+        file = datasets.SOURCES[name].files[split]
+        rows = [json.loads(line) for line in (Path(FOLDER or "") / file).read_text(encoding="utf-8").splitlines()]
         without = [{key: row[key] for key in row if key != "answer"} for row in rows]
         folder = tmp_path / name / split
-        (folder / datasets.SOURCES[name].files[split]).parent.mkdir(parents=True)
-        write(folder / datasets.SOURCES[name].files[split], *without)
+        (folder / file).parent.mkdir(parents=True)
+        write(folder / file, *without)
         loaded = load_problems(name, split, data_dir=str(folder))
         assert len(loaded) == len(rows) - gaps
         answers = {row["unique_id"]: row["answer"] for row in rows}
@@ -119,28 +83,17 @@ def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
 
 
 @needs_data
-def test_math_leaves_out_its_two_rows_without_an_answer_and_says_so(caplog):
-    load_problems("math", "train")
-    (record,) = caplog.records
-    file = Path(FOLDER or "") / "math/train.jsonl"
-    assert record.getMessage() == (f"skipped 2 of 7,500 rows of {file}: answer is empty (lines 5530, 5532)")
-
-
-@pytest.mark.slow
-@needs_data
 def test_a_limit_draws_rows_by_the_seed_and_keeps_the_order_of_the_file():
     all_ids = [row["id"] for row in load_problems("math500", "test")]
-    first = [row["id"] for row in load_problems("math500", "test", limit=100)]
-    again = [row["id"] for row in load_problems("math500", "test", limit=100)]
-    other = [row["id"] for row in load_problems("math500", "test", limit=100, seed=1)]
-    smaller = [row["id"] for row in load_problems("math500", "test", limit=40)]
+    settings = ({"limit": 100}, {"limit": 100}, {"limit": 100, "seed": 1}, {"limit": 40}, {"limit": 9999})
+    first, again, other, smaller, every = (
+        [row["id"] for row in load_problems("math500", "test", **one)] for one in settings
+    )
     assert first == again != other
     assert first == [i for i in all_ids if i in set(first)]
     assert len(first) == 100
     assert set(smaller) < set(first)
-    # MATH's file is in the order of its subjects: a draw sees all seven.
-    assert len({row["subject"] for row in load_problems("math", "test", limit=60)}) == 7
-    assert len(load_problems("math500", "test", limit=9999)) == 500
+    assert every == all_ids
 
 
 @needs_data
@@ -151,22 +104,6 @@ def test_heldout_means_test_and_math500_has_nothing_else(caplog):
     assert caplog.messages == ["math500 has a test split only, which is used: report no figures on it after training"]
     with pytest.raises(ConfigError, match=r"split='tset' is not known: did you mean 'test'\? \(train, test\)"):
         load_problems("gsm8k", "tset")
-
-
-@pytest.mark.slow
-@needs_data
-def test_the_hub_id_of_a_known_set_names_it_too():
-    assert load_problems("openai/gsm8k", limit=5) == load_problems("gsm8k", limit=5)
-
-
-@needs_data
-@pytest.mark.parametrize("template", ["gsm8k", "direct", "boxed", "r1_zero", "xml", "think"])
-def test_a_template_builds_the_prompt_and_names_the_answer_format(template):
-    row = load_problems("gsm8k", template=template, limit=1)[0]
-    assert row["answer_format"] == template
-    text = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-    assert row["problem"] in text
-    assert isinstance(row["prompt"], str) == (template == "r1_zero")
 
 
 # A file of the user
@@ -211,7 +148,7 @@ def test_the_other_columns_of_a_file_are_kept_as_they_are_in_every_row(tmp_path,
     assert "the column 'source' of" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["prompt", "completions", "grade", "log_metric", "answer_format"])
+@pytest.mark.parametrize("name", ["prompt", "grade"])
 def test_a_column_with_a_name_that_training_uses_is_left_out_with_a_warning(name, tmp_path, caplog):
     file = write(tmp_path / "mine.jsonl", {**GOOD, name: "x", "source": "mine"})
     assert [list(row) for row in load_problems(file)] == [[*COMMON, "source"]]
@@ -234,11 +171,6 @@ def test_all_rows_have_level_and_subject_as_soon_as_one_has(tmp_path):
     assert [(row["level"], "subject" in row) for row in load_problems(odd)] == [(None, False), ("hard", False)]
 
 
-def test_an_id_that_was_used_before_becomes_the_rows_number(tmp_path):
-    file = write(tmp_path / "mine.jsonl", {**GOOD, "id": "first"}, {**GOOD, "id": "first"})
-    assert [row["id"] for row in load_problems(file)] == ["first", "mine/2"]
-
-
 def test_blank_lines_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path):
     line = json.dumps(GOOD).encode()
     file = write(tmp_path / "w.jsonl", b"\xef\xbb\xbf" + line + b"\r", b"", b"  \r", line)
@@ -252,13 +184,10 @@ BAD_ROWS = {
         {"problem": "a?", "answer": "", "solution": r"\boxed{5}"},
         "answer is empty",
     ),
-    "an empty box": ({"problem": "a?", "solution": r"so \boxed{}."}, "solution contains no gold answer"),
     "an empty marker": ({"problem": "a?", "answer": "work\n####  "}, "answer contains no gold answer"),
     "a gold of the wrong type": ({"problem": "a?", "answer": ["7"]}, "answer is of type list, not text or a number"),
-    "a gold that is true": ({"problem": "a?", "answer": True}, "answer is of type bool, not text or a number"),
     "a gold that is not finite": ('{"problem": "a?", "answer": NaN}', "answer is not finite"),
     "no problem": ({"answer": "7"}, "problem is missing"),
-    "an empty problem": ({"question": "\n ", "answer": "7"}, "question is empty"),
     "a problem of the wrong type": ({"problem": 5, "answer": "7"}, "problem is of type int, not text"),
     "a prompt of messages": ({"prompt": [{"role": "user"}], "answer": "7"}, "prompt is of type list, not text"),
     "half a surrogate pair": (
@@ -266,12 +195,7 @@ BAD_ROWS = {
         "problem contains half of a surrogate pair, which no tokenizer accepts",
     ),
     "not JSON": ("{'problem': 1}", "row cannot be read (JSONDecodeError: Expecting property name enclosed"),
-    "cut off": (
-        '{"problem": "a?", "answer": "7',
-        "row cannot be read (JSONDecodeError: Unterminated string starting at",
-    ),
     "not an object": ([1, 2], "row is of type list, not an object"),
-    "null": ("null", "row is missing"),
     "not UTF-8": (b'{"problem": "caf\xe9?", "answer": "7"}', "row cannot be read (UnicodeDecodeError: "),
     "nested without end": ("[" * 100_000, "row cannot be read (RecursionError: "),
     "an id of the wrong type": ({**GOOD, "id": {"a": 1}}, "id is of type dict, not text"),
@@ -284,8 +208,8 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
     file = write(tmp_path / "bad.jsonl", {**GOOD, "id": "first"}, "", row, GOOD)
     with pytest.raises(DataError) as error:
         load_problems(file)
-    assert one_line(error.value).startswith(f"{file}:3: {reason}")
-    assert one_line(error.value).endswith("correct the row, or pass --skip_bad_rows")
+    assert str(error.value).startswith(f"{file}:3: {reason}")
+    assert str(error.value).endswith("correct the row, or pass --skip_bad_rows")
     assert len(str(error.value)) < 400 + len(file)
 
     assert [row["id"] for row in load_problems(file, skip_bad_rows=True)] == ["first", "bad/4"]
@@ -294,35 +218,10 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
     assert message.endswith("(line 3)")
 
 
-def test_skipped_rows_are_counted_by_reason(tmp_path, caplog):
-    file = write(tmp_path / "many.jsonl", GOOD, *[{"problem": "a?"}] * 12, "{", GOOD, {"answer": "7"})
-    assert len(load_problems(file, skip_bad_rows=True)) == 2
-    assert caplog.messages == [
-        f"skipped 14 of 16 rows of {file}: answer is missing (lines 2, 3, 4, 5, 6, 7, 8, 9 and 4 more); "
-        "row cannot be read (JSONDecodeError: Expecting property name enclosed in double quotes: "
-        "line 1 column 2 (char 1)) "
-        "(line 14); "
-        "problem is missing (line 16)"
-    ]
-    rows, errors = read_rows(file)
-    assert (len(rows), [error.line for error in errors]) == (2, [*range(2, 14), 14, 16])
-
-
 def test_a_file_without_a_good_row_is_an_error(tmp_path):
     for rows in ([], [{"problem": "a?"}]):
         with pytest.raises(ConfigError, match="has no row that can be used"):
             load_problems(write(tmp_path / "none.jsonl", *rows), skip_bad_rows=True)
-
-
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
-    (tmp_path / "folder.jsonl").mkdir()
-    for path in (tmp_path / "missing.jsonl", tmp_path / "folder.jsonl"):
-        with pytest.raises(UserError) as error:
-            load_problems(str(path))
-        assert one_line(error.value).startswith(f"{path} cannot be read (")
-    with pytest.raises(UserError) as error:
-        load_problems("gsm8k", data_dir=str(tmp_path))
-    assert one_line(error.value).startswith(f"{tmp_path}/gsm8k/train.jsonl cannot be read (No such file or directory)")
 
 
 @pytest.mark.parametrize(
@@ -353,7 +252,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
 def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message):
     with pytest.raises(ConfigError) as error:
         load_problems(**arguments)
-    assert one_line(error.value) == message
+    assert str(error.value) == message
 
 
 # The Hub
@@ -362,30 +261,38 @@ def test_a_wrong_name_is_answered_with_the_nearest_right_one(arguments, message)
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A stand-in for the Hub: {(id, split): rows}; every load is noted."""
-    datasets, huggingface_hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
-    stored: dict = {"loads": [], "asked": []}
+    stored: dict = {"loads": []}
 
     def dataset_info(self, name, timeout):
-        stored["asked"].append(name)
         if not any(key[0] == name for key in stored if isinstance(key, tuple)):
             raise OSError("[Errno -2] Name or service not known\nand more lines")
 
     def load_dataset(name, config, split, revision):
-        stored["loads"].append((name, config, split))
-        return datasets.Dataset.from_list(stored[name, split])
+        stored["loads"].append((name, config, split, revision))
+        return hub_datasets.Dataset.from_list(stored[name, split])
 
     monkeypatch.delenv("GRPO_MATH_DATA", raising=False)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")
+    monkeypatch.setattr(hub_datasets.config, "HF_DATASETS_CACHE", tmp_path / "no cache")
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hub_datasets, "get_dataset_split_names", lambda *path, revision: ["train", "test"])
+    monkeypatch.setattr(hub_datasets, "load_dataset", load_dataset)
     return stored
 
 
-def test_without_local_data_the_hub_is_asked(hub):
+def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub):
     hub["openai/gsm8k", "train"] = [{"question": "a?", "answer": "2 * 600 = 1200\n#### 1,200"}]
-    assert [(row["id"], row["answer"]) for row in load_problems("gsm8k")] == [("gsm8k/train/1", "1200")]
-    assert hub["asked"] == ["openai/gsm8k"]
-    assert hub["loads"] == [("openai/gsm8k", "main", "train")]
+    hub["owner/name", "test"] = [{"query": "b?", "answer": "1"}]
+    hub["open-r1/OpenR1-Math-220k", "train"] = [{"problem": "c?", "answer": "2"}]
+    loaded = [
+        load_problems(*name) for name in (["gsm8k"], ["owner/name:extra@1a2b", "heldout"], ["openr1:extended@v2"])
+    ]
+    found = [(row["id"], row["problem"], row["answer"]) for (row,) in loaded]
+    assert found == [("gsm8k/train/1", "a?", "1200"), ("name/1", "b?", "1"), ("openr1/train/1", "c?", "2")]
+    assert hub["loads"] == [
+        ("openai/gsm8k", "main", "train", None),
+        ("owner/name", "extra", "test", "1a2b"),
+        ("open-r1/OpenR1-Math-220k", "extended", "train", "v2"),
+    ]
 
 
 @pytest.mark.parametrize("folder", [None, "empty"])
@@ -394,7 +301,7 @@ def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monke
         monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / folder))
     with pytest.raises(ConfigError) as error:
         load_problems("gsm8k", "test")
-    assert one_line(error.value) == (
+    assert str(error.value) == (
         "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be had from the Hub "
         "(OSError: [Errno -2] Name or service not known): "
         "set GRPO_MATH_DATA to a folder that holds gsm8k/test.jsonl, or pass --dataset generated"
@@ -402,39 +309,11 @@ def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monke
     assert hub["loads"] == []
 
 
-def test_a_copy_in_the_datasets_cache_is_used_without_asking_the_hub(hub, tmp_path):
-    (tmp_path / "no cache" / "HuggingFaceH4___math-500").mkdir(parents=True)
-    hub["HuggingFaceH4/MATH-500", "test"] = [
-        {"problem": "a?", "solution": r"\boxed{1}", "answer": "1", "subject": "Algebra", "level": 1, "unique_id": "u"}
-    ]
-    assert [row["id"] for row in load_problems("math500", "test")] == ["u"]
-    assert hub["asked"] == []
-
-
-@pytest.mark.slow
-@needs_data
-def test_math_from_the_hub_gives_the_rows_and_golds_of_the_local_files(hub, caplog):
-    """The Hub's columns, made from the local rows: no answer, "Level 5", the subject under ``type``."""
-    hub_id, folder = datasets.SOURCES["math"].hub, Path(FOLDER or "")
-
-    def as_on_the_hub(row):
-        level = "Level ?" if row["level"] is None else f"Level {row['level']}"
-        return {"problem": row["problem"], "level": level, "type": row["subject"], "solution": row["solution"]}
-
-    math500 = raw("math500/test.jsonl")
-    hub["HuggingFaceH4/MATH-500", "test"] = math500
-    hub[hub_id, "train"] = [as_on_the_hub(row) for row in raw("math/train.jsonl")]
-    hub[hub_id, "test"] = [as_on_the_hub(row) for row in [*math500, *raw("math/test_outside_math500.jsonl")]]
-    for split in ("train", "test"):
-        local = load_problems("math", split, data_dir=str(folder))
-        remote = load_problems("math", split)
-        assert [(row["problem"], row["level"], row["subject"]) for row in remote] == [
-            (row["problem"], row["level"], row["subject"]) for row in local
-        ]
-        assert [row["answer"].strip(".,") for row in remote] == [row["answer"].strip(".,") for row in local]
-    assert f"skipped 2 of 7,500 rows of {hub_id} (train): solution contains no gold answer (lines 5530, 5532)" in (
-        caplog.messages
-    )
+def test_math_on_the_hub_names_its_columns_otherwise(hub):
+    row = {"problem": "a?", "level": "Level 5", "type": "Algebra", "solution": r"so $\boxed{1}$"}
+    hub[datasets.SOURCES["math"].hub, "train"] = [row]
+    (found,) = load_problems("math")
+    assert (found["answer"], found["level"], found["subject"]) == ("1", 5, "Algebra")
 
 
 # Generated problems
@@ -450,42 +329,11 @@ def test_generated_problems_come_by_level_and_split_and_need_no_data(monkeypatch
     assert load_problems("generated:sums,differences", "heldout", limit=256) == rows
     assert {row["level"] for row in load_problems("generated:word, two_step", limit=20)} == {4, 5}
     assert load_problems("generated", limit=50, seed=1) != load_problems("generated", limit=50)
-
-
-def test_generated_without_a_limit_is_all_that_the_levels_evenly_have():
     assert Counter(row["level"] for row in load_problems("generated")) == {1: 312, 2: 312}
-    assert len(load_problems("generated:products")) == 80
-    train, heldout = (
-        {row["problem"] for row in load_problems("generated:sums,products,word", split)}
-        for split in ("train", "heldout")
-    )
-    assert not train & heldout
-
-
-def test_more_generated_problems_than_there_are_is_all_of_them():
-    assert len(load_problems("generated", "heldout", limit=320)) == 306
+    assert len(load_problems("generated", "heldout", limit=320)) == 306  # all that there are
 
 
 # What comes out
-
-
-@pytest.mark.slow
-def test_a_datasets_dataset_has_the_same_rows():
-    for dataset in ("generated:word", "generated"):
-        for template in ("gsm8k", "r1_zero"):
-            rows = load_problems(dataset, limit=20, template=template)
-            made = to_dataset(rows)
-            assert list(made) == rows
-            assert made.column_names == list(rows[0])
-
-
-def test_the_module_imports_neither_torch_nor_datasets():
-    program = (
-        "import sys, grpo_math.problems.datasets; grpo_math.problems.datasets.load_problems('generated', limit=4); "
-        "print([m for m in ('torch', 'datasets', 'trl', 'transformers', 'math_verify') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert result.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

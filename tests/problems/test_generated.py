@@ -1,25 +1,18 @@
 """problems.py: the same bytes everywhere, disjoint splits, right answers, and English that reads well."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json
 import operator
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import lru_cache
 from hashlib import sha256
 
 import pytest
 
-from grpo_math.errors import ConfigError
 from grpo_math.problems import generated
 from grpo_math.problems.generated import FORMS, LEVELS, SHAPES, SPLITS, arithmetic, count, generate
-from grpo_math.problems.prompts import TEMPLATES, build_prompt
 
 ALL = tuple(LEVELS)[:5]  # long_products has a test of its own
 MIXED = ("sums", "differences", "two_step", "word")
@@ -100,46 +93,12 @@ def test_the_same_seed_gives_the_same_bytes_on_every_platform():
 
 
 @pytest.mark.slow
-def test_the_bytes_do_not_hang_on_the_hash_seed_of_the_process():
-    program = "from grpo_math.problems.generated import generate; print(generate('train', 60, 3, " + f"{ALL}))"
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert printed == {f"{generate('train', 60, 3, ALL)}\n"}
-
-
-@pytest.mark.slow
 def test_long_products_are_of_three_and_four_digits_and_split_like_the_others():
     made = {split: generate(split, 500, 0, ("long_products",)) for split in SPLITS}
     assert not {p["problem"] for p in made["train"]} & {p["problem"] for p in made["heldout"]}
     for p in (p for problems in made.values() for p in problems):
         a, b = map(int, re.fullmatch(r"What is (\d{3,4}) \* (\d{3,4})\?", p["problem"]).groups())
         assert a * b == int(p["answer"])
-
-
-def test_another_seed_gives_other_problems_in_another_order():
-    first, second = generate("train", 100, 0), generate("train", 100, 1)
-    assert [p["id"] for p in first] != [p["id"] for p in second]
-    assert {p["id"] for p in first} != {p["id"] for p in second}
-
-
-@pytest.mark.slow
-def test_train_and_heldout_are_disjoint_for_every_pair_of_seeds_and_ranges(monkeypatch):
-    wide = {"sums": (0, 40), "differences": (0, 50), "products": (1, 20), "two_step": (0, 12), "word": (1, 13)}
-    texts: dict[str, set[str]] = {split: set() for split in SPLITS}
-    for split, seed, ranges in itertools.product(SPLITS, range(5), (generated.STORIES["numbers"], wide)):
-        monkeypatch.setitem(generated.STORIES, "numbers", ranges)
-        for level, n in zip(ALL, (120, 150, 40, 900, 900), strict=True):
-            texts[split] |= {p["problem"] for p in generate(split, n, seed, (level,))}
-    assert min(map(len, texts.values())) > 4000
-    assert not texts["train"] & texts["heldout"]
 
 
 @pytest.mark.slow
@@ -166,15 +125,6 @@ def test_the_numbers_that_may_change_places_leave_the_answer_as_it_is(name):
         assert shape.answer(*swapped, *numbers[shape.commuting :]) == shape.answer(*numbers)
 
 
-def test_no_prompt_template_shows_a_heldout_problem_with_its_answer():
-    prompts = [build_prompt("", name) for name in TEMPLATES]
-    shown = {message["content"] for prompt in prompts if isinstance(prompt, list) for message in prompt}
-    train, heldout = ({p["problem"] for p in generate(split, count("sums", split), 0, ("sums",))} for split in SPLITS)
-    assert "What is 3 + 4?" in shown & train
-    assert not shown & heldout
-    assert "What is 4 + 3?" not in heldout
-
-
 @pytest.mark.slow
 def test_every_answer_of_the_arithmetic_levels_is_what_python_calculates():
     checked = 0
@@ -188,6 +138,10 @@ def test_every_answer_of_the_arithmetic_levels_is_what_python_calculates():
     assert checked == 784 + 465 + 121 + 8045
 
 
+def test_every_story_is_worked_by_hand():
+    assert {form.name for form in FORMS["word"]} == set(WORKED)
+
+
 @pytest.mark.parametrize("form", FORMS["word"], ids=lambda form: form.name)
 def test_every_story_has_the_answer_worked_by_hand(form):
     numbers, answer = WORKED[form.name]
@@ -199,29 +153,6 @@ def test_every_story_has_the_answer_worked_by_hand(form):
     assert sorted(map(int, re.findall(r"\d+", made["problem"]))) == sorted(told)
 
 
-def test_there_are_at_least_25_stories_and_each_is_used():
-    assert len(FORMS["word"]) >= 25
-    used = Counter(p["id"].split("/")[1] for p in generate("train", 2 * len(FORMS["word"]), 0, ("word",)))
-    assert set(used) == {form.name for form in FORMS["word"]} == set(WORKED)
-    assert set(used.values()) == {2}  # the forms take turns
-
-
-def test_stories_use_the_singular_for_one_and_the_plural_for_more(monkeypatch):
-    nouns = {*generated.THINGS, *generated.BOXES}
-    for form in FORMS["word"]:
-        nouns |= {hole.split()[-1] for hole in re.findall(r"\{(?:[abc]|ab) ([a-z ]+)\}", form.text)}
-    nouns -= {"thing", "box"}
-    nouns |= {"box"}
-    monkeypatch.setitem(generated.STORIES["numbers"], "word", (1, 3))
-    for p in (p for split in SPLITS for p in generate(split, count("word", split), 0, ("word",))):
-        for number, words in re.findall(r"(\d+) ((?:[a-z]+ ?)+)", p["problem"]):
-            for noun in nouns:
-                wrong = generated.plural(noun) if number == "1" else noun
-                assert not re.match(rf"(?:loose |equal |red |blue |green )?{wrong}\b", words), p["problem"]
-        assert not re.search(r"\b(?:1 of them are|(?:[2-9]|\d\d+) of them is)\b", p["problem"])
-        assert not re.search(r"There (?:are|were) 1 |There (?:is|was) (?:[2-9]|\d\d)", p["problem"])
-
-
 def test_the_texts_of_all_problems_read_as_sentences():
     texts = [p["problem"] for p in everything()]
     assert len(set(texts)) == len(texts)
@@ -229,67 +160,14 @@ def test_the_texts_of_all_problems_read_as_sentences():
         assert re.fullmatch(r"[A-Z][^{}]*\?", text), text
         assert text.isascii()
         assert "  " not in text
+        assert not re.search(r"\b(?:1 of them are|There (?:are|were) 1 |There (?:is|was) (?:[2-9]|\d\d))", text), text
         assert not re.search(r"\b[Aa] [aeiou]", text), text
-
-
-def test_a_story_names_two_different_people_and_says_he_or_she_rightly():
-    women = {name for name, words in generated.NAMES if words == generated.SHE}
-    both = 0
-    for p in generate("train", 2000, 0, ("word",)):
-        people = [name for name, _ in generated.NAMES if re.search(rf"\b{name}\b", p["problem"])]
-        pronouns = set(re.findall(r"\b(?:he|she|his|her)\b", p["problem"].lower()))
-        both += len(people) == 2
-        if pronouns and len(people) == 1:
-            assert pronouns <= ({"she", "her"} if people[0] in women else {"he", "his"}), p["problem"]
-    assert both > 300
-
-
-@pytest.mark.slow
-def test_an_id_stands_for_one_text_across_seeds():
-    text_of: dict[str, str] = {}
-    for seed in range(4):
-        made = generate("train", 400, seed, ("sums", "word"))
-        assert len({p["id"] for p in made}) == 400
-        for p in made:
-            assert text_of.setdefault(p["id"], p["problem"]) == p["problem"]
 
 
 def test_levels_are_mixed_evenly_and_shuffled():
     made = generate("heldout", 200, 0, MIXED)
     assert Counter(p["level"] for p in made) == {1: 50, 2: 50, 4: 50, 5: 50}
     assert len({p["level"] for p in made[:20]}) == 4
+    assert {p["id"] for p in made} != {p["id"] for p in generate("heldout", 200, 1, MIXED)}
+    assert len({p["problem"] for p in generate("heldout", 256)}) == 256  # the demo's
     assert Counter(p["level"] for p in generate("train", 5)) == {1: 3, 2: 2}
-
-
-def test_256_heldout_problems_of_sums_and_differences_exist_with_the_defaults():
-    for seed in range(3):
-        made = generate("heldout", 256, seed)
-        assert len({p["problem"] for p in made}) == 256
-        assert max(int(n) for p in made if p["level"] == 1 for n in re.findall(r"\d+", p["problem"])) <= 28
-
-
-def test_about_a_third_of_each_level_is_held_out():
-    for level in ALL:
-        held, trained = count(level, "heldout"), count(level, "train")
-        assert 0.32 < held / (held + trained) < 0.36
-
-
-def test_no_problems_at_all_may_be_asked_for():
-    assert generate("train", 0) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("test", 1), "split='test' is not known: use one of train, heldout"),
-        (
-            ("train", 1, 0, ("sum",)),
-            "level='sum' is not known: did you mean 'sums'? "
-            "(sums, differences, products, two_step, word, long_products)",
-        ),
-    ],
-)
-def test_what_cannot_be_generated_is_said_in_one_line(arguments, message):
-    with pytest.raises(ConfigError) as error:
-        generate(*arguments)
-    assert str(error.value) == message

@@ -1,15 +1,14 @@
 """sources.py, columns.py, hub.py: data by name, from local folders of the same layout and columns as on the Hub."""
 
-from __future__ import annotations
-
 import json
 
+import datasets
 import pytest
 
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems import columns
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id, listed, place_of
+from grpo_math.problems.sources import DAPO_AFTER, DAPO_BEFORE, SOURCES, SUITES, hub_id
 
 CHAT = [{"role": "user", "content": f"{DAPO_BEFORE}What is 3 + 4?{DAPO_AFTER}"}]
 # A row of each set with the columns that it has, as its loaders read them; the problem and the gold that follow.
@@ -86,16 +85,14 @@ PUBLISHED = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    data = pytest.importorskip("datasets")
-    monkeypatch.setattr(data.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def put(folder, rows, split="train", config=None):
     """A folder as `hf download` leaves it: the card names its files, which are Parquet."""
-    data = pytest.importorskip("datasets")
     (folder / "data").mkdir(parents=True)
-    data.Dataset.from_list(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
+    datasets.Dataset.from_list(rows).to_parquet(folder / "data" / f"{split}-00000-of-00001.parquet")
     files = f"- config_name: {config or 'default'}\n  data_files:\n  - split: {split}\n    path: data/{split}-*\n"
     (folder / "README.md").write_text(f"---\nconfigs:\n{files}---\n", encoding="utf-8")
     return folder
@@ -134,17 +131,6 @@ def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(t
     ]
 
 
-def test_a_solution_that_ends_in_no_answer_is_no_gold(tmp_path, caplog):
-    long = "First, assume the contrary.\nThen a contradiction follows."
-    put(tmp_path / "numina_cot", [{"problem": "a?", "solution": long}, {"problem": "b?", "solution": "\\boxed{2}"}])
-    assert [row["answer"] for row in load_problems("numina_cot", data_dir=str(tmp_path))] == ["2"]
-    assert "solution contains no gold answer (line 1)" in caplog.text
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text(json.dumps({"problem": "a?", "solution": long}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match="solution contains no gold answer"):
-        load_problems(str(mine))
-
-
 def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     row, _ = PUBLISHED["olympiadbench"]
     single = {**row, "final_answer": ["2.5"], "error": "1e-1"}
@@ -156,31 +142,6 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
     assert [row["tolerance"] for row in loaded] == [None, 0.1, 1e-8]
     put(tmp_path / "minerva", [{"question": "p?", "answer": "200"}, {"question": "q?", "answer": "x"}], "test")
     assert [row["tolerance"] for row in load_problems("minerva", "test", data_dir=str(tmp_path))] == [0.002, None]
-
-
-def test_a_folder_whose_files_have_changed_is_read_again(tmp_path):
-    configs = [f"- config_name: {name}\n  data_files:\n  - split: train\n    path: x.jsonl\n" for name in "ab"]
-    (tmp_path / "named").mkdir()
-    (tmp_path / "named" / "README.md").write_text(f"---\nconfigs:\n{''.join(configs)}---\n")
-    for answer in "12":
-        (tmp_path / "named" / "x.jsonl").write_text(f'{{"problem": "a?", "answer": "{answer}"}}\n')
-        assert load_problems(f"{tmp_path}/named:a")[0]["answer"] == answer
-    folder = put(tmp_path / "own", [{"problem": "a?", "answer": "1"}])
-    assert load_problems(str(folder))[0]["problem"] == "a?"
-    (folder / "data" / "train-00000-of-00001.parquet").unlink()
-    (folder / "data" / "train.jsonl").write_text('{"problem": "b?", "answer": "1"}\n', encoding="utf-8")
-    (folder / "README.md").unlink()
-    assert load_problems(str(folder))[0]["problem"] == "b?"
-
-
-def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
-    (tmp_path / "gsm8k").mkdir()
-    rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
-    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    for split, answers in (("train[8:]", ["8", "9"]), ("train[:20%]", ["0", "1"]), ("train[-1:]", ["9"])):
-        assert [row["answer"] for row in load_problems("gsm8k", split, data_dir=str(tmp_path))] == answers
-    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
-        load_problems("gsm8k", "train[x]", data_dir=str(tmp_path))
 
 
 # Any other set
@@ -203,32 +164,6 @@ def test_a_folder_with_columns_of_its_own_says_which_is_which(tmp_path):
         load_problems(str(folder), columns="answer=target")
 
 
-@pytest.mark.parametrize(
-    ("said", "message"),
-    [
-        ("problem", "does not name a column in 'problem': write problem=query"),
-        ("gold=x", "names 'gold': the fields are problem, answer, id, level, subject"),
-    ],
-)
-def test_columns_that_say_nothing_are_refused(said, message):
-    with pytest.raises(ConfigError, match=message):
-        load_problems("mine.jsonl", columns=said)
-    with pytest.raises(ConfigError, match="generated problems have none"):
-        load_problems("generated", columns="problem=x")
-
-
-def test_columns_hold_for_a_file_too_and_a_row_without_one_says_what_it_has(tmp_path):
-    file = tmp_path / "f.jsonl"
-    file.write_text('{"ask": "a?", "result": 4}\n', encoding="utf-8")
-    assert load_problems(str(file), columns="problem=ask,answer=result")[0]["answer"] == "4"
-    with pytest.raises(
-        DataError, match=r"problem is missing: its columns are ask, result; accepted are problem, quest"
-    ):
-        load_problems(str(file))
-    with pytest.raises(DataError, match=r":1: reply is missing: its columns are ask, result"):
-        load_problems(str(file), columns="problem=ask,answer=reply")
-
-
 def test_trls_chats_and_capital_letters_are_read(tmp_path):
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a?"}]
     folder = put(tmp_path / "trl", [{"prompt": chat, "solution": "\\boxed{1}"}])
@@ -239,6 +174,16 @@ def test_trls_chats_and_capital_letters_are_read(tmp_path):
     folder = put(tmp_path / "turns", [{"prompt": turns, "answer": "1"}])
     with pytest.raises(DataError, match="prompt is a chat of more than one question"):
         load_problems(str(folder))
+
+
+def test_a_split_of_the_data_folders_own_files_is_cut_too(tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    rows = [json.dumps({"question": f"p{i}?", "answer": f"#### {i}"}) for i in range(10)]
+    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    for split, answers in (("train[8:]", ["8", "9"]), ("train[:20%]", ["0", "1"]), ("train[-1:]", ["9"])):
+        assert [row["answer"] for row in load_problems("gsm8k", split, data_dir=str(tmp_path))] == answers
+    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
+        load_problems("gsm8k", "train[x]", data_dir=str(tmp_path))
 
 
 def test_splits_are_cut_and_named(tmp_path):
@@ -252,30 +197,10 @@ def test_splits_are_cut_and_named(tmp_path):
     )
 
 
-def test_names_ids_on_the_hub_and_paths_are_told_apart(tmp_path):
-    assert place_of("a/b:c@d") == ("a/b", "c", "d")
-    assert hub_id("DigitalLearningGmbH/MATH-lighteval") == SOURCES["math"].hub
+def test_a_path_that_is_not_there_and_a_revision_of_a_folder_are_refused(tmp_path):
     assert hub_id(str(tmp_path)) is None
-    assert listed("a/b:c@d,generated:sums,word,math500") == ["a/b:c@d", "generated:sums,word", "math500"]
     for path in ("./nowhere", "/no/where", "a/b/c"):
         with pytest.raises(ConfigError, match="is no file, no folder and no id on the Hub"):
             load_problems(path)
     with pytest.raises(ConfigError, match="has no revisions: leave out @v1"):
         load_problems(f"{put(tmp_path / 'x', [{'problem': 'a?', 'answer': '1'}])}@v1")
-
-
-def test_a_set_of_the_hub_is_asked_for_with_its_configuration_and_revision(tmp_path, monkeypatch):
-    datasets, huggingface_hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
-    asked = []
-
-    def load_dataset(path, config, split, revision):
-        asked.append((path, config, split, revision))
-        return datasets.Dataset.from_list([{"query": "a?", "answer": "1"}])
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: None)
-    monkeypatch.setattr(datasets, "get_dataset_split_names", lambda *path, revision: ["train", "test"])
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    (row,) = load_problems("owner/name:extra@1a2b", "heldout")
-    assert (row["id"], row["problem"]) == ("name/1", "a?")
-    load_problems("openr1:extended@v2", data_dir=str(tmp_path))
-    assert asked == [("owner/name", "extra", "test", "1a2b"), ("open-r1/OpenR1-Math-220k", "extended", "train", "v2")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -31,21 +30,6 @@ def exits_on_one_rank(completions, trainer_state, **columns):
 def killed_on_one_rank(completions, trainer_state, **columns):
     if RANK == 1 and trainer_state.global_step == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return letters(completions)
-
-
-def graded_by_a_worker(completions, **columns):
-    from grpo_math import grade
-
-    assert str(grade("x^2-1", "(x-1)(x+1)")) == "correct"
-    return letters(completions)
-
-
-def turns_read_only(completions, trainer_state, **columns):
-    folder = os.environ["RUN_FOLDER"]
-    if trainer_state.global_step == 2:
-        subprocess.run(["mount", "--bind", folder, folder], check=True)
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
     return letters(completions)
 
 

@@ -1,7 +1,7 @@
 """Runs of the training program, some of which get SIGKILL at a chosen place: killed.py JOBS.json.
 
 Each job has the ``arguments`` of grpo_math.train and, where it is to die, ``place`` and ``time``: at which of `PLACES`,
-and for the how manyth time that place is met. With ``after`` it dies so many seconds after training has begun instead.
+and for the how manyth time that place is met.
 With ``fails`` or ``nan`` the reward raises, or the loss is NaN, from that step on. Without any it runs to its end.
 Torch is imported once; each job is a fork, whose exit status is printed as a line.
 In several processes (RANK is set) there is one job, and rank 0 dies.
@@ -17,15 +17,12 @@ import os
 import random
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
 import torch
 
-from grpo_math.generation.prefetch import PrefetchedRollout
-from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.report import verdict
 from grpo_math.run import checkpoints, files, resume
 from grpo_math.tools import python
@@ -46,41 +43,22 @@ def noisy(completions, grade, **columns):
 
 
 def dies(job: dict) -> None:
-    place, left = job["place"], job["time"]
-
-    def count(inside: bool = True) -> None:
-        nonlocal left
-        left -= inside
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    left = job["time"]
 
     def before(owner, name):
         method = getattr(owner, name)
 
         def counted(*args, **kwargs):
-            count()
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             return method(*args, **kwargs)
 
         setattr(owner, name, counted)
 
-    if place == "generation":  # at a token of it, counted over all rollouts
-        generate, generates = MathGRPOTrainer._generate_single_turn, False
-
-        def generate_and_tell(*args, **kwargs):
-            nonlocal generates
-            generates = True
-            try:
-                return generate(*args, **kwargs)
-            finally:
-                generates = False
-
-        MathGRPOTrainer._generate_single_turn = generate_and_tell
-        torch.nn.modules.module.register_module_forward_pre_hook(
-            lambda module, _: count(generates and type(module).__name__.endswith("ForCausalLM"))
-        )
-    else:
-        for owner, name in PLACES[place]:
-            before(owner, name)
+    for owner, name in PLACES[job["place"]]:
+        before(owner, name)
 
 
 def calls() -> None:
@@ -99,19 +77,11 @@ def calls() -> None:
 
 PLACES = {
     "call": [(python, "Answer")],  # the program has run
-    "generation": [],
-    "grading": [(MathGRPOTrainer, "_grade")],
-    "scoring": [(MathGRPOTrainer, "_set_advantages")],
     "update": [(MathGRPOTrainer, "_loss_of")],
-    "optimizer": [(MathGRPOTrainer, "_get_grad_norm")],
-    "log": [(MathGRPOTrainer, "log")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
     "checksums": [(checkpoints, "seal")],
     "rotation": [(MathGRPOTrainer, "store_flos")],
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
-    "adapter": [(MathGRPOTrainer, "save_model")],
-    "ahead": [(AdapterGeneration, "_let_go")],
-    "answers": [(PrefetchedRollout, "state_dict")],
 }
 
 
@@ -129,14 +99,6 @@ def main(job: dict) -> int:
             return loss_of(trainer, *args) * (math.nan if trainer.state.global_step >= job["nan"] else 1.0)
 
         MathGRPOTrainer._loss_of = loss
-    if "after" in job:
-        began = MathGRPOTrainer.train
-
-        def begin(*args, **kwargs):
-            threading.Timer(job["after"], lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-            return began(*args, **kwargs)
-
-        MathGRPOTrainer.train = begin
     return program.main(job["arguments"])
 
 

@@ -1,9 +1,8 @@
 """One training with LoRA against a vLLM server, in each of several processes, for tests/generation/test_sync.py.
 
-train_with_vllm.py MODEL FOLDER URL STEPS KILL_AT SERVER_PID [STALENESS] -> FOLDER/record.json: what kind of launch it
-was, hashes of the base before and after, the history, and after each sync the server's greedy answer with its log-probs
-and the trainer's. Before the rollout of step KILL_AT the process group SERVER_PID is killed, and the test starts a new
-server.
+train_with_vllm.py MODEL FOLDER URL SERVER_PID -> FOLDER/record.json: what kind of launch it was, hashes of the base
+before and after, the history, and after each sync the server's greedy answer with its log-probs and the trainer's.
+Before the third rollout the process group SERVER_PID is killed, and the test starts a new server.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def base_hash(model) -> str:
     return hashlib.sha256(b"".join(p.detach().view(torch.uint8).numpy().tobytes() for p in frozen)).hexdigest()
 
 
-def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid: str, staleness: str = "0") -> None:
+def main(model: str, folder: str, url: str, server_pid: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     rows = [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS * 4]
     trainer = MathGRPOTrainer(
@@ -47,7 +46,7 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
             str(Path(folder) / "run"),
             use_cpu=True,
             bf16=False,
-            max_steps=int(steps),
+            max_steps=4,
             per_device_train_batch_size=4,
             num_generations=4,
             max_completion_length=12,
@@ -63,7 +62,7 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=url,
-            staleness=int(staleness),
+            vllm_server_timeout=1800.0,  # a slow machine needs minutes to start a server
             model_init_kwargs={"dtype": "bfloat16"},
         ),
         train_dataset=Dataset.from_list(rows),
@@ -86,7 +85,7 @@ def main(model: str, folder: str, url: str, steps: str, kill_at: str, server_pid
         (answer,) = generation.servers[0].generate(probe, model=generation.folder.name, **greedy)
         ours = logps(policy, probe, answer.tokens)
         answers.append({"tokens": answer.tokens, "vllm": answer.logps, "trainer": ours.tolist()})
-        if trainer.state.global_step == int(kill_at):
+        if trainer.state.global_step == 2:
             os.killpg(int(server_pid), signal.SIGKILL)
 
     generation.sync_weights = sync_and_ask

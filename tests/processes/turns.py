@@ -1,8 +1,7 @@
-"""One training with a tool against a vLLM server, in each of several processes: turns.py MODEL FOLDER URL [DATA].
+"""One training with a tool against a vLLM server, in each of several processes: turns.py MODEL FOLDER URL.
 
 Writes FOLDER/RANK.json: what each completion was asked and what it says, how many prompts each turn sent, the weights.
-With DATA its problems are trained on with the Python tool, and without it `QUESTIONS`, with a tool that says a text
-again.
+The tool says a text again.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from train import digest
 from transformers import AutoTokenizer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
-from grpo_math.problems.datasets import load_problems
-from grpo_math.tools import PythonLimits, read_tools
 
 # Question n wants n % 4 calls, one after the other: a rank that has 0 and 1 waits for one that has 2 and 3.
 QUESTIONS = [{"prompt": [{"role": "user", "content": f"question {n}"}]} for n in range(8)]
@@ -34,9 +31,8 @@ def python(code: str) -> str:
     return code
 
 
-def main(model: str, folder: str, url: str, data: str | None = None) -> None:
+def main(model: str, folder: str, url: str) -> None:
     heard = []
-    rows = load_problems(data, "train", template="python", limit=8) if data else QUESTIONS
 
     def rewards(prompts, completions, **columns):
         asked = [prompt[-1]["content"] for prompt in prompts]
@@ -60,15 +56,15 @@ def main(model: str, folder: str, url: str, data: str | None = None) -> None:
             save_strategy="no",
             disable_tqdm=True,
             gradient_checkpointing=False,
-            vllm_importance_sampling_correction=bool(data),
+            vllm_importance_sampling_correction=False,
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=url,
         ),
-        train_dataset=Dataset.from_list(list(rows)),
+        train_dataset=Dataset.from_list(QUESTIONS),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
-        tools=read_tools(["python"], PythonLimits(wall_seconds=30)) if data else [python],
+        tools=[python],
     )
     turns, generate = [], trainer.vllm_generation.generate
 

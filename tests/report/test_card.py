@@ -7,7 +7,7 @@ from hub_server import card_errors
 from huggingface_hub import ModelCard
 
 from grpo_math.evaluation.figures import summary
-from grpo_math.report.card import Base, base_of, model_card
+from grpo_math.report.card import base_of, model_card
 from grpo_math.report.run_dir import Run
 
 CONFIG = {
@@ -72,18 +72,59 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
     assert result.metric_name == "accuracy of 10 problems"
 
 
-def test_before_and_after_stand_with_their_paired_interval_and_n(run):
-    """2 of 10 right before and 7 after: 6 gained, 1 lost."""
-    text = card(run)
-    assert "**20.0% before, 70.0% after: +50.0 points**, 95% paired interval " in text
-    assert ", n = 10." in text
-    assert "| accuracy | 20.0% | 70.0% | +50.0 points |" in text
-    assert "10 problems: 6 went from wrong to correct, 1 back (McNemar, exact: p = 0.12)." in text
-
-
-def test_an_interval_that_holds_zero_is_said(run):
-    run.before, run.after = results("yyyyynnnnn"), results("yyynnnnnny")
-    assert "The interval contains zero: no clear change." in card(run)
+@pytest.mark.parametrize(
+    ("changes", "kind", "words", "absent"),
+    [
+        pytest.param(
+            {},
+            "adapter",
+            [  # 2 of 10 right before and 7 after: 6 gained, 1 lost
+                "**20.0% before, 70.0% after: +50.0 points**, 95% paired interval ",
+                ", n = 10.",
+                "| accuracy | 20.0% | 70.0% | +50.0 points |",
+                "10 problems: 6 went from wrong to correct, 1 back (McNemar, exact: p = 0.12).",
+                "| `learning_rate` | 1e-06 |",
+                "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |",
+                "| software | python 3.11.7, torch 2.13.0, grpo_math 0.1.0, trl 1.16.0 |",
+                "The licence of the base model is not known to this card.",
+            ],
+            ["grpo_math.train"],  # the command may name folders of this machine
+            id="figures, recipe, hardware and versions",
+        ),
+        pytest.param(
+            {"rewards": ["a | b\n\n# Owned"], "model_revision": "v1"},
+            "adapter",
+            [
+                "| `rewards` | a \\| b # Owned |",
+                'revision="v1"',
+                "vllm serve Qwen/Qwen2.5-1.5B-Instruct --revision v1 --enable-lora",
+            ],
+            [],
+            id="a setting stays in its place, and the revision is asked for",
+        ),
+        pytest.param(
+            {"model_name_or_path": "/models/private/mine", "dataset": "/data/secret project/mine.jsonl"},
+            "adapter",
+            ["`mine`, a local folder", "`mine.jsonl`"],
+            ["/models/private", "secret project", "\nbase_model:"],
+            id="a folder of this machine is not named",
+        ),
+        pytest.param(
+            {"load_in_4bit": True},
+            "merged",
+            ["the figures below are of that model, and not of this one"],
+            ["model-index"],
+            id="figures of a 4-bit base are not claimed for the merged model",
+        ),
+    ],
+)
+def test_what_a_card_says_and_does_not(changes, kind, words, absent, run):
+    run.config |= changes
+    run.after["data"] = run.before["data"] = run.config["dataset"]
+    text = card(run, kind)
+    assert card_errors(text) == []
+    assert [one for one in words if one not in text] == []
+    assert [one for one in absent if one in text] == []
 
 
 def test_without_an_evaluation_nothing_is_claimed(run):
@@ -93,14 +134,6 @@ def test_without_an_evaluation_nothing_is_claimed(run):
     assert ModelCard(text).data.eval_results is None
     run.after = results("yynn")
     assert "**50.0% after training**, 95% interval 10.0% to 90.0%, n = 4." in card(run)
-
-
-def test_recipe_hardware_and_versions_stand_there(run):
-    text = card(run)
-    assert "| `learning_rate` | 1e-06 |" in text
-    assert "| hardware | 2 x NVIDIA H200, 139.8 GB each; 2 processes |" in text
-    assert "| software | python 3.11.7, torch 2.13.0, grpo_math 0.1.0, trl 1.16.0 |" in text
-    assert "grpo_math.train" not in text  # the command may name folders of this machine
 
 
 def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
@@ -113,55 +146,3 @@ def test_how_to_load_it_is_python_that_compiles_and_a_rank_that_vllm_takes(run):
             assert ("PeftModel" in text) == (kind == "adapter")
             assert ("BitsAndBytesConfig(load_in_4bit=True" in text) == (kind == "adapter")
             assert ("--max-lora-rank 32 --lora-modules sums=ada/sums" in text) == (kind == "adapter")
-
-
-def test_the_revision_of_the_base_is_asked_for(run):
-    run.config["model_revision"] = "v1"
-    text = card(run)
-    assert 'revision="v1"' in text
-    assert "vllm serve Qwen/Qwen2.5-1.5B-Instruct --revision v1 --enable-lora" in text
-
-
-def test_a_base_that_is_a_folder_is_not_named_as_one_of_the_hub(run):
-    run.config["model_name_or_path"] = "/models/private/mine"
-    text = card(run)
-    assert "base_model" not in text.split("---")[1]
-    assert "`mine`, a local folder" in text
-    assert "/models/private" not in text
-    assert card_errors(text) == []
-    assert ModelCard(model_card(run, "ada/sums", base_of(run, "me/mine"), "adapter")).data.base_model == "me/mine"
-
-
-def test_a_licence_that_is_not_known_is_said_to_be(run):
-    text = card(run)
-    assert "The licence of the base model is not known to this card." in text
-    assert "license" not in text.split("---")[1]
-
-
-def test_a_file_of_ones_own_is_named_without_its_folder(run):
-    run.config["dataset"] = "/data/secret project/mine.jsonl"
-    run.after["data"] = run.before["data"] = "/data/secret project/mine.jsonl"
-    text = card(run)
-    assert "secret project" not in text
-    assert "`mine.jsonl`" in text
-    assert card_errors(text) == []
-
-
-def test_what_stands_in_a_setting_cannot_break_out_of_its_place(run):
-    run.config |= {"rewards": ["a | b\n\n# Owned"]}
-    text = card(run)
-    assert "| `rewards` | a \\| b # Owned |" in text
-
-
-def test_what_the_diagnosis_warns_of_stands_in_the_card(run):
-    run.config["learning_rate"] = 0.0
-    run.history = [
-        {"step": step, "reward": 0.5, "loss": 0.0, "grad_norm": 0.0, "learning_rate": 0.0, "reward_std": 0.1}
-        for step in range(1, 41)
-    ]
-    assert "What the diagnosis of the run found:\n\n- " in card(run)
-
-
-def test_the_same_run_gives_the_same_card(run):
-    assert card(run) == card(run)
-    assert isinstance(base_of(run), Base)

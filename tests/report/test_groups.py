@@ -1,12 +1,14 @@
-"""A problem's completions on the page: what each was paid, and why a right number got nothing."""
+"""A problem's completions on the page: what each was paid, why a right number got nothing, and the turns of tools."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from grpo_math.report.groups import groups, why
 from grpo_math.report.run_dir import Run
-from grpo_math.report.viewer import sources
+from grpo_math.report.viewer import sources, turns_of
 
 ROW = {"step": 4, "problem_id": "sum-1", "gold": "17", "prompt": "What is 9 + 8?", "answer_length": 0.5}
 
@@ -61,16 +63,35 @@ def test_a_completion_says_why_a_correct_number_was_not_rewarded():
     assert why({"verdict": "wrong", "answer": "3", "gold": "(x.*"}, "(x.* 3") != "", "a gold answer is not a pattern"
 
 
-def test_groups_are_filtered_by_their_notes_and_sorted_by_spread():
-    equal = [{**one, "step": 5, "reward": 0.0} for one in TABLE[:2]]
-    mixed, uniform = source([*TABLE, *equal]).rows
-    assert list(mixed.fields) == ["step", "verdict", "note"]
-    assert "cut at the length limit" in mixed.fields["note"]
-    assert mixed.keys["spread of rewards"] > uniform.keys["spread of rewards"] == 0
-
-
 def test_a_table_of_trl_alone_has_its_groups_too():
     table = [{"step": 1, "prompt": p, "completion": "x", "length": r, "advantage": r} for p in "ab" for r in (0.0, 1.0)]
     assert [group.rewards for group in groups(table)] == [[0.0, 1.0], [0.0, 1.0]]
     assert [one.title["rewards"] for one in source(table).rows] == ["0 to 1"] * 2
     assert not any(side.note for one in source(table).rows for side in one.sides)
+
+
+def call(name="python", **arguments):
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def test_code_and_output_are_told_apart_and_a_failure_is_named():
+    completion = [
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call(code="1 / 0")], "name": None},
+        {"role": "tool", "content": "division by zero", "status": "failed"},
+        {"role": "assistant", "content": "", "tool_calls": [call("add", a=1, b=None)]},
+        {"role": "tool", "content": "1"},
+        {"role": "assistant", "content": "#### 1", "tool_calls": None},
+    ]
+    assert turns_of(completion) == [
+        ("said", "Let me see."),
+        ("code", "1 / 0"),
+        ("output, failed", "division by zero"),
+        ("code", '{"name": "add", "arguments": {"a": 1, "b": null}}'),
+        ("output", "1"),
+        ("said", "#### 1"),
+    ]
+
+
+@pytest.mark.parametrize("completion", [None, "text", [], [{"role": "assistant", "content": "one turn"}]])
+def test_one_turn_has_no_turns(completion):
+    assert turns_of(completion) == []

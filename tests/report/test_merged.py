@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft import PeftModel
+from small_runs import write_adapter_run
+from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
 from grpo_math.generation.models import load_tokenizer
@@ -11,23 +14,12 @@ from grpo_math.generation.models import load_tokenizer
 
 @pytest.fixture
 def run(tiny, tmp_path):
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.yaml").write_text(f"model_name_or_path: {tiny()}\nprompt_template: gsm8k\n")
-    lora = LoraConfig(r=8, lora_alpha=100, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(tiny()), lora).save_pretrained(folder / "adapter")
-    return folder
+    return write_adapter_run(tmp_path / "run", tiny(), "prompt_template: gsm8k\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_merged_model_gives_the_adapters_log_probs(dtype, run, tiny, tmp_path, capsys):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     target = tmp_path / "Whole"
     assert main(["export", str(run), "--merge", str(target), "--dtype", dtype]) == 0
     assert capsys.readouterr().out == f"merged   {target}\n"

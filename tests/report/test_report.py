@@ -2,14 +2,10 @@
 
 import base64
 import hashlib
-import html
 import json
 import re
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from markupsafe import escape
@@ -19,16 +15,15 @@ from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.compare import compare, comparison
-from grpo_math.report import Change, ResultsError, changed, read_results, report, run_dir, viewer
-from grpo_math.report.plots import COLOURS, CSS_COLOURS, PLOTS, curve, curves, moving_average, svg
+from grpo_math.report import Change, read_results, report, run_dir, viewer
+from grpo_math.report.plots import CSS_COLOURS, PLOTS, curve, curves, svg
 from grpo_math.report.run_dir import read_run
 from grpo_math.report.terminal import terminal_change, terminal_table
+from grpo_math.report.verdict import print_verdict
 from grpo_math.report.viewer import sources
-from grpo_math.run import metrics
 from grpo_math.run.metrics import IN_FORMAT
 
-pytestmark = pytest.mark.slow  # a page with its plots each: three of them are in fast.py's CORE
-ROOT = Path(__file__).parents[2]
+ENDS = ((RIGHT_BEFORE, 0), (RIGHT_AFTER, 1))  # the problems that are right before and after, and their seeds
 
 
 def page_of(run):
@@ -40,12 +35,13 @@ def rows_of(run, source=0):
     return sources(read_run(run))[source].rows
 
 
-def test_the_headline_says_by_how_much_and_how_sure(run):
+@pytest.mark.slow
+def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_credentials(run):
     page = page_of(run)
     paired = compare(read_results(run / "before.json"), read_results(run / "after.json"))
     assert (paired.gained, paired.lost, paired.n) == (110, 14, 256)
     # (190 - 94) / 256 = 0.375
-    assert '36.7% <span class="arrow">→</span> 74.2%' in page
+    assert HEADLINE in page
     assert f"+37.5 points</strong>, 95% paired interval +{100 * paired.lo:.1f} to +{100 * paired.hi:.1f}." in page
     in_format = compare(read_results(run / "before.json"), read_results(run / "after.json"), IN_FORMAT)
     assert f"accuracy went from 33.6% to 68.0% ({100 * in_format.difference:+.1f} points" in page
@@ -53,29 +49,18 @@ def test_the_headline_says_by_how_much_and_how_sure(run):
     for fact in ("SmolLM2-135M-Instruct", "embedded:level=1", "gsm8k"):
         assert f"<dd>{fact}</dd>" in page
     assert '<section class="notes">' not in page
-
-
-def test_an_interval_that_holds_zero_is_called_no_clear_change(run):
-    (run / "after.json").write_text(json.dumps(results(set(range(2, 97)))))
-    page = page_of(run)
-    assert "<strong>+0.4 points</strong>" in page
-    assert "The interval contains zero: no clear change." in page
-
-
-def test_the_outcome_table_counts_every_category_before_and_after(run):
-    page = page_of(run)
-    for name in ("before", "after"):
-        rows = json.loads((run / f"{name}.json").read_text())["rows"]
-        for category, label in (
-            ("truncated", "cut at the length limit"),
-            ("wrong_answer", "format right, answer wrong"),
-        ):
-            n = sum(row["category"] == category for row in rows)
-            assert re.search(rf'<th scope="row">{label}</th>.*?<td>{n} \({n / 256:.1%}\)</td>', page)
+    cut = [sum(row["category"] == "truncated" for row in results(right, seed=seed)["rows"]) for right, seed in ENDS]
+    assert re.search(rf"cut at the length limit</th>.*?<td>{cut[0]} .*?<td>{cut[1]} ", page)
     assert '<th scope="row">correct, in the format</th><td>86 (33.6%)</td><td>174 (68.0%)</td><td>+34.4</td>' in page
     assert '<th scope="row">accuracy, in any form</th><td>36.7%</td><td>74.2%</td><td>+37.5</td>' in page
+    assert "hf_verysecret" not in page
+    assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
+    assert '<th scope="row">peft.r</th><td>16</td>' in page
+    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
+    assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
 
 
+@pytest.mark.slow
 def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
     files = report(whole_run)
     assert [path.relative_to(whole_run).as_posix() for path in files.plots] == [
@@ -90,24 +75,21 @@ def test_the_plots_are_pngs_and_the_page_carries_its_own(whole_run):
         assert colour not in page.split("</style>")[1]
 
 
-def test_the_page_loads_nothing_from_anywhere(whole_run):
-    page = page_of(whole_run)
+@pytest.mark.slow
+def test_the_page_loads_nothing_from_anywhere_and_runs_one_script(run):
+    page = page_of(run)
     assert not re.findall(r"(?:src|href|action)\s*=\s*[\"']?(?!#)[^\"'\s>]+", page.split("<script>")[0])
     assert "@import" not in page
     assert not re.findall(r"url\((?!#)", page)
     assert "default-src 'none'" in page
     outside = set(re.findall(r"https?://[^\"'\s<]+", page))
     assert all(address.startswith("http://www.w3.org/") for address in outside), outside
-
-
-def test_the_policy_names_the_hash_of_the_only_script_that_runs(run):
-    page = page_of(run)
-    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    assert len(scripts) == 1
-    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    [script] = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}';" in page
 
 
+@pytest.mark.slow
 def test_hostile_text_never_becomes_markup(run):
     page = page_of(hostile_run(run))
     tags = Tags()
@@ -132,46 +114,81 @@ class Tags(HTMLParser):
             self.forbidden.append((tag, attributes))
 
 
-def test_a_note_that_quotes_a_hostile_id_is_escaped(run):
-    after = results(RIGHT_AFTER)
-    after["rows"][0]["id"] = HOSTILE
-    (run / "after.json").write_text(json.dumps(after))
-    files = report(run)
-    assert "in one only 2" in files.notes[0]
+FIVE_STEPS = "".join(json.dumps({"step": step, "reward": 0.1 * step, "loss": 0.0}) + "\n" for step in range(1, 6))
+HEADLINE = '36.7% <span class="arrow">→</span> 74.2%'
+ODD = results({0}, n=2)
+ODD["rows"][0]["completion"] = ODD["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
+OTHER = results(set(range(40)))
+OTHER["rows"][0]["id"] = HOSTILE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("files", "words", "absent"),
+    [
+        pytest.param(
+            {"after.json": None, "config.yaml": None, "completions": None, "history.jsonl": FIVE_STEPS + '{"step": 6'},
+            [
+                "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems",
+                f"No problems found: {len(CHECKS)} checks of 5 steps.",
+            ],
+            ["Problems that changed", '<section class="notes">'],
+            id="a run that was cut in the middle",
+        ),
+        pytest.param(
+            {"before.json": results(RIGHT_BEFORE, grader=11)},
+            ["accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12)"],
+            ["95% paired interval"],
+            id="two graders",
+        ),
+        pytest.param(
+            {"after.json": OTHER},
+            ["not compared: the problems differ (before 256, after 256, in one only 2, such as ", "No problems found"],
+            ["95% paired interval"],
+            id="other problems, one with a hostile name",
+        ),
+        pytest.param(
+            {
+                "before.json": None,
+                "after.json": None,
+                "evaluation/base.json": results(RIGHT_BEFORE),
+                "evaluation/trained.json": results(RIGHT_AFTER),
+            },
+            [HEADLINE],
+            ['<section class="notes">'],
+            id="an evaluation of the run, if training made none",
+        ),
+        pytest.param(
+            {"before.json": ODD, "after.json": ODD},
+            ["\\ud800 \\x00 \\x1b[31m \\x0b \\u202e1\\U000e0041"],
+            ["\x00", "\x1b", "\u202e", "\U000e0041"],
+            id="characters that are not text",
+        ),
+    ],
+)
+def test_what_the_page_says_and_does_not(files, words, absent, run):
+    for name, content in files.items():
+        path = run / name
+        if content is None:
+            path.rename(run.parent / name)
+        else:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+    page = " ".join(page_of(run).split())
     tags = Tags()
-    tags.feed(files.html.read_text(encoding="utf-8"))
+    tags.feed(page)
     assert (tags.scripts, tags.forbidden) == (1, [])
+    assert [one for one in words if one not in page] == []
+    assert [one for one in absent if one in page] == []
 
 
-def test_lone_surrogates_control_and_direction_characters_are_shown_as_their_codes(run):
-    broken = results({0}, n=2)
-    broken["rows"][0]["completion"] = broken["rows"][1]["problem"] = "\ud800 \x00 \x1b[31m \x0b\n\u202e1\U000e0041"
-    for name in ("before", "after"):
-        (run / f"{name}.json").write_text(json.dumps(broken))
-    assert page_of(run).count("\\ud800 \\x00 \\x1b[31m \\x0b\n\\u202e1\\U000e0041") == 3
-
-
-def test_credentials_of_the_config_are_not_on_the_page(run):
-    page = page_of(run)
-    assert "hf_verysecret" not in page
-    assert '<th scope="row">hub_token</th><td>(not shown)</td>' in page
-    assert '<th scope="row">peft.r</th><td>16</td>' in page
-    assert '<th scope="row">trl</th><td>1.16.0</td>' in page
-    assert "<h3>Command</h3><pre>grpo-math demo</pre>" in page
-
-
-@pytest.mark.full
-def test_a_run_that_was_cut_in_the_middle_is_reported(whole_run):
-    (whole_run / "after.json").unlink()
-    (whole_run / "config.yaml").unlink()
-    shutil.rmtree(whole_run / "completions")
-    with (whole_run / "history.jsonl").open("a") as file:
-        file.write('{"step": 81, "rew')
-    files = report(whole_run)
-    assert files.notes == []
-    page = files.html.read_text(encoding="utf-8")
-    assert "accuracy before training, 95% interval 31.1% to 42.8%, n = 256 problems" in " ".join(page.split())
-    assert "Problems that changed" not in page
+@pytest.mark.slow
+def test_training_ends_with_both_accuracies_if_two_graders_evaluated(run, capsys):
+    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
+    print_verdict(run, run / "adapter")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
+    said = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
+    assert line.startswith(f"note: {said}")
 
 
 @pytest.mark.parametrize(
@@ -184,80 +201,25 @@ def test_a_damaged_file_is_one_line_with_its_name(name, run, capsys):
     assert name in line
 
 
-def test_the_lines_of_one_step_are_one_row(run):
-    (run / "history.jsonl").write_text(
-        '{"step": 1, "reward": 0.5}\n{"step": 1, "heldout/accuracy": 0.25}\n{"step": 2, "reward": 1}\n'
-    )
-    assert read_run(run).history == [{"step": 1, "reward": 0.5, "heldout/accuracy": 0.25}, {"step": 2, "reward": 1.0}]
-
-
 @pytest.mark.slow
-def test_a_run_that_two_graders_evaluated_ends_with_both_accuracies_and_no_comparison(run, capsys):
-    from grpo_math.report.verdict import print_verdict
-
-    (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
-    print_verdict(run, run / "adapter")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
-    said = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
-    assert line.startswith(f"note: {said}")
-    page = (run / "report.html").read_text()
-    assert html.escape(said.partition(" (")[0]) in page
-    assert "95% paired interval" not in page
-
-
-@pytest.mark.parametrize("content", ["", "\n\n", '{"ste'])
-def test_a_history_without_a_step_leaves_no_plots(run, content):
-    (run / "history.jsonl").write_text(content)
-    files = report(run)
-    assert files.plots == []
-    assert "74.2%" in files.html.read_text(encoding="utf-8")
-
-
-def test_the_findings_stand_above_the_plots_and_come_back(run):
+def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and_are_printed(run, capsys):
     lines = [{"step": step, "reward": 0.5, "completions/clipped_ratio": 0.4} for step in range(1, 31)]
     (run / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     (run / "config.yaml").write_text("max_completion_length: 256\n")
-    files = report(run)
-    [finding] = files.findings
-    assert (finding.level, finding.check) == ("warning", "truncation")
-    assert finding.remedy.endswith(": max_completion_length: 512")
-    page = files.html.read_text(encoding="utf-8")
-    assert page.index("<h2>Diagnosis</h2>") < page.index(html.escape(finding.message)) < page.index("<svg ")
-    assert html.escape(finding.remedy) in page
-
-
-def test_a_run_without_a_finding_says_so_and_one_without_steps_says_nothing(run):
-    assert f"No problems found: {len(CHECKS)} checks of 5 steps." in page_of(run)
-    (run / "history.jsonl").unlink()
-    assert '<section class="findings"' not in page_of(run)
-
-
-def test_before_and_after_take_part_in_the_diagnosis(run):
-    (run / "after.json").write_text(json.dumps(results(set(range(40)))))
-    [finding] = report(run).findings
-    assert finding.check == "heldout_worse"
-    assert "36.7%" not in finding.message
-    assert "37% of 256 problems before training, 16% of 256 at step 5" in finding.message
-    rows = results(set(range(40)))
-    rows["rows"][0]["id"] = "another problem"
-    (run / "after.json").write_text(json.dumps(rows))
-    assert report(run).findings == []
-
-
-def test_the_command_prints_a_line_for_each_finding_and_json_holds_it_whole(run, capsys):
     (run / "after.json").write_text(json.dumps(results(set(range(40)))))
     assert main(["report", str(run)]) == 0
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("error: held-out accuracy is below the base model's: 37% of 256")
+    worse, cut = capsys.readouterr().out.splitlines()[:2]
+    said = "37% of 256 problems before training, 16% of 256 at step 30"
+    assert worse.startswith(f"error: held-out accuracy is below the base model's: {said}")
+    assert cut.startswith("warning: ")
+    page = (run / "report.html").read_text(encoding="utf-8")
     assert main(["report", str(run), "--json"]) == 0
-    [finding] = json.loads(capsys.readouterr().out)["findings"]
-    assert set(finding) == {"level", "check", "message", "remedy"}
-
-
-def test_a_run_with_nothing_but_before_is_reported(tmp_path):
-    (tmp_path / "before.json").write_text(json.dumps(results({1}, n=2)))
-    files = report(tmp_path)
-    assert ">50.0%</p>" in files.html.read_text(encoding="utf-8")
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert [(one["level"], one["check"]) for one in findings] == [("error", "heldout_worse"), ("warning", "truncation")]
+    assert findings[1]["remedy"].endswith(": max_completion_length: 512")
+    for one in findings:
+        assert page.index("<h2>Diagnosis</h2>") < page.index(str(escape(one["message"]))) < page.index("<svg ")
+        assert str(escape(one["remedy"])) in page
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
@@ -268,63 +230,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def other_template(after):
-    after["template"] = "boxed"
-
-
-def other_problems(after):
-    after["rows"] = [*after["rows"][:-1], after["rows"][-1] | {"id": "products-1"}]
-
-
-def other_text(after):
-    after["rows"][3]["problem"] = "What is 1 + 1?"
-
-
-def other_gold(after):
-    after["rows"][3]["gold"] = "-1"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (other_template, "template differs (before 'gsm8k', after 'boxed')"),
-        (other_problems, "the problems differ (before 256, after 256, in one only 2, such as 'products-1')"),
-        (other_text, "problem of 'sums-3' differs"),
-        (other_gold, "gold of 'sums-3' differs"),
-    ],
-)
-def test_runs_over_different_problems_or_templates_are_not_compared(run, change, words):
-    before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
-    change(after)
-    for function in (compare, changed, comparison):
-        with pytest.raises(ResultsError) as refused:
-            function(before, after)
-        assert str(refused.value).startswith(words)
-        assert "\n" not in str(refused.value)
-    (run / "after.json").write_text(json.dumps(after))
-    files = report(run)
-    assert len(files.notes) == 1
-    assert words in files.notes[0]
-    page = files.html.read_text(encoding="utf-8")
-    assert "paired interval" not in page
-    assert "not compared" in page
-    assert page.count("<article ") == 512 + 8 * 4
-
-
 def test_problems_are_paired_by_id_and_not_by_place():
     before, after = results(RIGHT_BEFORE), results(RIGHT_AFTER)
     expected = compare(before, after)
     after["rows"].reverse()
     assert compare(before, after) == expected
-
-
-def test_changed_gives_the_first_problems_of_each_direction():
-    before, after = results({0, 1}, n=6), results({1, 3, 4, 5}, n=6)
-    assert [change.id for change in changed(before, after, limit=2)] == ["sums-3", "sums-4"]
-    (lost,) = changed(before, after, lost=True)
-    assert (lost.id, lost.problem, lost.gold) == ("sums-0", "What is 1 + 2?", "3")
-    assert lost.before == "1 + 2 = 3\n#### 3"
-    assert lost.after == after["rows"][0]["completion"]
 
 
 def test_the_terminal_table_lines_up():
@@ -345,10 +255,14 @@ def test_printed_completions_cannot_drive_the_terminal():
     assert [line.partition(" | ")[2] for line in text.splitlines()[1:]] == ["after", "1 + 1 = 2", "#### 2"]
 
 
+@pytest.mark.slow
 def test_training_completions_come_as_chats_or_as_text(run):
     shutil.rmtree(run / "completions")
     write_completions(run, [1], rows=8)
     write_completions(run, [2], rows=8, conversational=False)
+    # TRL logs a batch again at each step that trains on it.
+    first = run / "completions" / "completions_00001.parquet"
+    shutil.copy(first, run / "completions" / "completions_00001_again.parquet")
     rows = rows_of(run, 1)
     assert [len(row.sides) for row in rows] == [8, 8]  # a problem's completions are one row
     assert [row.sides[0].turns for row in rows] == [[("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)]
@@ -361,12 +275,6 @@ def test_training_completions_come_as_chats_or_as_text(run):
     assert "<h3>step 1, correct 3 of 8, rewards 0 to 1</h3>" in page
     assert "<small>correctness reward none, advantage -1</small>" in page
     assert '<option value="1">1</option>' in page
-
-
-def test_a_batch_that_is_logged_again_is_shown_once(run):
-    first = run / "completions" / "completions_00010.parquet"
-    shutil.copy(first, run / "completions" / "completions_00011.parquet")
-    assert len(read_run(run).completions) == 8 * 32
 
 
 def test_a_long_run_is_thinned_by_whole_steps_and_says_so(run, monkeypatch):
@@ -386,81 +294,12 @@ def test_completions_that_are_too_large_for_a_page_are_thinned_by_whole_rows(run
     assert [note for note in read.notes if note.startswith("Training completions: one row in ")]
 
 
-@pytest.mark.full
-def test_a_second_report_replaces_the_first_and_leaves_no_temporary_file(run):
-    report(run)
-    names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
-    (run / "report.html").write_text("old")
-    report(run)
-    assert {path.relative_to(run).as_posix() for path in run.rglob("*")} == names
-    assert (run / "report.html").read_text(encoding="utf-8").endswith("</html>\n")
-
-
-def test_a_report_that_cannot_be_written_keeps_the_old_one_and_is_one_line(run, monkeypatch, capsys):
-    (run / "report.html").write_text("old")
-
-    def full(path, target):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    assert main(["report", str(run)]) == 2
-    assert "report.html: No space left on device" in capsys.readouterr().err
-    assert (run / "report.html").read_text() == "old"
-
-
-@pytest.mark.full
-def test_reporting_touches_neither_pyplot_nor_torch_nor_the_settings_of_matplotlib(whole_run):
-    program = (
-        "import sys, matplotlib\n"
-        "def settings():\n"
-        "    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != 'backend'}\n"
-        "before = settings()\n"
-        "import grpo_math.report\n"
-        f"grpo_math.report.report({str(whole_run)!r})\n"
-        "assert settings() == before\n"
-        "print(sorted({'torch', 'trl', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_importing_the_report_imports_no_matplotlib_yet():
-    program = "import sys, grpo_math.report; print(sorted({'matplotlib', 'pyarrow', 'torch'} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
-    (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
-    files = report(run)
-    # Reward, and accuracy from before.json and after.json.
-    assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
-    assert [path.name for path in files.plots] == ["training.png"]
-
-
-def test_every_plot_reads_metrics_that_exist_and_has_a_colour_for_each():
-    for plot in PLOTS:
-        assert all(key in metrics.METRICS for key, _ in plot.lines)
-        assert len(plot.lines) <= len(COLOURS)
-
-
-def test_a_moving_average_of_a_straight_line_is_that_line_inside():
-    assert moving_average([0, 1, 2, 3, 4], 3) == [0.5, 1, 2, 3, 3.5]
-    assert moving_average([5], 7) == [5]
-
-
 def test_the_reward_functions_are_curves_of_the_reward_if_there_are_several():
     lines = [{"step": 1, "reward": 1.5, "rewards/gsm8k/mean": 1.0, "rewards/length/mean": 0.5}]
     reward = next(plot for plot in PLOTS if plot.title == "Reward")
     assert [line.label for line in curves(lines, reward)] == ["reward", "gsm8k", "length"]
     del lines[0]["rewards/length/mean"]
     assert [line.label for line in curves(lines, reward)] == ["reward"]
-
-
-def test_the_held_out_curve_begins_before_and_ends_after_training(whole_run):
-    (_, heldout) = curves(read_run(whole_run).evaluated_history, PLOTS[0])
-    assert (heldout.steps[0], heldout.values[0], heldout.n[0]) == (0, 94 / 256, 256)
-    assert (heldout.steps[-1], heldout.values[-1], heldout.n[-1]) == (80, 190 / 256, 256)
 
 
 def test_the_pointer_shows_the_values_of_a_step():
@@ -476,20 +315,16 @@ def test_the_pointer_shows_the_values_of_a_step():
     assert 0 < strips[0][0] < strips[-1][1] <= figure["size"][0]
 
 
-def test_what_two_runs_before_left_is_not_next_to_new_data(whole_run):
-    report(whole_run)
-    (whole_run / "history.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
-    assert [path.name for path in report(whole_run).plots] == ["training.png"]
-    assert not (whole_run / "plots/details.png").exists()
-
-
-def test_an_evaluation_of_the_run_is_its_result_if_training_made_none(run):
-    (run / "evaluation").mkdir()
-    (run / "before.json").rename(run / "evaluation/base.json")
-    (run / "after.json").rename(run / "evaluation/trained.json")
+@pytest.mark.slow
+def test_a_panel_is_drawn_only_where_the_history_has_its_metrics(run):
+    (run / "plots").mkdir()
+    (run / "plots/details.png").write_text("of an earlier report")
+    (run / "history.jsonl").write_text("".join(json.dumps({"step": s, "reward": 0.1 * s}) + "\n" for s in range(1, 6)))
     files = report(run)
-    assert files.notes == []
-    assert '36.7% <span class="arrow">→</span> 74.2%' in files.html.read_text(encoding="utf-8")
+    # Reward, and accuracy from before.json and after.json.
+    assert files.html.read_text(encoding="utf-8").count("<svg ") == 2
+    assert [path.name for path in files.plots] == ["training.png"]
+    assert not (run / "plots/details.png").exists()
 
 
 def test_a_long_history_is_drawn_in_500_points_that_keep_its_extremes():

@@ -66,14 +66,11 @@ def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_f
     assert page.count("<svg ") == 3  # reward, accuracy, held-out accuracy; no lengths were logged
     assert "&lt;b&gt;other" in page
     assert "<b>other" not in page
-
-
-def test_the_settings_that_differ_are_named_and_no_others(three):
+    assert "hf_secret" not in page
     assert differing([read_run(folder) for folder in three]) == {
         "learning_rate": ["1e-05", "0.0001", "0.0001"],
         "rewards": ['["gsm8k"]', '["gsm8k"]', '["accuracy"]'],
     }
-    assert "hf_secret" not in report_several(three).html.read_text()
 
 
 def test_the_command_writes_one_page_beside_the_runs_or_where_it_is_told(three, tmp_path, capsys):
@@ -83,12 +80,3 @@ def test_the_command_writes_one_page_beside_the_runs_or_where_it_is_told(three, 
     answer = json.loads(capsys.readouterr().out)
     assert answer["html"] == str(tmp_path / "own.html")
     assert set(answer) == {"html", "runs", "settings", "notes"}
-    assert main(["report", str(three[0]), str(three[0])]) == 2
-    assert "names a run twice" in capsys.readouterr().err
-
-
-def test_a_run_that_is_going_stands_beside_one_that_has_ended(three):
-    (three[1] / "after.json").unlink()
-    (three[1] / "history.jsonl").write_text('{"step": 3, "reward": 0.5}\n')
-    row = report_several(three[:2]).runs[1]
-    assert (row["step"], row["steps"], row["after"], row["difference"]) == (3, 20, None, None)

@@ -68,18 +68,6 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch, capsys):
     assert 'http-equiv="refresh"' not in files.html.read_text()
 
 
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_page_that_does_not_reload(tmp_path, monkeypatch, capsys):
-    def interrupt(seconds):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(watching.time, "sleep", interrupt)
-    with going(tmp_path):
-        assert main(["report", str(tmp_path), "--watch", "3"]) == 0
-    assert "the run continues" in capsys.readouterr().err
-    assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -99,11 +87,3 @@ def test_the_steps_of_a_run_of_epochs_follow_from_its_epoch(tmp_path):
     assert progress(run) == Progress(10, 60, 150.0)
     assert progress(Run(tmp_path)) == Progress(0, None, None)
     assert spent(Run(tmp_path)) == {}
-
-
-@pytest.mark.slow
-def test_the_sampling_that_went_on_meanwhile_is_said(tmp_path):
-    lines = [{"step": step, "step_time": 10.0, "seconds/update": 10.0, "seconds/overlap": 6.0} for step in (1, 2)]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = report(tmp_path).html.read_text()
-    assert "20 s in all: update 100%; the server sampled for 12 s of it while this trained." in page

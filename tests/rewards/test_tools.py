@@ -1,14 +1,12 @@
 """`tool_use`: a call without effect pays nothing, whatever is written around it."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict, grade_batch
-from grpo_math.rewards import REWARDS, load_reward, make_tool_use, text_of
+from grpo_math.rewards import REWARDS, make_tool_use, text_of
 from grpo_math.rewards.tools import echoed, results_of
 
 PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
@@ -64,12 +62,6 @@ def test_a_number_of_any_length_is_read_or_passed_over():
     assert paid(calls(f"print(17 * 23)  # {long}.{long}e999"), result("391"), says("#### 391")) == 1.0
 
 
-def test_a_text_and_an_ungradable_answer():
-    assert REWARDS["tool_use"]([""], ["#### 391"], answer=["391"]) == [0.0]
-    assert REWARDS["tool_use"]([""], ["#### 391"], answer=[""]) == [None]
-    assert load_reward("tool_use") is REWARDS["tool_use"]
-
-
 def test_failed_calls_can_cost():
     failed = [calls("1/0"), result("division by zero", status="failed")]
     reward = make_tool_use(effect=0.5, failed=0.2)
@@ -109,10 +101,3 @@ def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
         idle = [message for message in completion if message["role"] == "tool" and message["content"] != "391"]
         without = [message for message in completion if message not in idle]
         assert REWARDS["tool_use"]([PROMPT], [without], answer=[GOLD], answer_format=["python"]) == [1.0]
-
-
-def test_an_echo_is_what_the_model_had_written():
-    assert echoed([calls("print(391)"), result("391"), calls("print(39100)"), result("39100")]) == [True, True]
-    assert echoed([calls("print(17 * 23)"), result("391"), calls("print('ab' + 'c')"), result("abc")]) == [False, False]
-    assert echoed([calls("print(1391)"), result("391"), calls(""), result("")]) == [False, False]
-    assert echoed("#### 391") == []

@@ -71,16 +71,6 @@ def test_the_tree_ends_with_an_owner_that_is_killed(number, family):
     until(lambda: not alive(mark))
 
 
-def test_a_keeper_that_gets_sigterm_ends_its_tree(family):
-    command, mark = family
-    kept = Kept(command())
-    until(lambda: len(alive(mark)) == 4)
-    kept.process.terminate()
-    kept.wait()
-    assert alive(mark) == []
-    kept.stop()
-
-
 @pytest.mark.slow
 def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family, tmp_path):
     command, mark = family
@@ -89,16 +79,6 @@ def test_what_a_command_leaves_behind_is_ended_and_its_exit_code_kept(family, tm
     assert kept.wait() == 7
     assert alive(mark) == []
     kept.stop()
-
-
-def test_two_keepers_do_not_hold_each_other(family):
-    command, mark = family
-    first, second = Kept(command()), Kept(command())
-    until(lambda: len(alive(mark)) == 8)
-    first.stop()
-    assert len(alive(mark)) == 4
-    second.stop()
-    assert alive(mark) == []
 
 
 def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypatch):
@@ -123,16 +103,4 @@ def test_an_interrupt_reaches_the_module_and_no_other_process(tmp_path, monkeypa
     assert all(Path(f"{rank}.saved").exists() for rank in ranks)
     assert not alive(ranks[0])
     kept.send(signal.SIGINT)  # nothing is there any more: no error
-    kept.stop()
-
-
-@pytest.mark.slow
-def test_a_command_that_fails_at_once_keeps_its_exit_code():
-    """Of several, since it is a race: whether the command has ended before the keeper looks at it."""
-    assert [Kept(["/bin/sh", "-c", "exit 3"]).wait() for _ in range(8)] == [3] * 8
-
-
-def test_a_command_that_is_none_is_said():
-    kept = Kept(["no-such-command"])
-    assert kept.wait() == 127
     kept.stop()

@@ -1,8 +1,7 @@
-"""What a run writes down: its settings without secrets, and a history that may be cut anywhere."""
+"""What a run writes down: its settings without secrets, a history that may be cut anywhere, and the numbers in it."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from grpo_math.run.history import number, numbers, settled
 from grpo_math.run.log import History, write_config
 
 
@@ -67,11 +67,20 @@ def test_some_lines_of_a_long_history_are_the_newest_every_so_many_and_the_evalu
     assert history.lines(3) == []
 
 
-def test_a_full_disk_leaves_the_history_as_it_was(tmp_path):
-    history = made(tmp_path)
-    before = history.path.read_bytes()
-    (tmp_path / ".history.jsonl.part").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left") as failed:
-        history.on_train_begin(None, SimpleNamespace(is_world_process_zero=True, global_step=2), None)
-    assert failed.value.errno == errno.ENOSPC
-    assert history.path.read_bytes() == before
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, 3), (0.5, 0.5), ("2e-4", 2e-4), (" 7 ", 7.0)]
+    + [(value, None) for value in (None, True, "", "dapo", [1], {}, float("nan"), float("inf"), "nan", 10**400)],
+)
+def test_a_number_is_finite_or_none(value, expected):
+    assert number(value) == expected
+    assert type(number(value)) is type(expected)
+
+
+def test_a_row_without_a_step_is_no_line():
+    assert numbers({"step": "4", "reward": "x"}) == {"step": 4}
+    for row in ({}, {"step": None}, {"step": float("inf")}, {"reward": 1.0}):
+        assert numbers(row) is None
+    assert settled([{"reward": 1.0}, {"step": 2}]) == [{"step": 2}]
+    # transformers logs the figures of a step and its evaluation apart.
+    assert settled([{"step": 1, "reward": 0.1}, {"step": 1, "reward": 0.2}]) == [{"step": 1, "reward": 0.2}]

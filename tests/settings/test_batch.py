@@ -1,13 +1,11 @@
 """The arithmetic of a batch, against brute force and against TRL's own checks."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.settings.batch import Batch, nearest, plan, solve
+from grpo_math.settings.batch import Batch, plan, solve
 
 FIELDS = {
     "prompts_per_step": 0,
@@ -95,31 +93,6 @@ def test_what_is_let_through_and_what_is_refused_is_what_trl_lets_through_and_re
                 planned(**fields)
         else:
             assert planned(**fields) == Batch(8, 1, rows, steps, config.generation_batch_size)
-
-
-def test_what_is_offered_is_taken():
-    for rows, processes, per_rollout in itertools.product(range(1, 12), (1, 2, 3), (None, 1, 2, 3)):
-        given = {"per_device_train_batch_size": rows, "steps_per_generation": per_rollout, "num_generations": 6}
-        try:
-            planned(processes, **given)
-        except ConfigError as refused:
-            first, second = refused.remedy.removeprefix("use ").split(", or ")
-            planned(processes, **{**given, "per_device_train_batch_size": int(first)})
-            name, value = second.split("=")
-            planned(processes, **{**given, name: int(value)})
-
-
-def test_the_line_is_the_arithmetic():
-    line = planned(2, prompts_per_step=16, per_device_train_batch_size=4).line("GPU")
-    assert line == "16 prompts x 8 completions = 128 = 2 GPUs x 4 rows x 16 steps"
-    halves = planned(per_device_train_batch_size=4, steps_per_generation=2).line("CPU process")
-    assert halves == (
-        "0.5 prompts x 8 completions = 4 = 1 CPU process x 4 rows x 1 step; 8 completions are generated at a time"
-    )
-
-
-def test_nearest_is_never_zero():
-    assert [nearest(value, 8) for value in (0, 1, 11, 12, 13)] == [8, 8, 8, 16, 16]
 
 
 def test_problems_that_do_not_fill_a_rollout_are_refused():

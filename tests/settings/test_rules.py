@@ -1,7 +1,5 @@
 """The table of rules: each rule is broken by settings that are searched for, and says its line everywhere."""
 
-from __future__ import annotations
-
 import pytest
 
 from grpo_math.checks.preflight import preflight
@@ -108,6 +106,37 @@ def test_the_defaults_break_no_rule_and_neither_does_null():
     for name, field in fields().items():
         if "None" in field.kinds:
             list(violations(DEFAULTS | {name: None}))
+
+
+# Worked out by hand from what each loss reads.
+@pytest.mark.parametrize(
+    ("pair", "allowed"),
+    [
+        ({"kl_estimator": "k1", "beta": 0.1}, True),
+        ({"baseline": "none", "scale_rewards": "none"}, True),
+        ({"baseline": "none", "scale_rewards": False}, True),
+        ({"baseline": "none", "scale_rewards": "batch"}, True),
+        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, True),
+        ({"loss_type": "luspo", "surrogate": "reinforce"}, True),
+        ({"loss_type": "cispo", "surrogate": "reinforce"}, False),
+        ({"loss_type": "sapo", "surrogate": "reinforce"}, False),
+        ({"loss_type": "vespo", "surrogate": "reinforce"}, False),
+        ({"loss_type": "dr_grpo", "surrogate": "reinforce"}, True),
+        ({"loss_type": "vespo", "importance_sampling_level": "sequence"}, False),
+        ({"loss_type": "cispo", "epsilon_high": 1.3}, True),
+        ({"loss_type": "cispo", "delta": 2.0}, False),
+        ({"loss_type": "sapo", "epsilon": 0.1}, False),
+        ({"loss_type": "sapo", "sapo_temperature_pos": 2.0}, True),
+        ({"epsilon": 0.1, "delta": 2.0}, True),
+        ({"surrogate": "reinforce", "num_iterations": 2}, True),
+        ({"surrogate": "reinforce", "delta": 2.0}, False),
+        ({"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "batch"}, False),
+        ({"sync_ref_model": True, "beta": 0.1}, True),
+        ({"use_adaptive_entropy": True, "entropy_target": 5.0}, True),
+    ],
+)
+def test_what_is_allowed_and_what_is_not(pair, allowed):
+    assert (not [*violations(DEFAULTS | pair, OF_TRAINER)]) == allowed
 
 
 def test_the_rules_of_the_trainer_read_fields_of_its_config_alone(tmp_path):

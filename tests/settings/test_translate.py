@@ -1,7 +1,5 @@
 """Recipes for `trl grpo` and open-r1, fields that TRL has dropped, and misspelt fields."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from pathlib import Path
@@ -70,14 +68,6 @@ def test_an_open_r1_recipe_becomes_our_fields(here):
     assert len(found.notes) == len(said)  # one line each
 
 
-@pytest.mark.slow
-def test_doctor_and_plan_take_an_open_r1_recipe(here, capsys):
-    assert cli.main(["doctor", "--config", recipe(**OPEN_R1), "--json"]) == 0
-    assert "max_prompt_length=512 has no effect" in capsys.readouterr().out
-    cli.main(["plan", "--config", "recipe.yaml", "--gpus", "1", "--gpu_memory", "24"])
-    assert "warning: torch_dtype is now dtype: rename the field" in capsys.readouterr().err
-
-
 @pytest.mark.full
 def test_an_open_r1_recipe_trains(here, capsys):
     assert cli.main(["train", "--config", recipe(**OPEN_R1)]) == 0
@@ -105,12 +95,6 @@ def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
     found = read(given).sound().stated()
     assert (found["dataset"], found["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
-
-
-def test_a_dropped_field_that_says_nothing_is_no_warning():
-    assert read(["--overwrite_output_dir", "false", "--max_prompt_length", "null"]).notes != []  # the text null
-    assert translate.translated({"max_prompt_length": None, "overwrite_output_dir": False}, notes := []) == {}
-    assert notes == []
 
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
@@ -151,15 +135,3 @@ def test_every_field_and_reward_of_trl_grpo_is_known():
 def test_a_misspelt_field_is_compared_with_meaning_first(name, meant):
     (problem,) = read([f"--{name}", "1"]).problems
     assert str(problem) == f"--{name} is not a setting: did you mean --{meant}?"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["doctor", "plan", "train", "serve", "demo"])
-def test_every_command_names_a_misspelt_field(here, capsys, command):
-    words = ["--config", recipe(model_name_or_path="embedded", num_generation=8)]
-    words = ["--num_generation", "8", "--output_dir", "run"] if command == "demo" else words
-    more = ["--gpus", "1", "--gpu_memory", "24"] if command == "plan" else []
-    assert cli.main([command, *words, *more]) == (1 if command == "doctor" else 2)
-    out, err = capsys.readouterr()
-    assert "did you mean --num_generations?" in out + err
-    assert "fits" not in out

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from waiting import until
+from waiting import descendants, until
 
 from grpo_math.tools import PythonLimits, python
 
@@ -20,21 +20,6 @@ LIMITS = {"cpu_seconds": 1, "wall_seconds": 30.0, "memory_mb": 200, "output_char
 CANARY = "canary-of-the-trainer"
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")]
-
-
-def descendants(root):
-    """The processes below one, by /proc."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            _, _, rest = stat.read_text().rpartition(")")
-        except OSError:
-            continue
-        parents[int(stat.parent.name)] = int(rest.split()[1])
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
-        found |= more
-    return found - {root}
 
 
 def memory():
@@ -82,13 +67,10 @@ def test_a_hostile_program_gets_an_answer_and_nothing_else(answers, case):
 def test_nothing_is_left_behind(answers):
     _, server, secret, grown, folder = answers
     assert len(CASES) >= 80
+    assert python.call("1 + 1", PythonLimits(**LIMITS)) == "2"
     until(lambda: not descendants(server.process.pid))
     assert list(folder.iterdir()) == []
     assert not Path("/dev/shm/grpo_math_pwned").exists()
     assert secret.read_text() == CANARY
     assert secret.stat().st_mode & 0o777 == 0o644
     assert grown < 50_000_000
-
-
-def test_the_tool_works_on_afterwards(answers):
-    assert python.call("1 + 1", PythonLimits(**LIMITS)) == "2"

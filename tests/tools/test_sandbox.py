@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def test_each_layer_holds_what_the_docs_say(without, missing, open_to_it):
     assert len(sandbox.require_layers(PythonLimits(walls="any"))) == len(missing)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("version", [1, 3])
 def test_an_older_landlock_holds_as_much(without, monkeypatch, version):
     if sandbox.layers()["landlock"] < version:
         pytest.skip(f"this kernel has no Landlock {version}")
@@ -111,11 +110,6 @@ def answer_of(interpreter, **options):
     return ran.stdout or ran.stderr[-2000:]
 
 
-def new_environment(folder):
-    venv.create(folder, symlinks=True)
-    return link_packages(folder)
-
-
 def link_packages(folder):
     """Link the packages that the probe needs, as some installers do from their cache."""
     [library] = folder.glob("lib/python*")
@@ -124,74 +118,22 @@ def link_packages(folder):
     for name in PACKAGES:
         if (package := Path(sysconfig.get_path("platlib"), name)).exists():
             (site / name).symlink_to(package)
-    return folder / "bin/python"
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """Return a virtual environment in a folder under the temporary folder."""
-    folder = tmp_path_factory.mktemp("environments") / "plain"
-    new_environment(folder)
-    return folder
 
 
 @pytest.mark.slow
-def test_the_environment_may_lie_in_the_temporary_folder(environment):
-    assert str(environment).startswith(tempfile.gettempdir())
-    assert answer_of(environment / "bin/python") == "42 failed\n"
-
-
-@pytest.mark.slow
-def test_the_environment_may_lie_in_a_path_with_spaces_and_letters(tmp_path):
-    assert answer_of(new_environment(tmp_path / "mein Ordner – ü 数")) == "42 failed\n"
-
-
-@pytest.mark.slow
-def test_the_environment_may_be_read_only(tmp_path):
-    folder = tmp_path / "read only"
-    new_environment(folder)
+def test_the_environment_may_be_read_only_behind_a_link_in_a_temporary_folder_with_spaces(tmp_path):
+    folder = tmp_path / "mein Ordner – ü 数"
+    venv.create(folder, symlinks=True)
+    link_packages(folder)
+    (tmp_path / "link").symlink_to(folder)
     for path in [folder, *folder.rglob("*")]:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~0o222)
     try:
-        assert answer_of(folder / "bin/python") == "42 failed\n"
+        assert answer_of(tmp_path / "link/bin/python") == "42 failed\n"
     finally:
         for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
             path.chmod(0o755)
-
-
-@pytest.mark.slow
-def test_the_environment_may_lie_behind_a_link(environment, tmp_path):
-    (tmp_path / "link").symlink_to(environment)
-    assert answer_of(tmp_path / "link/bin/python") == "42 failed\n"
-
-
-@pytest.mark.slow
-def test_the_environment_may_be_a_prefix_without_pyvenv_cfg(tmp_path):
-    """conda has no base interpreter behind an environment: the prefix has its own standard library."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for folder in ("bin", "lib"):
-        (tmp_path / "conda" / folder).mkdir(parents=True)
-    interpreter = tmp_path / "conda/bin" / version
-    shutil.copy2(os.path.realpath(sys.executable), interpreter)
-    library = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})
-    shutil.copytree(library, tmp_path / "conda/lib" / version, ignore=shutil.ignore_patterns("site-packages", "test"))
-    shared = Path(sys.base_prefix, "lib")
-    for file in shared.glob("libpython*"):
-        shutil.copy2(file, tmp_path / "conda/lib" / file.name)
-    link_packages(tmp_path / "conda")
-    env = {"LD_LIBRARY_PATH": str(tmp_path / "conda/lib")}
-    assert answer_of(interpreter, env=env) == "42 failed\n"
-
-
-@pytest.mark.slow
-def test_the_systems_python_has_the_tool_too():
-    if not os.access("/usr/bin/python3", os.X_OK):
-        pytest.skip("this system has no /usr/bin/python3")
-    answer = answer_of("/usr/bin/python3")
-    if "SyntaxError" in answer or "ImportError" in answer:
-        pytest.skip("the system's Python is older than 3.11")
-    assert answer == "42 failed\n"
 
 
 @pytest.mark.slow

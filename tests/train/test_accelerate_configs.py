@@ -20,14 +20,11 @@ PROGRAM = Path(__file__).parents[1] / "processes/train.py"
 FILES = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 DEEPSPEED = sorted((ROOT / "deepspeed").glob("*.json"))
 # file -> (distributed type, processes, [ZeRO's stage, optimizer offloaded to, parameters offloaded to])
-LAUNCHED = {
-    "single_gpu": ("NO", 1, None),
-    "zero2": ("DEEPSPEED", 2, [2, None, None]),
-    "zero3": ("DEEPSPEED", 2, [3, None, None]),
-}
+LAUNCHED = {"single_gpu": ("NO", 1, None), "zero3": ("DEEPSPEED", 2, [3, None, None])}
 ELSEWHERE = {
     "cpu": "tests/trainer/test_reference.py",
     "multi_gpu": "tests/trainer/test_processes.py",
+    "zero2": "tests/train/test_resume.py",
     "zero2_offload": "tests/trainer/test_processes.py",
     "zero3_offload": "tests/trainer/test_processes.py",
     "fsdp2": "tests/trainer/test_processes.py",

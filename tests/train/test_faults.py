@@ -8,18 +8,16 @@ import math
 import os
 import resource
 import shlex
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from launching import ROOT, accelerate, variables
-from small_runs import PATH, RUN, history, launch
+from small_runs import PATH, RUN, history
 
-from grpo_math.run import checkpoints, metrics
+from grpo_math.run import metrics
 from grpo_math.run.log import History
 from grpo_math.run.signals import GONE
 from grpo_math.train.program import main
@@ -95,12 +93,6 @@ def test_a_reward_that_raises_once_leaves_no_trace_but_a_line_and_a_count(train)
     assert json.dumps(steps).replace("rewards/steady/", "rewards/flaky/") == json.dumps(steps_too)
 
 
-async def raises_async(completions, trainer_state, **columns):
-    if trainer_state.global_step == 2:
-        raise KeyError("grade")
-    return letters(completions)
-
-
 def raises(completions, trainer_state, **columns):
     if trainer_state.global_step == 2:
         raise KeyError("grade")
@@ -113,10 +105,6 @@ def exits(completions, trainer_state, **columns):
     return letters(completions)
 
 
-def too_few(completions, trainer_state, **columns):
-    return letters(completions)[trainer_state.global_step == 2 :]
-
-
 def not_a_number(completions, trainer_state, **columns):
     return [math.nan if trainer_state.global_step == 2 else reward for reward in letters(completions)]
 
@@ -126,12 +114,10 @@ def not_a_number(completions, trainer_state, **columns):
     ("reward", "said"),
     [
         (raises, f"raised KeyError: 'grade' twice in a row at {__file__}:{raises.__code__.co_firstlineno + 2}: "),
-        (raises_async, "raised KeyError: 'grade' twice in a row at "),
         (exits, "raised SystemExit: 0 twice in a row at "),
-        (too_few, "returned 3 rewards for 4 completions: "),
         (not_a_number, "returned nan for row 0: "),
     ],
-    ids=["raises", "raises_async", "exits", "too_few", "not_a_number"],
+    ids=["raises", "exits", "not_a_number"],
 )
 def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(reward, said, train):
     code, folder, lines = train("run", reward, "--save_strategy=no")
@@ -167,13 +153,12 @@ def test_a_reward_that_raises_on_one_rank_ends_both_with_one_line_and_a_checkpoi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("calls", [0, 2], ids=["in the check", "in a step"])
-def test_a_function_that_calls_sys_exit_0_ends_the_run_with_an_error(calls, train, monkeypatch):
+def test_an_advantage_function_that_calls_sys_exit_0_in_a_step_ends_the_run_with_an_error(train, monkeypatch):
     called = []
 
     def leaves(rewards):
         called.append(rewards)
-        if len(called) > calls:
+        if len(called) > 2:  # after the check
             sys.exit(0)
         return rewards - rewards.nanmean(dim=1, keepdim=True)
 
@@ -274,9 +259,8 @@ def limits():
     [
         (full, "run/history.jsonl could not be written: No space left on device ("),
         (limited(1 << 20), "run could not be written: File too large ("),  # in the weights
-        (limited(1 << 24), "run could not be written: the write failed ("),  # in the optimizer's state
     ],
-    ids=["history", "weights", "optimizer"],
+    ids=["history", "weights"],
 )
 def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_before(
     fault, said, train, limits, tmp_path
@@ -306,84 +290,6 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
     code, _, lines = train("run", reward, "--resume_from_checkpoint", folder / "checkpoint-2")
     assert code == 0, lines
     assert [line[metrics.STEP] for line in history(folder)] == [1, 2, 3, 4]
-
-
-def in_namespace(program: str, *arguments: object) -> list[str]:
-    """The command as root of a mount namespace of its own, whose mounts end with it."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
-        pytest.skip("mount namespaces are not permitted here")
-    return ["unshare", "-rm", "sh", "-c", program, *map(str, arguments)]
-
-
-@pytest.mark.full
-def test_a_disk_that_is_really_full_leaves_the_checkpoint_before(tiny, tmp_path):
-    small, kept = tmp_path / "small", tmp_path / "kept"
-    small.mkdir()
-    # One checkpoint has room, and most of a second one.
-    program = 'mount -t tmpfs -o size=64m none "$0"; kept=$1; shift; "$@"; code=$?; cp -r "$0/run" "$kept"; exit $code'
-    command = in_namespace(program, small, kept, *launch(tiny(), small / "run", "letters", "--save_steps=2"))
-    done = subprocess.run(
-        command, env=variables(PYTHONPATH=PATH), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 2, done.stderr
-    line = only(done.stderr.splitlines(), "error: ")
-    assert "(0.0 GB free there); the same command goes on from checkpoint-2 once there is room" in line
-    assert "Traceback" not in done.stderr
-    more = ["--resume_from_checkpoint", kept / "checkpoint-2"]
-    done = subprocess.run(
-        launch(tiny(), kept, "letters", *more),
-        env=variables(PYTHONPATH=PATH),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert [line[metrics.STEP] for line in history(kept)] == [1, 2, 3, 4]
-
-
-@pytest.mark.full
-def test_a_full_folder_for_temporary_files_stops_neither_grading_nor_a_checkpoint(tiny, tmp_path):
-    if Path("/tmp") in ROOT.parents:
-        pytest.skip("this checkout lies in /tmp, which the test hides")
-    shutil.copytree(tiny(), tmp_path / "model")
-    full = "mount -t tmpfs -o size=16k none /tmp && cat /dev/zero >/tmp/full; mount --bind /tmp /var/tmp"
-    program = f'mount --bind "$0" /mnt && {full}; [ -s /tmp/full ] && exec "$@"'
-    run = launch("/mnt/model", Path("/mnt/run"), "graded_by_a_worker", "--save_steps=2")
-    environment = variables(PYTHONPATH=PATH, TMPDIR="/tmp")
-    command = in_namespace(program, tmp_path, *run)
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert [line[metrics.STEP] for line in history(tmp_path / "run")] == [1, 2, 3, 4]
-    assert checkpoints.damage(tmp_path / "run/checkpoint-4") is None
-
-
-@pytest.mark.full
-def test_a_folder_that_turns_read_only_in_the_middle_is_one_line(tiny, tmp_path):
-    program = '"$@"'
-    command = in_namespace(program, "sh", *launch(tiny(), tmp_path / "run", "turns_read_only", "--save_steps=1"))
-    environment = variables(PYTHONPATH=PATH, RUN_FOLDER=str(tmp_path / "run"))
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2, done.stderr
-    line = only(done.stderr.splitlines(), "error: ")
-    assert "run/history.jsonl could not be written: Read-only file system (" in line
-    assert "the same command goes on from checkpoint-2 once that is fixed" in line
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_a_folder_that_gives_way_to_a_file_is_one_line(train, tmp_path):
-    def reward(completions, trainer_state, **columns):
-        if trainer_state.global_step == 2:
-            (tmp_path / "run").rename(tmp_path / "moved")
-            (tmp_path / "run").write_text("")
-        return letters(completions)
-
-    code, _, lines = train("run", reward, "--save_steps=2")
-    assert code == 2
-    line = only(lines, "error: ")
-    assert "run/history.jsonl cannot be read or written: Not a directory (" in line
-    assert line.endswith("; the same command starts it anew once that is fixed")
 
 
 def read_only(folder: Path) -> Path:
@@ -433,22 +339,3 @@ def test_steps_whose_loss_is_nan_move_no_weight_and_too_many_end_the_run(train, 
     assert code == 2
     assert "error: the gradient was not finite in steps 2 to 3, 2 in a row" in only(lines, "error: ")
     assert (folder / "checkpoint-2/model.safetensors").exists()
-
-
-# The clock
-
-
-@pytest.mark.full
-def test_a_clock_that_jumps_changes_nothing_that_is_trained_or_logged(train, monkeypatch):
-    _, plain, _ = train("plain", letters)
-    clock, calls = time.time, []
-
-    def jumping():
-        calls.append(None)
-        return clock() + (-1e9, 1e9, 0.0)[len(calls) % 3]
-
-    monkeypatch.setattr(time, "time", jumping)
-    code, jumped, _ = train("jumped", letters, "--save_steps=1", "--save_total_limit=2")
-    assert code == 0
-    assert len(calls) > 10
-    assert trained(jumped) == trained(plain)

@@ -1,0 +1,35 @@
+"""Start pytest with the pretended device: for the tests of this folder, and to rehearse the tests that need a GPU.
+
+A rehearsal shows that these tests run. What they measure there says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_like import device
+
+ROOT = Path(__file__).parents[2]
+REHEARSED = [
+    "tests/gpu/test_update.py::test_the_gradient_is_that_of_trl[16-float32-0.0001]",
+    "tests/gpu/test_update.py::test_the_update_is_measured_against_that_of_trl[16]",
+    "tests/gpu/test_update.py::test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_stopped[lora]",
+    "tests/gpu/test_memory.py::test_the_peak_of_a_run_is_within_its_plan[lora]",
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("names", [["tests/gpu_like"], REHEARSED], ids=["of this folder", "of the GPU tier"])
+def test_the_tests_pass_on_the_pretended_gpu(names):
+    if reason := device.hindrance():
+        pytest.skip(f"no pretended GPU: {reason}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {device.VARIABLE: "1", "CUDA_VISIBLE_DEVICES": "0"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *names]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+    assert "skipped" not in done.stdout.splitlines()[-1]
