@@ -149,7 +149,7 @@ def launched(setup: Setup) -> Iterator[CheckResult]:
 
 
 def memory_plan(setup: Setup) -> Iterator[CheckResult]:
-    """Does it fit, as `grpo-math plan` counts it, on a GPU or on a CPU?"""
+    """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
     s = setup.settings
     gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else devices.here()
     if not gpus and not s["use_cpu"]:
