@@ -26,6 +26,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 import weakref
@@ -121,6 +122,7 @@ class AdapterGeneration(VLLMGeneration):
     look: Any = None  # with staleness 1, a `trainer.prefetch.Prefetch`, which chooses the next batch
     asked: PrefetchedRollout | None = None  # the next batch
     context = 2**31  # the servers' limit of prompt and completion tokens
+    loading = threading.Lock()
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         self.output_dir = Path(str(args.output_dir))
@@ -315,8 +317,10 @@ class AdapterGeneration(VLLMGeneration):
         server.check_version()
 
     def _load(self, server: Server, folder: Path) -> None:
-        if folder.name not in server.models():
-            server.load_adapter(folder.name, str(folder))
+        # With staleness, two threads may find a restarted server without the adapter, and vLLM refuses a second load.
+        with self.loading:
+            if folder.name not in server.models():
+                server.load_adapter(folder.name, str(folder))
 
     # Adapters
 

@@ -1,8 +1,10 @@
 """What vLLM is asked for, and whose answer goes where: servers that only write down what they are told."""
 
 from collections import Counter
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from types import SimpleNamespace
 
 from grpo_math.generation import sync
@@ -89,3 +91,23 @@ def test_requests_that_fail_are_asked_again_and_no_others(monkeypatch):
     asked = Counter(request["prompt"][0] for request in server.requests)
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
     assert server.waits == 2
+
+
+def test_two_threads_that_find_a_restarted_server_load_the_adapter_once():
+    class Restarted(Told):
+        loaded, both = (), Barrier(2)
+
+        def models(self):
+            names = self.loaded
+            with suppress(BrokenBarrierError):
+                self.both.wait(0.5)  # for the other thread
+            return names
+
+        def load_adapter(self, name, path):
+            assert name not in self.loaded
+            self.loaded += (name,)
+
+    made, server = generation(), Restarted()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda number: made._load(server, Path("run-1")), range(2)))
+    assert server.loaded == ("run-1",)
