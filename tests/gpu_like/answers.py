@@ -15,18 +15,21 @@ NAME, MEMORY = "pretended GPU", 140 * 2**30
 
 
 class Stream:
-    """A stream or an event. Nothing runs."""
+    """A stream or an event. Nothing runs: it has a number, and 0 is the default."""
 
-    device = torch.device("cuda", 0)
+    current, made = 0, 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        self.number = Stream.made
+        Stream.made += 1
+        self.device = torch.device("cuda", 0)
 
     def __enter__(self) -> Stream:
+        self.before, Stream.current = Stream.current, self.number
         return self
 
     def __exit__(self, *error: Any) -> None:
-        pass
+        Stream.current = self.before
 
     def query(self) -> bool:
         return True
@@ -56,16 +59,16 @@ ANSWERS: dict[Any, str] = {
 }
 
 
-def put_in() -> None:
-    """Replace the functions of `torch.cuda` for the rest of the process."""
+def put_in(size: int = MEMORY) -> None:
+    """Replace the functions of `torch.cuda` for the rest of the process. The device has ``size`` bytes."""
     properties = SimpleNamespace(
-        name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132, uuid="0", gcnArchName=""
+        name=NAME, major=9, minor=0, total_memory=size, multi_processor_count=132, uuid="0", gcnArchName=""
     )
     state, default = torch.zeros(16, dtype=torch.uint8), Stream()
     answers = {name: always(answer) for answer, names in ANSWERS.items() for name in names.split()}
     answers |= {
         "device_count": always(1),  # 1 is True as a key of ANSWERS
-        "mem_get_info": always((MEMORY, MEMORY)),
+        "mem_get_info": always((size, size)),
         "get_device_properties": always(properties),
         "get_rng_state": lambda *args: state.clone(),
         "get_rng_state_all": lambda: [state.clone()],

@@ -1,4 +1,4 @@
-"""The labelled sets: precision and share right (`tests/benchmarks/farm.py --pairs FILE` compares with Math-Verify).
+"""The labelled sets: precision and share right.
 
 grading_pairs.jsonl was tuned on. The unseen sets were graded once before anything was changed for them:
 

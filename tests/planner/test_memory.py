@@ -149,7 +149,10 @@ def run_of(**changes: Any) -> Run:
     [
         ({"max_completion_length": 100}, Work(2, 14, 100, 100, True, 2)),  # 1600 tokens: 899 + 99 + 6 x 100 + 2
         ({"max_completion_length": 100, "max_tokens_per_micro_batch": 500}, Work(1, 4, 100, 100, True, 1)),
-        ({"max_completion_length": 100, "max_tokens_per_micro_batch": 50}, Work(1, 1, 100, 100, True)),  # one stays whole
+        (
+            {"max_completion_length": 100, "max_tokens_per_micro_batch": 50},
+            Work(1, 1, 100, 100, True),
+        ),  # one stays whole
         (
             {"max_completion_length": 100, "max_tokens_per_micro_batch": 10**6},
             Work(4, 32, 100, 100, True, tiles=3),

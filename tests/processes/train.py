@@ -117,7 +117,9 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
         rollout_func = scripted if own.pop("scripted", False) else None
         if kind == "trl":
-            own = {key: value for key, value in own.items() if key not in ("max_tokens_per_micro_batch", "longest_first")}
+            own = {
+                key: value for key, value in own.items() if key not in ("max_tokens_per_micro_batch", "longest_first")
+            }
         else:
             own["advantage_eps"] = 1e-4
         rows = [{"prompt": f"{prompt}{n if rollout_func else ''}"} for n in range(4) for prompt in PROMPTS]

@@ -77,19 +77,6 @@ def test_the_best_checkpoint_is_the_one_that_trl_would_keep_and_load(run, tiny, 
     assert relative(ended["ours"][1], ended["trl"][1]) < 1e-5
 
 
-@pytest.mark.full
-def test_a_resumed_run_remembers_the_best(tiny, tokenizer, tmp_path):
-    settings = {**BEST, "load_best_model_at_end": True, "save_total_limit": 1}
-    ended = {}
-    for kind in KINDS:
-        trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, [3.0, 1.0], **settings, max_steps=2).train()
-        again = trainer_of(kind, tiny("llama"), tokenizer, tmp_path / kind, [1.0, 2.0, 0.0], **settings)
-        again.train(resume_from_checkpoint=True)
-        ended[kind] = remembered(again, tmp_path / kind)
-    assert ended["ours"] == ended["trl"]
-    assert ended["ours"]["best"] == "checkpoint-1"
-
-
 @pytest.mark.slow
 def test_a_second_run_in_the_folder_keeps_its_own_checkpoints(tiny, tokenizer, tmp_path):
     for steps, rate in ((4, 0.05), (2, 0.5)):

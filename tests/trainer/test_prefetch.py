@@ -11,7 +11,6 @@ import torch
 from peft import get_peft_model
 from small_vllm import SmallVLLM, letters, trainer_of
 from transformers import AutoModelForCausalLM, TrainerCallback
-from waiting import until
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
@@ -134,28 +133,6 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
     assert [folder.name for folder in trainer.vllm_generation.root.glob("[!.]*")] == list(small.adapters)
     for line in lines(trainer)[1:]:
         assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
-
-
-@pytest.mark.full
-def test_a_server_that_restarts_while_two_adapters_are_at_work_gets_both_again(small, tiny, tokenizer, tmp_path):
-    settings = {**AHEAD, "vllm_server_timeout": 30.0}
-    whole = trainer_of(small.url, tiny, tokenizer, tmp_path / "whole", **settings)
-    whole.train()
-    again = trainer_of(small.url, tiny, tokenizer, tmp_path / "again", **settings)
-    asked, lost = [], []
-
-    def lose_both(body):
-        asked.append(body["temperature"])
-        if asked.count(1.0) == 7 and not lost:  # the first prompt of batch 3, which is asked for at rollout 2
-            lost.append(True)
-            until(lambda: len(small.adapters) == 2)  # at rollout 3
-            small.stop()
-            small.start()
-
-    small.sampling = lose_both
-    again.train()
-    assert lost
-    assert torch.equal(trained(again.model), trained(whole.model))
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def both(
     return {name: ranks(tmp_path / "ours", name, *launched) for name in dict(only_ours)}
 
 
-SHORT = {"gradient_accumulation_steps": 1, "max_steps": 2}
+SHORT = {"scripted": True, "gradient_accumulation_steps": 1, "max_steps": 2}
 # The same rows in an optimizer step, in one process and in two.
 SCRIPTED = {
     "dapo with k1, two updates a rollout": {"beta": 0.2, "kl_estimator": "k1", "num_iterations": 2},

@@ -17,12 +17,10 @@ from small_trainers import config, letters
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
-from grpo_math.checks.live import Diagnosis
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import of_run
 from grpo_math.report import report
-from grpo_math.run.log import History
 
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
 
@@ -72,18 +70,6 @@ def test_the_directory_holds_what_a_run_of_the_program_holds_and_is_reported(fol
     files = report(folder)
     assert "Held-out accuracy before and after" in files.html.read_text(encoding="utf-8")
     assert not any("missing" in note for note in files.notes)
-
-
-@pytest.mark.slow
-def test_findings_can_be_heard_while_it_trains(tiny, tokenizer, tmp_path):
-    trainer = make(tiny(), tokenizer, tmp_path, max_steps=1, save_strategy="no")
-    diagnosis = Diagnosis(History(tmp_path), {})
-    trainer.add_callback(diagnosis)
-    trainer.train()
-    dead = [{"step": step, "loss": 0.0, "reward": 0.0, "frac_reward_zero_std": 1.0} for step in range(1, 41)]
-    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in dead))
-    diagnosis.on_train_end(trainer.args, trainer.state, trainer.control)
-    assert "flat_reward" in diagnosis.reported
 
 
 @pytest.mark.slow

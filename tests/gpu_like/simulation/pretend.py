@@ -102,7 +102,7 @@ def _deep_copied(tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _pretend_cuda() -> None:
-    answers.put_in(memory=1 << 40)
+    answers.put_in(1 << 40)
     accelerator: Any = torch.accelerator
     accelerator.is_available = lambda: True
     accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
