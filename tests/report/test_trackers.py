@@ -30,7 +30,7 @@ max_steps: 2
 dataset: generated:sums
 eval_split: heldout
 heldout_every: 2
-heldout_n: 4
+heldout: [{data: "generated:sums", split: heldout, n: 4}]
 save_strategy: "no"
 log_completions: true
 num_completions_to_print: 0
@@ -68,14 +68,13 @@ def check(told, history):
     for line in history:
         for name, value in line.items():
             if name != "step":
+                told_as = f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}"  # transformers' names
                 values = [
-                    row[f"train/{name}"]
-                    for row in told
-                    if row.get("train/global_step") == line["step"] and f"train/{name}" in row
+                    row[told_as] for row in told if row.get("train/global_step") == line["step"] and told_as in row
                 ]
                 assert values, (line["step"], name)
                 assert values[0] == pytest.approx(value), (line["step"], name)
-    assert {"heldout/accuracy", "reward", "memory/resident"} <= {name for line in history for name in line}
+    assert {"eval_generated_sums_accuracy", "reward", "memory/resident"} <= {name for line in history for name in line}
     assert sum("completions" in row or "completions/nrows" in row for row in told) >= 2
 
 

@@ -10,12 +10,13 @@ import torch
 from datasets import Dataset
 from small_runs import promised
 from transformers import PrinterCallback, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math.checks.live import Diagnosis
 from grpo_math.grading import GRADER, Verdict
 from grpo_math.run import metrics
 from grpo_math.run.log import History, trackers
-from grpo_math.train.heldout import HeldOut
+from grpo_math.train import heldout
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -162,10 +163,10 @@ def test_the_held_out_accuracy_is_a_line_of_its_own(tmp_path):
     history = History(tmp_path)
     results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 8}
     state = SimpleNamespace(global_step=3, is_world_process_zero=True)
-    HeldOut(lambda *_: results, [], 3, history, lambda *_: None).on_step_end(None, state, None)
-    (line,) = [json.loads(text) for text in (tmp_path / "history.jsonl").read_text().splitlines()]
-    heldout = {name for name, metric in metrics.METRICS.items() if metric.when == "heldout"}
-    assert set(line) == {metrics.STEP, *heldout}
+    history.on_log(None, state, None, {"eval_sums_accuracy": 0.5, **heldout.of_default_set(results)})
+    (line,) = history.lines()
+    of_default = {name for name, metric in metrics.METRICS.items() if metric.when == "heldout"}
+    assert set(line) == {metrics.STEP, "eval_sums_accuracy", *of_default}
 
 
 def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp_path, capsys):
@@ -208,8 +209,10 @@ def test_a_tracker_is_told_all_that_the_history_holds_and_the_findings(tiny, tok
 
     def callbacks(trainer, history):
         tell = trackers(trainer)
-        score = lambda rows, progress: {"accuracy": 0.25, "accuracy_in_format": 0.2, "n": len(rows)}  # noqa: E731
-        return tracker, HeldOut(score, ROWS, 2, history, tell), Diagnosis(history, settings, interval=20, tell=tell)
+        found = heldout.of_default_set({"accuracy": 0.25, "accuracy_in_format": 0.2, "n": len(ROWS)})
+        trainer.evaluate_held_out = lambda: {"eval_sums_accuracy": 0.25, **found}
+        trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy.STEPS, 2
+        return tracker, Diagnosis(history, settings, interval=20, tell=tell)
 
     (tmp_path / "before.json").write_text(f'{{"accuracy": 0.9, "n": 512, "grader": {GRADER}}}')
     _, lines = trained(tiny(), tokenizer, tmp_path, callbacks=callbacks, max_steps=4)

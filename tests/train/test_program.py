@@ -249,8 +249,6 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
         "6",
         "--heldout_every",
         "1",
-        "--heldout_n",
-        "4",
         *TINY,
     )
     before, after = (json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after"))
@@ -272,12 +270,20 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
 @pytest.mark.full
 def test_evaluating_in_between_changes_nothing_in_what_is_trained(tmp_path, tiny):
     weights = []
-    evaluated = ["--eval_n", "4", "--heldout_every", "1", "--heldout_n", "2", "--eval_split=train"]
+    evaluated = ["--eval_n", "4", "--heldout_every", "1", "--eval_split=train"]
+    evaluated += [
+        "--heldout",
+        '{"data": "generated:sums", "n": 2}',
+        '{"data": "generated:products", "n": 3, "samples": 2, "temperature": 1}',
+    ]
     for name, extra in (("plain", []), ("evaluated", evaluated)):
         run_dir = tmp_path / name
         done = launch("--model_name_or_path", tiny(), "--output_dir", run_dir, "--max_steps", "3", *TINY, *extra)
         weights.append((run_dir / "model/model.safetensors").read_bytes())
     assert weights[0] == weights[1]
+    lines = [line for line in history(run_dir) if "eval_generated_sums_accuracy" in line]
+    assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 3
+    assert {"eval_generated_products_pass@2", "eval_generated_products_maj@2"} <= set(lines[0])
     assert "warning: contamination: 4 of 4 (100.0%) problems overlap" in done.stderr, "they are trained on"
     assert json.loads((run_dir / "after.json").read_text())["contamination"]["equal"] == 4
 

@@ -145,7 +145,7 @@ KINDS = {
         {"call": [11], "update": [6]},
     ),
     "evaluated on the way": (
-        {**LORA, "heldout_every": 2, "heldout_n": 4, "eval_split": "heldout", "eval_n": 4},
+        {**LORA, "heldout_every": 2, "heldout": '{"data": "generated:sums", "n": 4}', "eval_n": 4},
         {"generation": [30], "adapter": [4]},
     ),
     "one step off policy": ({**SERVED, "staleness": 1}, {"ahead": [8], "update": [6], "answers": [2]}),

@@ -48,6 +48,9 @@ SIGNATURES = {
         "steps_trained_in_current_epoch",
     ],
     "_get_train_sampler": ["self", "dataset"],
+    "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
+    "_determine_best_metric": ["self", "metrics", "trial"],
+    "_load_best_model": ["self"],
     "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
     "_save": ["self", "output_dir", "state_dict"],
     "_save_checkpoint": ["self", "model", "trial"],
@@ -162,6 +165,9 @@ def test_the_attributes_that_we_read_are_set_in_trls_constructor():
         "loss_type",
         "use_transformers_continuous_batching",
         "generation_config",
+        "_last_loaded_step",
+        "_metrics",
+        "vllm_generation",
     ):
         assert f"self.{name} = " in source, name
 
