@@ -35,7 +35,8 @@ class Diagnosis(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         last = state.global_step >= state.max_steps
         interval = max(self.interval, state.global_step // 50)  # each diagnosis reads the whole file
-        if logs and metrics.LOSS in logs and (last or state.global_step - self.last_step >= interval):
+        measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
+        if measured and (last or state.global_step - self.last_step >= interval):
             for finding in self.look(state):
                 self.tell(args, state, control, {metrics.FINDING_PREFIX + finding.check: finding.line()})
 

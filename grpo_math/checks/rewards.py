@@ -39,6 +39,8 @@ def problems(setup: Setup) -> Iterator[CheckResult]:
     yield CheckResult("info", f"{len(rows)} problems to train on")
     if evaluated := setup.problems.about_eval:
         yield CheckResult("info", evaluated)
+    for one in setup.problems.during:
+        yield CheckResult("info", f"{len(one.rows)} problems of {one.data}, {one.split}, are evaluated during training")
     first = {row["problem"]: row for row in reversed(rows)}
     pairs = [(first[row["problem"]], row) for row in rows if row["answer"] != first[row["problem"]]["answer"]][:GOLDS]
     grades = _grades([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")

@@ -18,10 +18,11 @@ from grpo_math.trainer.config import MathGRPOConfig
 
 def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
     """Raise `ConfigError` for the first setting that transformers would refuse."""
-    if not whole_on_each(config):
-        for name in needing_whole(vars(arguments)):
-            why = "needs the whole model on each process"
-            raise ConfigError(name, getattr(arguments, name), why, "leave it out, and evaluate after the run")
+    if not can_sample(config):
+        settings = {**vars(config), **vars(arguments)}
+        for name in needing_whole(settings):
+            why = "needs the whole model on each process, or vLLM"
+            raise ConfigError(name, settings[name], why, "set use_vllm, or leave it out")
     _try_generation(config)
     try:
         Trainer.get_optimizer_cls_and_kwargs(config)
@@ -42,10 +43,10 @@ def optimizer_name(config: MathGRPOConfig) -> str:
     return str(OptimizerNames(config.optim).value)
 
 
-def whole_on_each(config: MathGRPOConfig) -> bool:
-    """Return whether each process has the whole model: False with ZeRO-3 or FSDP."""
+def can_sample(config: MathGRPOConfig) -> bool:
+    """Return whether the model can be evaluated: by vLLM, or whole on each process, so not with ZeRO-3 or FSDP."""
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
-    return not sharded and "FSDP" not in kinds_of_checkpoint(config)
+    return config.use_vllm or not (sharded or "FSDP" in kinds_of_checkpoint(config))
 
 
 def _check_optim_args(config: MathGRPOConfig) -> None:

@@ -9,13 +9,16 @@ Does not batch or grade.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import gather_object
 
 from grpo_math.errors import ConfigError, UserError, first_line, one_of
 from grpo_math.evaluation.fingerprint import weights_hash
@@ -77,6 +80,8 @@ class Model:
 
     Use it as a context manager, which frees the weights and stops a server that was started.
     """
+
+    at_once = 1  # the least completions in a batch
 
     def __init__(
         self, model: Any, adapter: str | None = None, backend: Backend = Backend(), tokenizer: Any = None
@@ -143,6 +148,15 @@ class Model:
         process.wait(STARTUP)
         self._stack.callback(shutil.rmtree, log.parent)  # keeps the log of a server that did not start
         return process.url
+
+    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
+        """Return what ``call`` returns for the rows of each rank. Every rank calls this, and gets the whole list."""
+        state = PartialState()
+        return self.share(rows, call, state.process_index, state.num_processes)
+
+    def share(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any], number: int, shares: int) -> list[Any]:
+        """Share ``number`` has the rows r, r + n, r + 2n, ..., or the first row if there are fewer rows than shares."""
+        return gather_object([call(rows[number::shares] or rows[:1])])
 
     def check(self, prompt: str | list[dict[str, str]]) -> None:
         """Check what can be checked before weights are loaded, with the prompt of one problem."""

@@ -25,6 +25,7 @@ FORMAT = 1  # of a results file
 # The settings that two results must share, besides the problems, and the remedy if they differ.
 SAME = {
     "template": "evaluate both with the same template to compare them",
+    "backend": "vLLM and transformers round differently, evaluate both with one of them",
     "prompt_hash": "the template's text or the tokenizer's chat template is another, evaluate both with the same",
     "grader": "the verdicts of two graders may differ, evaluate both with one version of grpo_math",
     "samples": "evaluate both with as many samples to compare them",
@@ -118,7 +119,7 @@ def _side(results: Results, which: int, before: Results, after: Results) -> dict
 def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
     """Pair the rows of the same problem and sample. Raises `ResultsError` that names what differs."""
     for name, remedy in SAME.items():
-        was, now = before.get(name), after.get(name)
+        was, now = (_shared(results, name) for results in (before, after))
         if was != now:
             raise ResultsError(f"{name} differs (before {was!r}, after {now!r}): {remedy}")
     old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
@@ -132,6 +133,11 @@ def pairs(before: Results, after: Results) -> list[tuple[Row, Row]]:
             if row.get(name) != new[key].get(name):
                 raise ResultsError(f"{name} of {key[0]!r} differs: evaluate both on the same data to compare them")
     return [(row, new[key]) for key, row in old.items()]
+
+
+def _shared(results: Results, name: str) -> Any:
+    value = results.get(name)
+    return "vllm" if value == "vllm-server" else value  # one engine, whoever has started the server
 
 
 def _by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, first_line
 from grpo_math.problems.prompts import Template, template_of
+from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, config_of, problem_hash
 from grpo_math.run.weights import weights_in
 
@@ -32,8 +33,11 @@ class OfRun(NamedTuple):
         return {name: (*side, str(self.folder / f"{name}.json")) for name, side in sides.items()}
 
 
-def read(run_dir: str, output: str | None = None) -> OfRun:
-    """Read a run. Raises `ConfigError` if the folder is not a run directory, or if the run has not finished."""
+def read(run_dir: str, output: str | None = None, checkpoint: str | None = None) -> OfRun:
+    """Read a run. ``checkpoint``: the checkpoint with the trained weights (`checkpoints.named`); by default the last.
+
+    Raises `ConfigError` if the folder is not a run directory, or if the run has not finished.
+    """
     run, remedy = Path(run_dir), "give the run directory that training wrote"
     config = config_of(run) or {}
     name = config.get("model_name_or_path")
@@ -42,13 +46,14 @@ def read(run_dir: str, output: str | None = None) -> OfRun:
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
     base = _of_revision(name, str(config.get("model_revision") or "main"))
-    if (trained_weights := weights_in(run)) is None:
+    if (trained_weights := weights_in(checkpoints.named(run, checkpoint))) is None:
         reason = "has neither adapter/ nor model/, so it has not finished"
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which resumes it")
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
     tools = {name: config[name] for name in TOOLS if config.get(name)}
-    folder = run / "evaluation" if output is None else Path(output)
+    default = f"evaluation-{checkpoint}" if checkpoint else "evaluation"
+    folder = run / default if output is None else Path(output)
     longest = config.get("max_completion_length") or 512
     return OfRun(base, trained, template_of(config), longest, folder, tools)
 

@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
-
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
 from grpo_math.evaluation.backends import Backend, Model, Sampling
+from grpo_math.evaluation.engine import engine_of
 from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import problems_hash
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, toolbox_of
 from grpo_math.rewards.columns import GOLDS, gold_of, text_of
 from grpo_math.run.files import write_json
-from grpo_math.run.weights import split_by
 
 Row = Mapping[str, Any]
 
@@ -48,11 +46,12 @@ def evaluate(
     A model is a name with an ``adapter`` (`Backend` describes ``backend`` and ``server``), or a loaded model with its
     ``tokenizer``. ``output`` and ``about`` are those of `Output`, and ``tools`` are the names of a recipe's ``tools``.
 
-    A trainer is evaluated with its own model, tools and ``max_completion_length``. Each call writes
-    OUTPUT_DIR/before.json, or, after training, after.json, which `grpo-math report` compares. If training has several
-    processes, each of them calls it.
+    A trainer is evaluated with its own model, tools and ``max_completion_length``, by the program that samples in
+    training (vLLM with ``use_vllm``). Each call writes OUTPUT_DIR/before.json, or, after training, after.json, which
+    `grpo-math report` compares. If training has several processes, each of them calls it.
 
-    Raises `ConfigError` for rows without a prompt or a gold answer, and for weights that are split over processes.
+    Raises `ConfigError` for rows without a prompt or a gold answer, and for weights that are split over processes and
+    cannot be sampled by vLLM.
     """
     rows = rows_of(problems)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
@@ -62,9 +61,6 @@ def evaluate(
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
             return results.evaluate(opened, rows, Sampling(**sampling), where, **options)
     trainer = model
-    if split := split_by(trainer.accelerator):
-        reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
-        raise ConfigError("trainer", type(trainer).__name__, reason, "evaluate the saved model with grpo-math evaluate")
     longest = getattr(trainer, "max_completion_length", None) or 512
     timeout = (
         getattr(getattr(trainer, "settings", None), "grade_timeout", 5.0) if grade_timeout is None else grade_timeout
@@ -94,14 +90,17 @@ def over_ranks(
     tools: Toolbox | None = None,
     grade_timeout: float = 5.0,
 ) -> Results:
-    """Return the results over all ranks, on every rank. Rank r of n evaluates rows r, r + n, r + 2n, ..."""
-    accelerator = trainer.accelerator
-    local_rows = rows[accelerator.process_index :: accelerator.num_processes] or rows[:1]
-    output = replace(output, progress=output.progress and accelerator.is_main_process)
-    model = Model(accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
-    evaluated = results.evaluate(model, local_rows, sampling, output, tools=tools, grade_timeout=grade_timeout)
-    if accelerator.num_processes > 1:
-        all_ranks = {(record["id"], record["sample"]): record for record in gather_object(evaluated["rows"])}
+    """Return the results over all ranks, on every rank, by the program that samples in training."""
+    output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
+    options: dict[str, Any] = {"tools": tools, "grade_timeout": grade_timeout}
+    with engine_of(trainer, tools) as model:
+        sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
+        parts = model.on_ranks(
+            rows, lambda local_rows: results.evaluate(model, local_rows, sampling, output, **options)
+        )
+    evaluated = parts[0]
+    if len(parts) > 1:
+        all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
         evaluated["rows"] = [all_ranks[str(row["id"]), sample] for row in rows for sample in range(sampling.samples)]
         evaluated.update(summary(evaluated["rows"], sampling.samples), problems_hash=problems_hash(rows))
     return evaluated

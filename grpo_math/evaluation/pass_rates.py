@@ -7,12 +7,13 @@ per problem), and each other line is one problem. The file is written during the
 measurement continues. Any data set can use the rates of its problems. problems/difficulty.py selects and orders by the
 rates.
 
-Does not use vLLM, and does not measure again during training.
+Does not measure again during training.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -61,12 +62,12 @@ def measure(
 ) -> Rates:
     """Return the rates of all ``rows``. Missing rates are measured, on all processes, and added to the file.
 
+    ``model``: a loaded model with its ``tokenizer``, or an open `Model`, which is sampled by its own program.
     ``conditions`` is the first line of the file: ``samples`` completions of each prompt are drawn at ``temperature``,
     with at most ``max_tokens`` tokens. Only the main process reads and writes the file. Torch's generators do not
     change, so training does not depend on whether the rates were measured or read.
     """
     from accelerate import PartialState
-    from accelerate.utils import gather_object
 
     from grpo_math.run.bar import Bar
     from grpo_math.run.main_process import on_main
@@ -75,23 +76,23 @@ def measure(
     rates: Rates = on_main(lambda: _rates(journal.resume(path, conditions, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = conditions["samples"]
-    measured = Model(model, tokenizer=tokenizer)
+    measured = model if isinstance(model, Model) else Model(model, tokenizer=tokenizer)
+    batch_size = max(batch_size, measured.at_once)
     sampling = Sampling(samples, conditions["temperature"], conditions["max_tokens"], batch_size, seed)
+    answers: Any = partial(answer, measured, tools=tools, grade_timeout=grade_timeout)
     share = max(1, batch_size // samples)  # problems per process at a time
     with Bar(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
         for start in range(0, len(todo), share * state.num_processes):
             all_ranks = todo[start : start + share * state.num_processes]
-            part = all_ranks[state.process_index :: state.num_processes]
-            drawn = replace(sampling, seed=seed + len(rates) * state.num_processes + state.process_index)
-            named = [{**row, "id": i} for i, row in enumerate(part)]  # ids of a training set may repeat
-            records = answer(measured, named, drawn, tools=tools, grade_timeout=grade_timeout)
+            named = [{**row, "id": i} for i, row in enumerate(all_ranks)]  # ids of a training set may repeat
+            parts = measured.on_ranks(named, partial(answers, sampling=replace(sampling, seed=seed + len(rates))))
+            by_row = {(record["id"], record["sample"]): record for part in parts for record in part}
             lines = []
-            for i, row in enumerate(part):
-                verdicts = [Verdict(record["verdict"]) for record in records[i * samples : (i + 1) * samples]]
+            for i, row in enumerate(all_ranks):
+                verdicts = [Verdict(by_row[i, sample]["verdict"]) for sample in range(samples)]
                 graded = sum(not verdict.ungradable for verdict in verdicts)
                 counts = {"correct": verdicts.count(Verdict.CORRECT), "graded": graded}
                 lines.append({"id": row["id"], "problem": row["problem"], "answer": row["answer"], **counts})
-            lines = gather_object(lines)
             if state.is_main_process:
                 journal.append(path, lines)
             rates.update(_rates(lines))

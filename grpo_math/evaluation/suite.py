@@ -6,7 +6,6 @@
 Does not evaluate: results.py does, one set at a time.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -47,15 +46,6 @@ def asked(name: str, template: str | Template | None, samples: int | None, tempe
     heat = source.temperature if temperature is None else temperature
     drawn = (source.samples if heat > 0 else 1) if samples is None else samples
     return Asked(template or source.template, drawn, heat)
-
-
-def folder_of(name: str) -> str:
-    """Return a folder name for a data set.
-
-    >>> folder_of("owner/name:main@v1"), folder_of("data/mine.jsonl")
-    ('owner_name_main_v1', 'data_mine.jsonl')
-    """
-    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -243,11 +243,9 @@ class AdapterGeneration(VLLMGeneration):
         return self.asked
 
     def _sampling(self, prompts: list[list[int]], n: int) -> Callable[[], list[Completion]]:
-        """Return the call that samples ``n`` completions of each prompt, with the adapter and seeds as they are now.
+        """Return the call that samples ``n`` completions of each prompt for training.
 
-        Each server takes every k-th prompt. Each prompt is a separate request, because vLLM uses one seed for all
-        prompts of a request. The seeds follow from the run's seed, so that another server or a restart does not change
-        the samples.
+        The seeds follow from the run's seed, so that another server or a restart does not change the samples.
         """
         extra = dict(self.generation_kwargs)
         if self.structured_outputs_regex is not None:
@@ -261,17 +259,26 @@ class AdapterGeneration(VLLMGeneration):
             "repetition_penalty": self.repetition_penalty,
             "extra": extra,
         }
-        folder, k, of_rollout = self.folder, len(self.servers), batch_seed(self.seed, self.rollouts)
         self.rollouts += 1
+        return self.sampling(prompts, batch_seed(self.seed, self.rollouts - 1), self.max_completion_length, **settings)
+
+    def sampling(
+        self, prompts: list[list[int]], seed: int, longest: int, **settings: Any
+    ) -> Callable[[], list[Completion]]:
+        """Return the call that samples at most ``longest`` tokens after each prompt, with the adapter as it is now.
+
+        Each server takes every k-th prompt. Each prompt is a separate request, because vLLM uses one seed for all
+        prompts of a request. ``settings`` are those of `Server.generate`.
+        """
+        folder, k = self.folder, len(self.servers)
         completions: dict[int, list[Completion]] = {}  # by the number of the prompt
 
         def request(number: int) -> None:
-            prompt, seed = prompts[number], batch_seed(of_rollout, number)
+            prompt = prompts[number]
             # The prompt of a later turn may be longer than TRL's limit.
-            room = max(1, min(self.max_completion_length, self.context - len(prompt)))
-            server = self.servers[number % k]
-            sampling = {"seed": seed, "max_tokens": room, **settings}
-            completions[number] = server.generate(prompt, model=folder.name, **sampling)
+            room = max(1, min(longest, self.context - len(prompt)))
+            of_prompt = {"seed": batch_seed(seed, number), "max_tokens": room, **settings}
+            completions[number] = self.servers[number % k].generate(prompt, model=folder.name, **of_prompt)
 
         def request_missing(first: int) -> None:
             """Send the requests of one server. After a restart only those without an answer are sent again."""

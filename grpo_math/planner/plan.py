@@ -74,7 +74,7 @@ def shipped_configs(recipe: Settings) -> dict[str, Settings | None]:
     """
     if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
         return {"": None}
-    whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3
+    whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
     names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
     return {"": None, **{name: read_recipe(accelerate_file(name)) for name in names}}
 

@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems import contamination
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, template_of
+from grpo_math.problems.sources import folder_of
 from grpo_math.reading import is_table
 
+HELDOUT_N = 64  # problems in an evaluation during training
 EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points
-EVAL_LENGTH = 2048  # tokens of a completion. With longer completions, the evaluation would take hours
+EVAL_LENGTH = 2048  # tokens of a completion. With longer ones, an evaluation without vLLM would take hours
 HELD_OUT = 256  # at most this many problems of a file are held out, and at most a tenth of the file
 OVERLAP = 0.02  # share of the evaluation problems that may be training problems; one of MATH's test problems is
 
@@ -30,6 +32,51 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(fields.get(error.field, error.field), error.value, error.reason, error.remedy) from None
+
+
+class HeldOutSet(NamedTuple):
+    """Problems that are evaluated during training. None: as the authors of the set do."""
+
+    data: str
+    split: str
+    rows: list[Problem]
+    samples: int | None = None
+    temperature: float | None = None
+
+
+OF_SET: dict[str, Any] = {  # the keys of an entry of heldout, and the types of their values
+    **dict.fromkeys(("data", "split", "columns"), str),
+    **dict.fromkeys(("n", "samples"), int),
+    "temperature": (int, float),
+}
+
+
+def evaluates(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run evaluates during training."""
+    return bool(settings["heldout_every"] or settings["eval_on_start"] or settings["eval_strategy"] != "no")
+
+
+def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of transformers that follow from a recipe's: when to evaluate, and what the best model is.
+
+    >>> s = {"heldout_every": 5, "heldout": [{"data": "math500"}], "metric_for_best_model": None, "keep_best": True}
+    >>> evaluation_settings({**s, "save_total_limit": None})
+    {'eval_strategy': 'steps', 'eval_steps': 5, 'metric_for_best_model': 'eval_math500_accuracy'}
+    """
+    stated = {"eval_strategy": "steps", "eval_steps": s["heldout_every"]} if s["heldout_every"] else {}
+    # transformers' own default is the loss, which no held-out set has.
+    has_best = s["keep_best"] or s["load_best_model_at_end"] or s["save_strategy"] == "best"
+    if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
+        stated["metric_for_best_model"] = first_accuracy(s)
+    if s["keep_best"] and s["save_total_limit"] == 1:
+        stated["save_total_limit"] = 2  # with 1, transformers deletes the last checkpoint before the run has ended
+    return stated
+
+
+def first_accuracy(s: Mapping[str, Any]) -> str:
+    """Return the name of the accuracy of the first set that is evaluated during training."""
+    data = s["heldout"][0].get("data") if s["heldout"] else s["eval_dataset"] or s["dataset"]
+    return f"eval_{folder_of(str(data))}_accuracy"
 
 
 @dataclass
@@ -72,14 +119,18 @@ class RecipeProblems:
 
     @property
     def _during(self) -> int:
-        """The number of problems in each evaluation during training."""
-        return self.settings["heldout_n"] if self.settings["heldout_every"] else 0
+        """The number of problems of ``eval_dataset`` in each evaluation during training."""
+        return HELDOUT_N if evaluates(self.settings) and not self.settings["heldout"] else 0
+
+    @property
+    def _too_long(self) -> bool:
+        return not self.settings["use_vllm"] and (self.settings["max_completion_length"] or 0) > EVAL_LENGTH
 
     @property
     def _most_evaluated(self) -> int:
         s = self.settings
-        by_default = 0 if (s["max_completion_length"] or 0) > EVAL_LENGTH else EVAL_N
-        return max(by_default if s["eval_n"] is None else s["eval_n"], self._during)
+        by_default = 0 if self._too_long else EVAL_N
+        return (by_default if s["eval_n"] is None else s["eval_n"]) or self._during
 
     def _load(self, dataset: str, split: str, columns: str, **options: Any) -> list[Problem]:
         options = {"template": self.template, "skip_bad_rows": self.settings["skip_bad_rows"], **options}
@@ -99,7 +150,7 @@ class RecipeProblems:
         s, n = self.settings, self._most_evaluated
         if not n or self._divided[1]:
             return self._divided[1][:n]
-        names, columns = {"split": "eval_split", "limit": "eval_n" if s["eval_n"] == n else "heldout_n"}, "columns"
+        names, columns = {"split": "eval_split", "limit": "eval_n"}, "columns"
         if s["eval_dataset"]:
             names, columns = {**names, "dataset": "eval_dataset", "columns": "eval_columns"}, "eval_columns"
         try:
@@ -117,8 +168,39 @@ class RecipeProblems:
 
     @property
     def held_out(self) -> list[Problem]:
-        """The problems to evaluate on, before, during and after training."""
-        return self._candidates if self.eval_n or self._during else []
+        """The problems to evaluate on before and after training; during training, if there is no such evaluation."""
+        return self._candidates[: self.eval_n or self._during]
+
+    @cached_property
+    def during(self) -> list[HeldOutSet]:
+        """The sets that are evaluated during training, without the problems of before and after if others are left."""
+        s = self.settings
+        sets: list[HeldOutSet] = []
+        if self._during:
+            columns = s["eval_columns"] if s["eval_dataset"] else s["columns"]
+            entry: dict[str, Any] = {"data": self.eval_dataset, "split": s["eval_split"], "columns": columns}
+            entry |= {"n": HELDOUT_N, "samples": 1, "temperature": 0.0}
+            sets = [self._held_out_set(entry, self._divided[1])]
+        for entry in s["heldout"] if evaluates(s) else ():
+            if "data" not in entry or not all(isinstance(entry[key], OF_SET.get(key, ())) for key in entry):
+                remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
+                raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
+            sets.append(self._held_out_set(entry))
+        if len({one.data for one in sets}) < len(sets):
+            raise ConfigError("heldout", [one.data for one in sets], "names a set twice", "name each once")
+        return sets
+
+    def _held_out_set(self, entry: Mapping[str, Any], rows: list[Problem] | None = None) -> HeldOutSet:
+        s, n, split = self.settings, entry.get("n"), entry.get("split", "test")
+        taken = {row["problem"] for row in self._candidates[: self.eval_n]}
+        # A larger draw contains a smaller one, so that this many other problems are drawn.
+        more = len(taken) if (entry["data"], split) == (self.eval_dataset, s["eval_split"]) else 0
+        if not rows:
+            options: dict[str, Any] = {"columns": entry.get("columns"), "skip_bad_rows": s["skip_bad_rows"]}
+            with naming(dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")):
+                rows = load_problems(entry["data"], split, template=self.template, limit=n and n + more, **options)
+        rows = [row for row in rows if row["problem"] not in taken] or rows
+        return HeldOutSet(entry["data"], split, rows[:n], entry.get("samples"), entry.get("temperature"))
 
     @cached_property
     def eval_n(self) -> int:
@@ -128,7 +210,7 @@ class RecipeProblems:
             return s["eval_n"]
         trained = {row["problem"] for row in self.rows}
         equal = sum(row["problem"] in trained for row in rows)
-        if (s["max_completion_length"] or 0) > EVAL_LENGTH:
+        if self._too_long:
             self.no_eval = f"completions may be {s['max_completion_length']} tokens long"
             return 0
         if equal > OVERLAP * len(rows) and not s["eval_dataset"]:

@@ -81,8 +81,13 @@ SOURCES = {
     ),
     "deepscaler": Source("agentica-org/DeepScaleR-Preview-Dataset"),
     "big_math": Source("SynthLabsAI/Big-Math-RL-Verified"),
+    "deepmath": Source("zwhe99/DeepMath-103K", columns={"problem": "question", "answer": "final_answer"}),
+    "polaris": Source("POLARIS-Project/Polaris-Dataset-53K"),
     "aime2024": Source("HuggingFaceH4/aime_2024", splits={"test": "train"}, samples=32, temperature=0.6),
     "aime2025": Source("math-ai/aime25", splits=TEST, samples=32, temperature=0.6),
+    "aime2026": Source("MathArena/aime_2026", splits={"test": "train"}, samples=32, temperature=0.6),
+    "hmmt_feb_2025": Source("MathArena/hmmt_feb_2025", splits={"test": "train"}, samples=32, temperature=0.6),
+    "hmmt_feb_2026": Source("MathArena/hmmt_feb_2026", splits={"test": "train"}, samples=32, temperature=0.6),
     "amc2023": Source("math-ai/amc23", splits=TEST, samples=32, temperature=0.6),
     "olympiadbench": Source(
         "Hothan/OlympiadBench",
@@ -133,6 +138,15 @@ def hub_id(dataset: str) -> str | None:
         return SOURCES[name].hub
     is_file = is_table(path) or home(path).exists()
     return path if HUB_ID.fullmatch(path) and not is_file else None
+
+
+def folder_of(name: str) -> str:
+    """Return a folder name for a data set.
+
+    >>> folder_of("owner/name:main@v1"), folder_of("data/mine.jsonl")
+    ('owner_name_main_v1', 'data_mine.jsonl')
+    """
+    return re.sub(r"[^\w.-]+", "_", name).strip("._") or "data"
 
 
 def listed(data: str) -> list[str]:

@@ -17,7 +17,7 @@ from grpo_math.evaluation.figures import Results, text_of
 from grpo_math.generation.models import base_of_adapter, refuse_missing_folder
 from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import listed
+from grpo_math.problems.sources import folder_of, listed
 from grpo_math.report import terminal
 from grpo_math.run.streams import Answer
 from grpo_math.settings.recipe import check
@@ -29,6 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.set_defaults(parser=parser)
     add = parser.add_argument
     add("--run", metavar="RUN_DIR", help="a finished run: compare its base and trained model")
+    add("--checkpoint", help="of the run: best, or a folder's name (default: the last weights)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
     data = "names (gsm8k), Hub ids (owner/name[:config][@revision]), files or folders; several: a,b,c"
@@ -62,6 +63,8 @@ def run(args: Namespace) -> Answer | int:
     for name in ("model", "adapter"):
         if args.run and getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored by --run: leave it out")
+    if args.checkpoint and not args.run:
+        raise UserError("--checkpoint would be ignored without --run: name the run")
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     try:
@@ -94,7 +97,7 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
 def results(args: Namespace) -> dict[str, dict[str, Results]]:
     """Evaluate what the options ask for. Bad input is reported before torch is imported."""
     names = suite.sets(args.data, args.suite)
-    run = of_run.read(args.run, args.output) if args.run else None
+    run = of_run.read(args.run, args.output, args.checkpoint) if args.run else None
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
         if is_for_one and len(names) > 1:
             reason = f"is for one data set, and there are {len(names)}"
@@ -111,7 +114,7 @@ def results(args: Namespace) -> dict[str, dict[str, Results]]:
             for name, (rows, sampling, output, tools) in problems.items():
                 file = Path(path)
                 if run and len(names) > 1:
-                    file = file.parent / suite.folder_of(name) / file.name
+                    file = file.parent / folder_of(name) / file.name
                 output = replace(output, path=str(file))
                 sides[side][name] = evaluate(opened, rows, sampling, output, tools=tools)
     return sides

@@ -30,7 +30,7 @@ from grpo_math.report.card import RESULTS, base_of, model_card
 from grpo_math.report.merged import merge as merge_into
 from grpo_math.report.run_dir import Run, read_run
 from grpo_math.run import lock
-from grpo_math.run.checkpoints import FINISHED
+from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.redact import one_line, secret_values
 from grpo_math.run.weights import weights_in
 
@@ -73,12 +73,14 @@ def push(
     merge: bool = False,
     base_model: str | None = None,
     revision: str | None = None,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Push a run to ``repo_id`` (default: the run directory's name, under the token's user). Return {"url", "files"}.
 
     ``private`` True makes a private repository, and refuses a public one that exists; None leaves the choice to the
     Hub's own setting. ``merge`` adds the adapter to the base in bfloat16 and pushes the whole model. ``base_model`` is
     the base's name on the Hub, if the run was trained from a folder. ``revision``: a branch, made if it does not exist.
+    ``checkpoint``: best, or the name of a checkpoint's folder; by default the last weights.
 
     Raises `UserError` if the user can correct the cause (a run that has not ended, a name, a token, a repository with
     other weights), and `PushError`, which is a `UserError` too, if the Hub or the network failed.
@@ -88,7 +90,7 @@ def push(
     ...
     grpo_math.errors.ConfigError: run_dir='runs/nowhere' contains no config.yaml: give the run directory ...
     """
-    pushable = _pushable(Path(run_dir), repo_id, merge, base_model)
+    pushable = _pushable(Path(run_dir), repo_id, merge, base_model, checkpoint)
     if offline():
         raise ConfigError("repo_id", repo_id, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
     import huggingface_hub
@@ -118,14 +120,19 @@ def push(
 
 
 def prepared(
-    run_dir: str | Path, repo_id: str | None = None, *, merge: bool = False, base_model: str | None = None
+    run_dir: str | Path,
+    repo_id: str | None = None,
+    *,
+    merge: bool = False,
+    base_model: str | None = None,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Return what `push` would push, without a token or the Hub: {"repo_id", "card", "files": name -> bytes}.
 
     A ``repo_id`` without an owner stays without one, and the licence of a base on the Hub is not looked up. Weights
     that would be merged are not among the files.
     """
-    pushable = _pushable(Path(run_dir), repo_id, merge, base_model)
+    pushable = _pushable(Path(run_dir), repo_id, merge, base_model, checkpoint)
     with _staged(pushable, None) as (folder, files):
         sizes = {name: (folder / name).stat().st_size for name in files}
         return {"repo_id": pushable.name, "card": (folder / "README.md").read_text(encoding="utf-8"), "files": sizes}
@@ -147,9 +154,11 @@ def push_finished(
 # Files
 
 
-def _pushable(run_dir: Path, repo_id: str | None, merge: bool, base_model: str | None) -> Pushable:
+def _pushable(
+    run_dir: Path, repo_id: str | None, merge: bool, base_model: str | None, checkpoint: str | None
+) -> Pushable:
     """Check that the run has finished and has weights, and that the names can be names on the Hub."""
-    owner, saved = lock.owner(run_dir), weights_in(run_dir)
+    owner, saved = lock.owner(run_dir), weights_in(named(run_dir, checkpoint))
     finished = (run_dir / FINISHED).exists()  # without it, the adapter may be an earlier, shorter run's
     for is_refused, reason, remedy in (
         (not (run_dir / "config.yaml").exists(), "contains no config.yaml", "give the run directory of a training"),
@@ -167,7 +176,10 @@ def _pushable(run_dir: Path, repo_id: str | None, merge: bool, base_model: str |
     check_repo_id("repo_id", name)
     if base_model:
         check_repo_id("base_model", base_model)
-    return Pushable(read_run(run_dir), "merged" if merge else kind, weights, name, base_model)
+    run = read_run(run_dir)
+    if checkpoint:
+        run.after = None  # of the last weights
+    return Pushable(run, "merged" if merge else kind, weights, name, base_model)
 
 
 @contextmanager

@@ -19,22 +19,23 @@ DTYPES = ("bfloat16", "float32")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", help="a finished run that trained an adapter")
     parser.add_argument("--merge", metavar="DIR", required=True, help="the folder to make")
+    parser.add_argument("--checkpoint", help="best, or a folder's name (default: the last weights)")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 (default) or float32")
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Answer `grpo-math export`."""
-    folder = export(args.run_dir, args.merge, args.dtype)
+    folder = export(args.run_dir, args.merge, args.dtype, args.checkpoint)
     return Answer({"folder": str(folder)}, f"merged   {folder}")
 
 
-def export(run_dir: str, folder: str, dtype: str = "bfloat16") -> Path:
+def export(run_dir: str, folder: str, dtype: str = "bfloat16", checkpoint: str | None = None) -> Path:
     """Write the merged model of a finished run, with its tokenizer, into ``folder``.
 
     Raise `ConfigError` for a run without an adapter, a folder that is not empty, and a base that cannot be merged into.
     """
     one_of("dtype", dtype, DTYPES)
-    run, target = of_run.read(run_dir), Path(folder)
+    run, target = of_run.read(run_dir, checkpoint=checkpoint), Path(folder)
     model, adapter = run.trained
     if adapter is None:
         raise ConfigError("merge", folder, "has nothing to merge: all weights were trained", f"use {model} itself")

@@ -34,6 +34,7 @@ MOST_POINTS = 500
 MOST_MARKERS = 40  # points of a curve that are drawn one by one
 SMOOTHED = 12  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
+HELDOUT_SET = re.compile(f"{metrics.EVAL_PREFIX}(.+)_{metrics.ACCURACY}")
 
 
 class Plot(NamedTuple):
@@ -111,6 +112,9 @@ def curves(history: History, plot: Plot) -> list[Curve]:
     if metrics.REWARD in lines:  # each reward function has a metric too
         parts = {key: match[1] for row in history for key in row if (match := REWARD_PART.fullmatch(key))}
         lines |= parts if len(parts) > 1 else {}
+    if metrics.HELDOUT_ACCURACY in lines:  # each set of a recipe's heldout
+        apart = [row for row in history if metrics.HELDOUT_ACCURACY not in row]
+        lines |= {key: match[1] for row in apart for key in row if (match := HELDOUT_SET.fullmatch(key))}
     known = {key: label for key, label in lines.items() if any(key in row for row in history)}
     if plot.stacked:  # all curves need the same steps
         history = [row for row in history if known.keys() <= row.keys()]

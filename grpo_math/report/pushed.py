@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--merge", action="store_true", help="the whole model: the base in bfloat16 with the adapter in it")
     add("--base_model", help="the base's name on the Hub, if the run was trained from a folder")
     add("--revision", help="push to this branch (default: main)")
+    add("--checkpoint", help="best, or a folder's name (default: the last weights)")
     add("--dry_run", action="store_true", help="show the card and the files, and push nothing")
 
 
@@ -20,7 +21,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Push the run, or show what would be pushed."""
     from grpo_math.report.hub import prepared, push
 
-    settings = {name: getattr(args, name) for name in ("repo_id", "merge", "base_model")}
+    settings = {name: getattr(args, name) for name in ("repo_id", "merge", "base_model", "checkpoint")}
     if args.dry_run:
         shown = prepared(args.run_dir, **settings)
         lines = [f"{size:>13,} {name}" for name, size in shown["files"].items()]

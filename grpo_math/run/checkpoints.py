@@ -23,6 +23,7 @@ from grpo_math.run.files import flush, replace_text
 SUMS = "checksums.json"
 STATE = "state_{}.pt"
 FINISHED = "finished.json"
+BEST = "best.json"  # step, metric, value and path of the best checkpoint of a run
 UNFINISHED = ".{}.unfinished"
 
 
@@ -152,6 +153,18 @@ def goes_on(run_dir: Path) -> str:
     """Return the end of a message about a run that has ended too soon: how to resume it."""
     finished = checkpoints(run_dir)
     return f"the same command continues from {finished[0][1].name}" if finished else "the same command starts over"
+
+
+def named(run_dir: Path, name: str | None) -> Path:
+    """Return the folder of the checkpoint ``best``, or of the checkpoint with this folder name; of the run for None."""
+    if name is None:
+        return run_dir
+    best = name == "best" and (run_dir / BEST).exists()
+    folder = run_dir / (read_json(run_dir / BEST)["path"] if best else name)
+    if not folder.is_dir() or unfinished(folder):
+        reason = f"is not a checkpoint of {run_dir}"
+        raise ConfigError("checkpoint", name, reason, "train with keep_best, or name a folder such as checkpoint-10")
+    return folder
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:

@@ -74,7 +74,8 @@ class History(TrainerCallback):
                 files.keep_lines(self.path, lambda line: line[metrics.STEP] <= state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and logs and metrics.LOSS in logs:
+        evaluated = any(name.startswith(metrics.EVAL_PREFIX) for name in logs or ())
+        if state.is_world_process_zero and logs and (metrics.LOSS in logs or evaluated):
             self.append(state.global_step, logs)
 
     def append(self, step: int, values: dict[str, Any]) -> None:
@@ -89,8 +90,8 @@ class History(TrainerCallback):
         """
         lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
         apart = -(-len(lines) // most)
-        newest_first = enumerate(reversed(lines))
-        kept = [line for age, line in newest_first if age % apart == 0 or metrics.HELDOUT_ACCURACY in line]
+        newest_first, evaluated = enumerate(reversed(lines)), (metrics.HELDOUT_ACCURACY, metrics.EVAL_PREFIX)
+        kept = [line for age, line in newest_first if age % apart == 0 or any(name in line for name in evaluated)]
         return [json.loads(line) for line in reversed(kept)]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

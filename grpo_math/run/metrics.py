@@ -35,6 +35,7 @@ FORMAT_KEPT = "format_kept"
 HELDOUT_ACCURACY = "heldout/accuracy"
 HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
+EVAL_PREFIX = "eval_"  # of the names in transformers' evaluations
 ADVANTAGE_MEAN = "advantage_mean"
 ADVANTAGE_STD = "advantage_std"
 DEGENERATE = "frac_reward_zero_std"

@@ -60,13 +60,30 @@ class TrainArguments:
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int | None = setting(
         None,
-        "Evaluate this many problems before and after training. 0: none. Default: 128, or all that are held out if "
-        "these are fewer; none if the data have no other problems, if max_completion_length is over 2048, or if no "
-        "process holds the whole model. It costs the generation of that many completions, twice.",
+        "Problems that are evaluated before and after training. 0: none. Default: 128, or all that are held out if "
+        "these are fewer; none if the data hold none out or, without vLLM, if max_completion_length is over 2048 or no "
+        "process holds the whole model.",
         ge=0,
     )
-    heldout_every: int = setting(0, "Evaluate heldout_n problems every this many steps.", ge=0)
-    heldout_n: int = setting(64, "Problems in each evaluation during training.", ge=1)
+    heldout_every: int = setting(
+        0, "Evaluate during training every this many steps: short for eval_strategy: steps and eval_steps.", ge=0
+    )
+    heldout: list[dict] = setting(
+        [],
+        "The sets that are evaluated during training, each a mapping with data, and optionally split, columns, n, "
+        "samples and temperature: [{data: math500, n: 100}]. Default: 64 problems of eval_dataset, greedy.",
+    )
+    keep_best: bool = setting(
+        False,
+        "Save and protect the checkpoint with the best accuracy on the first held-out set (or metric_for_best_model), "
+        "and name it in best.json.",
+    )
+    stop_at: float | None = setting(
+        None,
+        "End the run when the accuracy on the first held-out set reaches this at two evaluations in a row.",
+        gt=0,
+        le=1,
+    )
     watchdog_minutes: float = setting(
         20.0,
         "After this many minutes without a step, every rank prints its stacks: where it waits. Nothing is ended. "
@@ -118,11 +135,13 @@ class TrainArguments:
 
 
 def needing_whole(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings that generate with the model, and so need the whole model on each process. They do not work
-    with ZeRO-3 or FSDP.
+    """Return the settings that generate with the model, and so need the whole model on each process unless vLLM
+    samples. Without vLLM they do not work with ZeRO-3 or FSDP.
 
     >>> needing_whole({"eval_n": 64, "heldout_every": 0, "curriculum": "none"})
     ['eval_n']
     """
-    names = ("eval_n", "heldout_every", "difficulty_band", "curriculum")
-    return [name for name in names if settings.get(name) not in (None, 0, "none")]
+    if settings.get("use_vllm"):
+        return []
+    names = ("eval_n", "heldout_every", "eval_strategy", "eval_on_start", "difficulty_band", "curriculum")
+    return [name for name in names if settings.get(name) not in (None, 0, "no", "none")]

@@ -54,7 +54,7 @@ RANGES: list[tuple[dict[str, float], str]] = [
         {"ge": 0},
         "beta weight_decay max_grad_norm warmup_steps router_aux_loss_coef entropy_coef entropy_coef_min "
         "entropy_coef_max entropy_coef_delta entropy_target off_policy_mask_threshold num_completions_to_print "
-        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg vllm_importance_sampling_clip_min",
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg vllm_importance_sampling_clip_min eval_delay",
     ),
     ({"gt": 0, "le": 1}, "learning_rate top_p vllm_gpu_memory_utilization"),
     ({"ge": 0, "le": 1}, "top_entropy_quantile ref_model_mixup_alpha"),

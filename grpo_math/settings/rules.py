@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.server import RANKS
+from grpo_math.problems.of_recipe import evaluates
 from grpo_math.reading import is_table
 from grpo_math.run.redact import is_address
 from grpo_math.run.user_functions import is_user_function
@@ -337,7 +338,7 @@ OF_GENERATION = {
     **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
 }
 _WORKERS = "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context"
-_NO_EVALUATIONS = "needs evaluations by transformers, which are off"
+_EVALUATE = "set heldout_every"
 
 
 def _trackers(s: Settings) -> set[str]:
@@ -370,8 +371,39 @@ PROGRAM = [
         "would not sample: the completions of a group would be alike",
     ),
     Rule("trust_remote_code", lambda s: s["trust_remote_code"], "would run code of a model repository", "leave it off"),
-    Rule("load_best_model_at_end", lambda s: s["load_best_model_at_end"], _NO_EVALUATIONS),
-    Rule("save_strategy", _is("save_strategy", "best"), _NO_EVALUATIONS),
+    *(
+        Rule(
+            name,
+            lambda s, name=name, off=off: s[name] not in off and not evaluates(s),  # type: ignore[misc]
+            "needs evaluations during training",
+            _EVALUATE,
+        )
+        for name, off in (
+            ("load_best_model_at_end", (False,)),
+            ("keep_best", (False,)),
+            ("stop_at", (None,)),
+            ("save_strategy", ("no", "steps", "epoch")),
+        )
+    ),
+    Rule(
+        "keep_best",
+        lambda s: s["keep_best"] and s["save_strategy"] == "no",
+        "has no checkpoints (save_strategy='no')",
+        "set save_strategy: best, or steps",
+    ),
+    Rule(
+        "heldout_every",
+        lambda s: s["heldout_every"] and s["eval_strategy"] != "no",
+        "and eval_strategy={eval_strategy} both say when to evaluate",
+        "leave one of the two out",
+    ),
+    Rule(
+        "eval_steps",
+        lambda s: s["eval_strategy"] == "steps" and s["eval_steps"] is None,
+        "is missing: transformers would evaluate at every logged step",
+        "give the steps between two evaluations",
+    ),
+    unused("heldout", lambda s: not evaluates(s), "nothing is evaluated during training", _EVALUATE),
     Rule(
         "enable_jit_checkpoint",
         lambda s: s["enable_jit_checkpoint"],
@@ -425,7 +457,7 @@ PROGRAM = [
     unused("eval_columns", _off("eval_dataset"), "eval_dataset is not set"),
     unused(
         "eval_dataset",
-        lambda s: s["eval_n"] == 0 and not s["heldout_every"],
+        lambda s: s["eval_n"] == 0 and (s["heldout"] or not evaluates(s)),
         "nothing is evaluated",
         "set eval_n, or heldout_every",
     ),

@@ -22,7 +22,7 @@ SAME = {  # fields of the scripts of TRL and open-r1, which are translated witho
     "hub_model_revision": "hub_revision",
 }
 SCRIPTS = ("dataset_name", "dataset_config", "dataset_prompt_column")  # a recipe with one of these is for a script
-EVALUATES = "has no effect: eval_n and heldout_every say what is evaluated"
+EVALUATES = "has no effect: heldout and eval_n say what is evaluated, and eval_strategy when"
 TOGETHER = "has no effect: the rows of a prompt stay together"
 NOTHING = "has no effect: no such thing is done here"
 # Fields that TRL, transformers or this program has renamed, has removed or never reads, and the message about each.
@@ -62,12 +62,11 @@ CHANGED = {
     **dict.fromkeys(("tpu_metrics_debug", "include_tokens_per_second", "ignore_bias_buffers", "benchmarks"), NOTHING),
     **dict.fromkeys(("callbacks", "overwrite_hub_revision", "push_to_hub_revision", "system_prompt_column"), NOTHING),
     # Settings of transformers' Trainer that a GRPO run never reads.
-    "eval_strategy": EVALUATES,
-    **dict.fromkeys(("do_eval", "do_predict", "eval_on_start", "eval_steps", "eval_delay"), EVALUATES),
+    **dict.fromkeys(("do_eval", "do_predict"), EVALUATES),
     **dict.fromkeys(("eval_accumulation_steps", "num_generations_eval", "per_device_eval_batch_size"), EVALUATES),
     **dict.fromkeys(("batch_eval_metrics", "prediction_loss_only", "eval_do_concat_batches"), EVALUATES),
     **dict.fromkeys(("eval_use_gather_object", "include_for_metrics", "bf16_full_eval", "fp16_full_eval"), EVALUATES),
-    **dict.fromkeys(("metric_for_best_model", "greater_is_better"), EVALUATES),
+    "heldout_n": "has no effect: give n in heldout, as in [{data: math500, n: 100}]",
     **dict.fromkeys(("label_smoothing_factor", "label_names"), "has no effect: the loss is GRPO's"),
     **dict.fromkeys(("train_sampling_strategy", "length_column_name", "dataloader_drop_last"), TOGETHER),
     "log_multimodal": "has no effect: the problems are text",

@@ -1,32 +1,57 @@
-"""Measure the accuracy on held-out problems during training.
+"""The metrics of the held-out sets that a run evaluates during training, under transformers' names.
 
 Does not generate or grade: evaluation/ does, as before and after a run.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_math.problems.problem import Problem
+from grpo_math.evaluation.compare import comparison
+from grpo_math.evaluation.figures import Results
 from grpo_math.run import metrics
-from grpo_math.run.log import History, Tell
 
 
-class HeldOut(TrainerCallback):
-    """Log the accuracy on ``rows`` after every ``steps`` steps, to the history and to the trackers."""
+def metrics_of(name: str, results: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a set. With several samples the accuracy is mean@n.
 
-    def __init__(self, score: Any, rows: list[Problem], steps: int, history: History, tell: Tell) -> None:
-        self.score, self.rows, self.steps, self.history, self.tell = score, rows, steps, history, tell
+    >>> found = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
+    >>> list(metrics_of("aime2025", {**found, "pass@k": {"1": 0.5, "8": 0.75}, "maj@k": {"1": 0.5, "8": 0.5}}))[-2:]
+    ['eval_aime2025_pass@8', 'eval_aime2025_maj@8']
+    """
+    values = {figure: results[figure] for figure in (metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, "n")}
+    values["ci95_low"], values["ci95_high"] = results["ci95"]
+    if (samples := results["samples"]) > 1:
+        values |= {f"{kind}@{samples}": results[f"{kind}@k"][str(samples)] for kind in ("pass", "maj")}
+    return {f"{metrics.EVAL_PREFIX}{name}_{figure}": value for figure, value in values.items()}
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self.steps:
-            return
-        results = self.score(self.rows, False)
-        if state.is_world_process_zero:
-            values = {
-                metrics.HELDOUT_ACCURACY: results[metrics.ACCURACY],
-                metrics.HELDOUT_IN_FORMAT: results[metrics.ACCURACY_IN_FORMAT],
-                metrics.HELDOUT_N: results["n"],
-            }
-            self.history.append(state.global_step, values)
-            self.tell(args, state, control, values)
+
+def of_default_set(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that the findings compare with before.json and after.json, which are over the same set."""
+    return {
+        metrics.HELDOUT_ACCURACY: results[metrics.ACCURACY],
+        metrics.HELDOUT_IN_FORMAT: results[metrics.ACCURACY_IN_FORMAT],
+        metrics.HELDOUT_N: results["n"],
+    }
+
+
+class StopAt(TrainerCallback):
+    """End the run when ``metric`` is at least ``level`` at two evaluations in a row, also if the run was resumed."""
+
+    def __init__(self, metric: str, level: float) -> None:
+        self.metric, self.level = metric, level
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        values = {line[metrics.STEP]: line[self.metric] for line in state.log_history if self.metric in line}
+        if len(values) > 1 and min(list(values.values())[-2:]) >= self.level:
+            control.should_training_stop = control.should_save = True
+
+
+def best_and_last(best: Results, last: Results, step: int) -> str:
+    """Return a line: do the best checkpoint and the last weights differ, by the paired test on problems of neither?"""
+    found = comparison(last, best)
+    low, high = (100 * bound for bound in found["ci95"])
+    verdict = "they differ" if low > 0 or high < 0 else "they do not differ clearly"
+    moved = f"{100 * found['difference']:+.1f} points [{low:+.1f}, {high:+.1f}] against the last weights"
+    return f"best     checkpoint-{step}: {moved}, on {found['n']} problems that did not choose it: {verdict}"

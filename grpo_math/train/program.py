@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, preflight, refusal
 from grpo_math.checks.setup import Setup
-from grpo_math.checks.training import probe, whole_on_each
+from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
-from grpo_math.evaluation import pass_rates
+from grpo_math.evaluation import pass_rates, suite
 from grpo_math.evaluation.backends import Sampling
+from grpo_math.evaluation.engine import engine_of
 from grpo_math.evaluation.of_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.toolbox import toolbox
@@ -36,7 +37,8 @@ from grpo_math.grading import GRADER
 from grpo_math.planner.settings import DEFAULTS
 from grpo_math.problems import difficulty
 from grpo_math.problems.datasets import to_dataset
-from grpo_math.problems.problem import Problem
+from grpo_math.problems.of_recipe import HeldOutSet, first_accuracy
+from grpo_math.problems.sources import folder_of
 from grpo_math.report.trackers import Trackers
 from grpo_math.report.verdict import conclude
 from grpo_math.rewards import load_reward
@@ -51,7 +53,7 @@ from grpo_math.run.watchdog import Watchdog
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_of
 from grpo_math.settings.shipped import find
-from grpo_math.train.heldout import HeldOut
+from grpo_math.train import heldout
 from grpo_math.train.resuming import go_on
 from grpo_math.trainer.build import trainer_of
 from grpo_math.trainer.from_recipe import Settings, build, print_help
@@ -184,7 +186,7 @@ class Run:
         self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
         self.run_dir, self.target = run_dir, run_dir / ("adapter" if settings.model.use_peft else "model")
         values = settings.values
-        if values["eval_n"] is None and not whole_on_each(self.config):
+        if values["eval_n"] is None and not can_sample(self.config):
             values = {**values, "eval_n": 0}
         self.setup = Setup(values, settings.given, self.config.world_size)
         self.pushes, self.config.push_to_hub = self.config.push_to_hub, False  # report/hub.py pushes once, at the end
@@ -204,6 +206,7 @@ class Run:
             self.rates_file = Path(self.arguments.difficulty_file or default)
             pass_rates.read(self.rates_file, self.measured_how)  # another kind of file is refused before weights load
         warned = ask(setup, CHECKS)
+        _ = [self.sampling(one) for one in setup.problems.during]  # a setting that cannot be sampled is refused here
         rewards = [load_reward(name) for name in self.arguments.rewards]
         # From here on a folder or a name on the Hub, as config.yaml keeps it.
         model.model_name_or_path = path = model_path(model.model_name_or_path)
@@ -248,9 +251,10 @@ class Run:
             write_config(run_dir / "config.yaml", {**self.resolved, **stated}, command, *launch)
             resume.write_problems(run_dir, self.setup.problems.rows)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
-        if arguments.heldout_every:
-            rows = self.setup.problems.held_out[: arguments.heldout_n]
-            trainer.add_callback(HeldOut(self.score, rows, arguments.heldout_every, history, tell))
+        trainer.evaluate_held_out = self.evaluate_held_out if self.setup.problems.during else None
+        trainer.keep_best = arguments.keep_best
+        if arguments.stop_at:
+            trainer.add_callback(heldout.StopAt(first_accuracy(self.settings.values), arguments.stop_at))
         trainer.add_callback(StopOnSignal(stop))  # last: the other callbacks' work is part of the step
 
     def way_of_measuring(self) -> dict[str, Any]:
@@ -273,16 +277,11 @@ class Run:
             return
         trainer, config, band = self.trainer, self.config, self.arguments.difficulty_band
         rows = self.setup.problems.rows
-        rates = pass_rates.measure(
-            trainer.accelerator.unwrap_model(trainer.model),
-            trainer.processing_class,
-            rows,
-            self.rates_file,
-            self.measured_how,
-            seed=config.seed,
-            grade_timeout=config.grade_timeout,
-            tools=self.tools,
-        )
+        options: dict[str, Any] = {"grade_timeout": config.grade_timeout, "tools": self.tools}
+        with engine_of(trainer, self.tools) as model:
+            rates = pass_rates.measure(
+                model, None, rows, self.rates_file, self.measured_how, seed=config.seed, **options
+            )
         if band is not None:
             rows, line = difficulty.in_band(rows, rates, *band)
             if self.is_main:
@@ -292,28 +291,61 @@ class Run:
             rows = difficulty.easy_to_hard(rows, rates)
         trainer.train_dataset = to_dataset(rows)
 
-    def score(self, problems: list[Problem], progress: bool) -> dict[str, Any]:
-        data = {"data": self.arguments.eval_dataset or self.arguments.dataset, "split": self.arguments.eval_split}
-        sampling = Sampling(max_new_tokens=self.config.max_completion_length or 512)
-        output = Output(about=data, contamination=self.setup.problems.overlap, progress=progress)
-        timeout = self.config.grade_timeout
-        return over_ranks(self.trainer, problems, sampling, output, tools=self.tools, grade_timeout=timeout)
+    def sampling(self, one: HeldOutSet) -> Sampling:
+        _, samples, temperature = suite.asked(one.data, None, one.samples, one.temperature)
+        return Sampling(samples, temperature, self.config.max_completion_length or 512)
+
+    def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
+        """Return the results of the model as it is now on a set."""
+        output = replace(output, about={"data": one.data, "split": one.split})
+        options: dict[str, Any] = {"tools": self.tools, "grade_timeout": self.config.grade_timeout}
+        return over_ranks(self.trainer, one.rows, self.sampling(one), output, **options)
+
+    def evaluate_held_out(self) -> dict[str, float]:
+        """Return the metrics of the sets that are evaluated during training."""
+        values: dict[str, float] = {}
+        for one in self.setup.problems.during:
+            results = self.score(one, Output(progress=False))
+            values |= heldout.metrics_of(folder_of(one.data), results)
+            values |= {} if self.arguments.heldout else heldout.of_default_set(results)
+        return values
 
     def evaluate(self, name: str) -> None:
         """Write RUN/before.json or RUN/after.json, if ``eval_n`` asks for them."""
-        file, n = self.run_dir / f"{name}.json", self.setup.problems.eval_n
-        if not n:
+        file = self.run_dir / f"{name}.json"
+        if not self.setup.problems.eval_n:
             return
         if name == "before" and self.config.resume_from_checkpoint and file.exists():
             return
         self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         start = time.monotonic()
-        results = self.score(self.setup.problems.held_out[:n], True)
+        self.last_results = results = self.score_whole()
         self.evaluation_seconds = time.monotonic() - start
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:
             write_json(file, results)
+
+    def score_whole(self) -> dict[str, Any]:
+        """Return the results of the model as it is now on the problems of before.json and after.json."""
+        problems = self.setup.problems
+        rows = problems.held_out[: problems.eval_n]
+        whole = HeldOutSet(problems.eval_dataset, self.arguments.eval_split, rows, samples=1, temperature=0.0)
+        return self.score(whole, Output(contamination=problems.overlap))
+
+    def compare_best(self) -> None:
+        """Say if the best checkpoint and the last weights differ. The trainer has the best weights afterwards."""
+        state, problems = self.trainer.state, self.setup.problems
+        best = state.best_global_step if self.arguments.keep_best else None
+        if best in (None, state.global_step) or self.config.load_best_model_at_end:
+            return
+        line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
+        chose = {row["problem"] for one in problems.during for row in one.rows}
+        if problems.eval_n and not chose & {row["problem"] for row in problems.held_out}:
+            self.trainer._load_best_model()
+            line = heldout.best_and_last(self.score_whole(), self.last_results, int(best or 0))
+        if self.is_main:
+            print(line)
 
     def announce(self, stage: str) -> None:
         """Print the stage of a run that is evaluated before and after training."""
@@ -345,6 +377,7 @@ class Run:
         with checkpoints.sealed(self.target, self.trainer.accelerator):
             self.trainer.save_model(str(self.target))
         self.evaluate("after")
+        self.compare_best()
         if self.is_main:
             step = self.trainer.state.global_step
             write_json(self.run_dir / checkpoints.FINISHED, {"step": step, "weights": self.target.name})

@@ -15,6 +15,7 @@ from grpo_math.rewards.columns import Reward
 from grpo_math.run.redact import without_secrets
 from grpo_math.run.weights import kinds_of_checkpoint
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.overrides import replaced
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
@@ -40,7 +41,8 @@ def trainer_of(
     options: Any = config.model_init_kwargs or {}
     defaults = {"revision": model_args.model_revision, "dtype": model_args.dtype}
     config.model_init_kwargs = {**defaults, "attn_implementation": model_args.attn_implementation, **options}
-    with weights_of(path, options):
+    # transformers refuses an eval_strategy without a data set, and the held-out sets are no data set of the trainer.
+    with weights_of(path, options), replaced(config, eval_strategy="no"):
         trainer = _Trainer(
             model=path,
             reward_funcs=rewards,

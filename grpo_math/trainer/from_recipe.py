@@ -11,6 +11,7 @@ from typing import Any
 from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.problems.of_recipe import evaluation_settings
 from grpo_math.reading import Unreadable
 from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
@@ -46,6 +47,7 @@ def build(read: Recipe) -> Settings:
     try:
         os.environ.update(read.env)
         batch = plan(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
+        stated |= evaluation_settings(read.values)
         stated |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
         arguments, config, model = (
             kind(**{field.name: stated[field.name] for field in fields(kind) if field.name in stated})

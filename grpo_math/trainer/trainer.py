@@ -12,6 +12,7 @@ loss. Differences from TRL:
 """
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain
@@ -36,6 +37,7 @@ from grpo_math.rewards import text_of
 from grpo_math.rewards.columns import gold_of
 from grpo_math.rewards.guard import RewardContext
 from grpo_math.run import checkpoints, metrics
+from grpo_math.run.files import write_json
 from grpo_math.run.main_process import on_main
 from grpo_math.run.user_functions import is_user_function
 from grpo_math.trainer import console, correction, gradients, longest, losses, scoring, state, table, tiled_mlp
@@ -70,6 +72,9 @@ class MathGRPOTrainer(GRPOTrainer):
     # TRL's tests call `_generate` on a trainer without `__init__`, and `_generate` reads these two.
     turns: Turns | None = None
     endings: Any = None
+    # Evaluates the held-out sets of a recipe, and returns their metrics.
+    evaluate_held_out: Callable[[], dict[str, float]] | None = None
+    keep_best = False  # save each step whose evaluation is the best so far
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, *arguments: Any, **kwargs: Any
@@ -362,6 +367,44 @@ class MathGRPOTrainer(GRPOTrainer):
 
     _scores = _get_per_token_logps_and_entropies  # ours, even if a subclass overrides the method
 
+    # Evaluation
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Call TRL's if there is an ``eval_dataset``, and add the metrics of the recipe's held-out sets."""
+        if self.evaluate_held_out is None or eval_dataset is not None:
+            return self._evaluate_data_set(eval_dataset, ignore_keys, metric_key_prefix)
+        values: dict[str, float] = {}
+        if self.eval_dataset is not None:
+            # Callbacks get one event with all metrics: early stopping counts the events.
+            with replaced(self.callback_handler, on_evaluate=lambda args, state, control, metrics: control):
+                values = self._evaluate_data_set(None, ignore_keys, metric_key_prefix)
+        held_out = self.evaluate_held_out()
+        super(GRPOTrainer, self).log(held_out)  # TRL's would end the sums of the step that is not logged yet
+        values |= held_out
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
+        return values
+
+    def _evaluate_data_set(self, *arguments: Any) -> dict[str, float]:
+        generation = getattr(self, "vllm_generation", None)
+        rollouts = getattr(generation, "rollouts", None)
+        try:
+            return super().evaluate(*arguments)
+        finally:
+            if generation is not None and rollouts is not None:
+                generation.rollouts = rollouts  # the seeds of training go on as if nothing had been evaluated
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        is_best = super()._determine_best_metric(metrics, trial)
+        self.control.should_save |= is_best and self.keep_best
+        return is_best
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.use_vllm:
+            self._last_loaded_step = -1  # vLLM has the weights of the last step
+
     # Checkpoints
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -404,6 +447,10 @@ class MathGRPOTrainer(GRPOTrainer):
         with checkpoints.sealed(folder, self.accelerator), replaced(args, save_total_limit=None, push_to_hub=False):
             super()._save_checkpoint(model, trial)
         self.saved_step = step
+        if self.accelerator.is_main_process and self.state.best_global_step == step:
+            metric = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+            best = {"step": step, "metric": metric, "value": self.state.best_metric, "path": folder.name}
+            write_json(run_dir / checkpoints.BEST, best)
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save:

@@ -59,6 +59,15 @@ PUBLISHED = {
         {"id": 60, "problem": "p?", "solution": "\\boxed{204}", "answer": "204", "url": "u", "year": "2024"},
         ("p?", "204"),
     ),
+    **dict.fromkeys(
+        ("aime2026", "hmmt_feb_2025", "hmmt_feb_2026"),
+        ({"problem_idx": 1, "problem": "p?", "answer": "277"}, ("p?", "277")),
+    ),
+    "deepmath": (
+        {"question": "p?", "final_answer": "Yes", "difficulty": 5.0, "topic": "Algebra", "r1_solution_1": "s"},
+        ("p?", "Yes"),
+    ),
+    "polaris": ({"problem": "p?", "answer": "7", "difficulty": "8/8"}, ("p?", "7")),
     "aime2025": ({"problem": "p?", "answer": "70", "id": "0"}, ("p?", "70")),
     "amc2023": ({"id": 0, "question": "p?", "answer": "27.0", "url": "u"}, ("p?", "27.0")),
     "olympiadbench": (
@@ -112,7 +121,8 @@ def test_a_published_set_is_read_by_its_name_from_a_copy_of_its_repository(tmp_p
 def test_every_known_set_is_tried_here_or_with_its_own_files():
     assert PUBLISHED.keys() | {"gsm8k", "math", "math500"} == SOURCES.keys()
     assert set(SUITES["math"]) <= SOURCES.keys()
-    assert {name for name, source in SOURCES.items() if source.samples > 1} == {"aime2024", "aime2025", "amc2023"}
+    contests = {"aime2024", "aime2025", "aime2026", "amc2023", "hmmt_feb_2025", "hmmt_feb_2026"}
+    assert {name for name, source in SOURCES.items() if source.samples > 1} == contests
 
 
 def test_rows_without_an_answer_and_repeated_problems_are_left_out_and_counted(tmp_path, caplog):

@@ -14,6 +14,7 @@ from grpo_math.checks.live import Diagnosis
 from grpo_math.grading import GRADER, Verdict
 from grpo_math.run import metrics
 from grpo_math.run.log import History
+from grpo_math.train import heldout
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.run_files import RunFiles
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -115,6 +116,16 @@ def test_each_phase_is_the_time_of_its_own_work(tiny, tokenizer, tmp_path, monke
     assert line[metrics.SECONDS_STEP] == pytest.approx(124.5)
     tokens = line[metrics.TOKENS]
     assert line[metrics.TOKENS_PER_SECOND] == pytest.approx(tokens / 124.5)
+
+
+def test_the_held_out_accuracy_is_a_line_of_its_own(tmp_path):
+    history = History(tmp_path)
+    results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 8}
+    state = SimpleNamespace(global_step=3, is_world_process_zero=True)
+    history.on_log(None, state, None, {"eval_sums_accuracy": 0.5, **heldout.of_default_set(results)})
+    (line,) = history.lines()
+    of_default = {name for name, metric in metrics.METRICS.items() if metric.when == "heldout"}
+    assert set(line) == {metrics.STEP, "eval_sums_accuracy", *of_default}
 
 
 def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp_path, capsys):

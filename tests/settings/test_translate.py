@@ -63,7 +63,8 @@ def test_an_open_r1_recipe_becomes_our_fields(here):
     assert stated["rewards"] == ["accuracy", "format_strict", "xml_count"]
     assert (stated["dtype"], stated["warmup_steps"], stated["prompt_template"]) == ("float32", 0.1, "{problem}")
     said = {note.split()[0].partition("=")[0] for note in found.notes}
-    dropped = {"do_eval", "eval_strategy", "eval_steps", "per_device_eval_batch_size"}
+    assert (stated["eval_strategy"], stated["eval_steps"]) == ("steps", 10)
+    dropped = {"do_eval", "per_device_eval_batch_size"}
     assert said == {"torch_dtype", "max_prompt_length", "overwrite_output_dir", "warmup_ratio", *dropped}
     assert len(found.notes) == len(said)  # one line each
 

@@ -198,7 +198,7 @@ def test_two_processes_share_the_measuring_and_the_batch(tmp_path, tiny):
 
 
 def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(train, tmp_path):
-    out, err = train("--max_steps=2", "--eval_n=6", "--heldout_every=1", "--heldout_n=4")
+    out, err = train("--max_steps=2", "--eval_n=6", "--heldout_every=1")
     before, after = (json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after"))
     assert [row["id"] for row in before["rows"]] == [row["id"] for row in after["rows"]]
     assert before["n"] == after["n"] == 6
@@ -219,9 +219,16 @@ def test_before_and_after_are_over_the_same_problems_and_the_report_is_written(t
 def test_evaluating_in_between_changes_nothing_in_what_is_trained(train, tmp_path):
     plain, evaluated = tmp_path / "plain", tmp_path / "evaluated"
     train("--max_steps=3", "--eval_n=0", output_dir=plain)
-    between = ["--eval_n=4", "--heldout_every=1", "--heldout_n=2", "--eval_split=train"]
+    between = ["--eval_n=4", "--heldout_every=1", "--eval_split=train", "--heldout"]
+    between += [
+        '{"data": "generated:sums", "n": 2}',
+        '{"data": "generated:products", "n": 3, "samples": 2, "temperature": 1}',
+    ]
     _, err = train("--max_steps=3", *between, output_dir=evaluated)
     weights = [(folder / "model/model.safetensors").read_bytes() for folder in (plain, evaluated)]
     assert weights[0] == weights[1]
+    lines = [line for line in history(evaluated) if "eval_generated_sums_accuracy" in line]
+    assert [(line["eval_generated_sums_n"], line["eval_generated_products_n"]) for line in lines] == [(2, 3)] * 3
+    assert {"eval_generated_products_pass@2", "eval_generated_products_maj@2"} <= set(lines[0])
     assert "warning: contamination: 4 of 4 (100.0%) problems overlap" in err, "they are trained on"
     assert json.loads((evaluated / "after.json").read_text())["contamination"]["equal"] == 4

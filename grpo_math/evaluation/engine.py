@@ -1,0 +1,101 @@
+"""The program that samples in training, as the `Model` of an evaluation: the run's vLLM, or transformers.
+
+An evaluation states its own seed, temperature and length with each request, so that it changes nothing that training
+samples afterwards.
+
+Does not evaluate: results.py does.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation.backends import Backend, Model, Sampling, with_server
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
+from grpo_math.generation.server import Server
+from grpo_math.generation.turns import Talk
+from grpo_math.run.main_process import on_main
+from grpo_math.run.weights import split_by
+
+
+class Engine(Model):
+    """The model of a trainer, sampled by the vLLM of the run: a server that the main process asks, or an engine in each
+    process. `engine_of` opens it."""
+
+    at_once = 512
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
+        self.backend, self.generation, self.accelerator = Backend("vllm"), trainer.vllm_generation, trainer.accelerator
+
+    def on_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any]], Any]) -> list[Any]:
+        if self.generation.mode == "server":
+            return [on_main(lambda: call(rows))]
+        # The processes of a tensor-parallel group compute the same completions together.
+        size = self.generation.tensor_parallel_size
+        return self.share(rows, call, self.accelerator.process_index // size, self.accelerator.num_processes // size)
+
+    def generator(self, sampling: Sampling, talk: Talk | None = None) -> Generate:
+        stops = stop_ids(self.tokenizer, self.weights.generation_config)
+        if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):  # TRL's, with whole weights
+            client = Server(self.generation.vllm_client.base_url, timeout=3600.0)
+            return with_server(client, client.models()[0], self.tokenizer, stops, sampling)
+        sample = self._with_adapter if self.generation.mode == "server" else self._colocated
+
+        def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
+            return [read_off(self.tokenizer, tokens, stops) for tokens in sample(prompts, seed, sampling, stops)]
+
+        return generate
+
+    def _with_adapter(self, prompts: Any, seed: int, sampling: Sampling, stops: list[int]) -> list[list[int]]:
+        settings: Any = {"temperature": sampling.temperature, "logprobs": False, "extra": {"stop_token_ids": stops}}
+        sample = self.generation.sampling(prompts, seed, sampling.max_new_tokens, **settings)
+        return [completion.tokens for completion in sample()]
+
+    def _colocated(self, prompts: Any, seed: int, sampling: Sampling, stops: list[int]) -> list[list[int]]:
+        from vllm import SamplingParams
+
+        settings = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stops}
+        params = [SamplingParams(seed=batch_seed(seed, i), **settings) for i in range(len(prompts))]
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        with torch.random.fork_rng():
+            outputs = self.generation.llm.generate(asked, sampling_params=params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@contextmanager
+def engine_of(trainer: Any, tools: Any = None) -> Iterator[Model]:
+    """Open the program that samples in the training of ``trainer``, with the weights as they are now, on every rank.
+
+    transformers samples for a trainer without vLLM. It also plays the turns of ``tools`` if vLLM is split over several
+    processes, because the turns of these processes may differ.
+    """
+    vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None
+    if vllm is None or (tools and vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
+        if split := split_by(trainer.accelerator):
+            reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
+            remedy = "train with use_vllm, or evaluate the saved model with grpo-math evaluate"
+            raise ConfigError("trainer", type(trainer).__name__, reason, remedy)
+        yield Model(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
+        return
+    sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode
+    of_training, step = trainer._metrics, trainer.state.global_step
+    trainer._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}  # this sync is not a part of a step
+    try:
+        if trainer._last_loaded_step != step or (sleeps and vllm._llm_weights_sleeping):
+            vllm.sync_weights()
+            trainer._last_loaded_step = step
+        if sleeps:
+            vllm.llm.wake_up(tags=["kv_cache"])
+        trainer.accelerator.wait_for_everyone()  # vLLM may hang if it starts during a collective (huggingface/trl#3671)
+        yield Engine(trainer)
+    finally:
+        trainer._metrics = of_training
+        if sleeps:
+            vllm.llm.sleep(level=2)
+            vllm._llm_weights_sleeping = True
