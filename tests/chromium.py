@@ -76,15 +76,15 @@ class Browser:
         return json.loads(message)
 
     def _event(self, message: dict[str, Any]) -> None:
-        method, about = message.get("method"), message.get("params", {})
+        method, details = message.get("method"), message.get("params", {})
         if method == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
+            self.requests.append(details["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            self.errors.append(about["exceptionDetails"]["text"])
-        elif method == "Log.entryAdded" and about["entry"]["level"] == "error":
-            self.errors.append(about["entry"]["text"])
+            self.errors.append(details["exceptionDetails"]["text"])
+        elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
+            self.errors.append(details["entry"]["text"])
         elif method == "Page.javascriptDialogOpening":
-            self.errors.append(f"dialog: {about['message']}")
+            self.errors.append(f"dialog: {details['message']}")
         elif method == "Page.loadEventFired":
             self.loaded = True
 

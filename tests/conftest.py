@@ -66,9 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     pages = [item for item in items if item.path.name == "test_readme.py"]
     yield
     left = set(items)  # -m and -k may have deselected some
-    places = [place for place, item in enumerate(items) if item.path.name == "test_readme.py"]
-    for place, item in zip(places, [page for page in pages if page in left], strict=True):
-        items[place] = item
+    places = [position for position, item in enumerate(items) if item.path.name == "test_readme.py"]
+    for position, item in zip(places, [page for page in pages if page in left], strict=True):
+        items[position] = item
 
 
 @pytest.fixture(autouse=True)

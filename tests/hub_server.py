@@ -90,28 +90,28 @@ class HubServer(SmallHTTP):
         if path == "/api/whoami-v2":
             if user is None:
                 return _send(request, 401, {"error": "Invalid credentials in Authorization header"})
-            about = {"type": "user", "name": user, "orgs": [{"name": "lovelace"}]}
-            return _send(request, 200, {**about, "auth": {"accessToken": {"role": role}}})
+            details = {"type": "user", "name": user, "orgs": [{"name": "lovelace"}]}
+            return _send(request, 200, {**details, "auth": {"accessToken": {"role": role}}})
         if path == "/api/validate-yaml":
             errors = card_errors(json.loads(body)["content"])
             return _send(request, 400 if errors else 200, {"errors": [{"message": e} for e in errors], "warnings": []})
         if path == "/api/repos/create":
             return self.create(request, json.loads(body), user)
-        if found := re.fullmatch(r"/object/(\w+)", path):
-            return self.upload(request, found[1], body)
-        if found := re.fullmatch(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?", path):
-            name, rest = found[1], found[2] or ""
+        if results := re.fullmatch(r"/object/(\w+)", path):
+            return self.upload(request, results[1], body)
+        if results := re.fullmatch(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?(?:/(.*))?", path):
+            name, others = results[1], results[2] or ""
             repository = self.repositories.get(name)
             if repository is None or (repository.private and user is None):
                 return _send(request, 401 if user is None else 404, {"error": "Repository not found"}, "RepoNotFound")
             if method in ("POST", "PUT") and role != "write":
                 return _send(request, 403, {"error": "no right to write here"})
             if path.startswith("/api/models/"):
-                return self.api(request, name, repository, rest, url.query, body)
-            if rest == "info/lfs/objects/batch":
+                return self.api(request, name, repository, others, url.query, body)
+            if others == "info/lfs/objects/batch":
                 return self.batch(request, json.loads(body))
-            if found := re.fullmatch(r"resolve/([^/]+)/(.+)", rest):
-                return self.resolve(request, repository, found[1], found[2])
+            if results := re.fullmatch(r"resolve/([^/]+)/(.+)", others):
+                return self.resolve(request, repository, results[1], results[2])
         return _send(request, 404, {"error": f"no such address: {method} {path}"})
 
     def create(self, request: Any, asked: dict[str, Any], user: str | None) -> None:
@@ -127,8 +127,8 @@ class HubServer(SmallHTTP):
         self.repositories[name] = Repository(private)
         return _send(request, 200, {"url": f"{self.url}/{name}", "name": name})
 
-    def api(self, request: Any, name: str, repository: Repository, rest: str, query: str, body: bytes) -> None:
-        verb, _, revision = rest.partition("/")
+    def api(self, request: Any, name: str, repository: Repository, others: str, query: str, body: bytes) -> None:
+        verb, _, revision = others.partition("/")
         revision, _, below = revision.partition("/") if verb == "tree" else (revision, "", "")
         if verb == "branch":
             if revision in repository.branches:
@@ -140,7 +140,7 @@ class HubServer(SmallHTTP):
             return _send(request, 404, {"error": "Invalid rev id"}, "RevisionNotFound")
         if verb in ("", "revision"):
             card = files.get("README.md")
-            about = {
+            details = {
                 "id": name,
                 "modelId": name,
                 "sha": _sha(repository, revision or "main"),
@@ -149,7 +149,7 @@ class HubServer(SmallHTTP):
                 "siblings": [{"rfilename": path} for path in files],
                 **({"cardData": yaml.safe_load(self.objects[card].split(b"---")[1])} if card else {}),
             }
-            return _send(request, 200, about)
+            return _send(request, 200, details)
         if verb == "tree":
             if below and below not in {path.rpartition("/")[0] for path in files}:
                 return _send(request, 404, {"error": f"{below} does not exist"}, "EntryNotFound")
@@ -168,7 +168,7 @@ class HubServer(SmallHTTP):
             return _send(request, 200, {"files": answers})
         if verb == "commit":
             return self.commit(request, name, repository, revision, [json.loads(line) for line in body.splitlines()])
-        return _send(request, 404, {"error": f"no such address: {rest}"})
+        return _send(request, 404, {"error": f"no such address: {others}"})
 
     def commit(self, request: Any, name: str, repository: Repository, revision: str, lines: list[Any]) -> None:
         files = dict(repository.branches[revision])
@@ -224,17 +224,19 @@ class HubServer(SmallHTTP):
 
     def entry(self, path: str, sha: str) -> dict[str, Any]:
         content = self.objects[sha]
-        about = {"type": "file", "path": path, "size": len(content), "oid": _git_hash(content)}
-        return {**about, "lfs": {"oid": sha, "size": len(content), "pointerSize": 134}} if sha in self.lfs else about
+        details = {"type": "file", "path": path, "size": len(content), "oid": _git_hash(content)}
+        return (
+            {**details, "lfs": {"oid": sha, "size": len(content), "pointerSize": 134}} if sha in self.lfs else details
+        )
 
 
 def card_errors(text: str) -> list[str]:
     """What the Hub says of a card's metadata: the rules of its model cards that a run of ours could break."""
-    found = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
-    if not found:
+    results = re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)
+    if not results:
         return ["empty or missing yaml metadata"]
     try:
-        data = yaml.safe_load(found[1])
+        data = yaml.safe_load(results[1])
     except yaml.YAMLError as error:
         return [f"YAML: {error}"]
     errors = []

@@ -71,9 +71,9 @@ def missing() -> str | None:
     return None
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], case: str, seconds: float = 120) -> None:
     """`until`, at a pace at which SLURM's commands can be called, and with what was waited for in its message."""
-    until(condition, seconds, f"{what}: not within {seconds:.0f} s", pause=0.2)
+    until(condition, seconds, f"{case}: not within {seconds:.0f} s", pause=0.2)
 
 
 class Cluster:
@@ -193,8 +193,8 @@ class Cluster:
         wait_for(lambda: self.run("sinfo", "-h", "-t", "idle", "-o", "%D", check=False).startswith("2"), "2 nodes", 60)
 
     def _daemon(self, network: str, host: str, *command: str) -> None:
-        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        inside = ["ip", "netns", "exec", self.name + network, *own]
+        extra = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        inside = ["ip", "netns", "exec", self.name + network, *extra]
         log = (self.folder / f"{host}.out").open("ab")
         shell = [*inside, "sh", "-c", f'hostname {host}; exec "$@"', "sh", *command]
         started = subprocess.Popen(shell, env=self.environment, stdout=log, stderr=log, start_new_session=True)

@@ -42,8 +42,8 @@ def launch(model: str, folder: Path, reward: str, *arguments: object) -> list[st
 
 
 def settings(tiny, run_dir, *more) -> list[str]:
-    own = ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--use_peft=true", "--report_to=none"]
-    return [*own, *TINY, "--lora_dropout=0", f"--max_steps={STEPS}", *map(str, more)]
+    extra = ["--model_name_or_path", tiny(), "--output_dir", str(run_dir), "--use_peft=true", "--report_to=none"]
+    return [*extra, *TINY, "--lora_dropout=0", f"--max_steps={STEPS}", *map(str, more)]
 
 
 def start(command: list[str], log: Path, **environment: str) -> subprocess.Popen:
@@ -68,9 +68,9 @@ def ends(process: subprocess.Popen, log: Path, code: int) -> str:
         assert process.wait(120) == code, log.read_text()[-4000:]
     finally:
         process.kill()
-    said = log.read_text()
-    assert "Traceback" not in said
-    return said
+    output = log.read_text()
+    assert "Traceback" not in output
+    return output
 
 
 def two(folder: Path, program: str, config: str = "multi_gpu") -> list[str]:

@@ -99,8 +99,8 @@ BAD = {
     ),
     "a file whose name is misspelt": (["grade", "goood.jsonl"], "did you mean good.jsonl?"),
     **{
-        f"another program's name: {said}": (["train", "--output_dir", "x", said, "1"], f"did you mean --{meant}?")
-        for said, meant in {"--model": "model_name_or_path", "--lr": "learning_rate", "--lora-rank": "lora_r"}.items()
+        f"another program's name: {output}": (["train", "--output_dir", "x", output, "1"], f"did you mean --{meant}?")
+        for output, meant in {"--model": "model_name_or_path", "--lr": "learning_rate", "--lora-rank": "lora_r"}.items()
     },
     "an option by the name of a setting": (["evaluate", "--model_name_or_path", "x"], "did you mean --model?"),
     "a server of a recipe without one": (

@@ -14,8 +14,8 @@ FILES = ("constraints.txt", "constraints-vllm.txt")
 
 
 def pins(file: str) -> dict[str, str]:
-    found = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
-    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found.items()}
+    results = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in results.items()}
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -70,10 +70,10 @@ def test_each_change_needs_at_most_three_files_and_shows_in_a_run(tmp_path, tiny
     shutil.copytree(ROOT / "grpo_math", copy)
     for name, edits in CHANGES.items():
         assert len({file for file, *_ in edits}) <= 3, name
-        for file, place, text in edits:
-            old = (copy / file).read_text() if place else ""
-            assert place is None or old.count(place) == 1, f"{name}: {file} has not one {place!r}"
-            (copy / file).write_text(old.replace(place, text + place) if place else text)
+        for file, position, text in edits:
+            old = (copy / file).read_text() if position else ""
+            assert position is None or old.count(position) == 1, f"{name}: {file} has not one {position!r}"
+            (copy / file).write_text(old.replace(position, text + position) if position else text)
     rows = [{"problem": f"What is half of {2 * i}?", "answer": str(i)} for i in range(8)]
     (tmp_path / "halves.jsonl").write_text("\n".join(map(json.dumps, rows)))
     recipe = {"model_name_or_path": tiny(), "dataset": "halves", "rewards": ["short"], "scale_rewards": "largest"}

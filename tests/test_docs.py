@@ -116,9 +116,9 @@ def test_the_tree_names_every_module_and_no_other():
     assert tree, "docs/design.md has no tree"
     named = set(re.findall(r"^ {2}(\w+(?:\.py|/))", tree[1], re.MULTILINE))
     package = ROOT / "grpo_math"
-    there = {path.name for path in package.glob("*.py")}
-    there |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
-    assert named == there
+    existing = {path.name for path in package.glob("*.py")}
+    existing |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")}
+    assert named == existing
 
 
 @pytest.mark.parametrize("command", COMMANDS)

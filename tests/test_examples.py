@@ -13,8 +13,8 @@ from launching import ROOT, run
 
 def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     options = ["--model", tiny(), "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
-    said = run([sys.executable, "examples/own_reward.py", *options], CUDA_VISIBLE_DEVICES="")
-    assert re.search(r"rewards +reward [^\n]*(\n +[^\n]*)*concise [0-9.]+", said)
+    output = run([sys.executable, "examples/own_reward.py", *options], CUDA_VISIBLE_DEVICES="")
+    assert re.search(r"rewards +reward [^\n]*(\n +[^\n]*)*concise [0-9.]+", output)
     assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
 
 

@@ -72,8 +72,8 @@ class Block(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    found = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    after = [*found[1:], *([None] if found else [])]
+    results = list(re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    after = [*results[1:], *([None] if results else [])]
     return [
         Block(
             page,
@@ -82,7 +82,7 @@ def blocks(page: Path) -> list[Block]:
             block[2],
             follows[2] if follows and follows[1] == "text" and block[1] == "bash" else None,
         )
-        for block, follows in zip(found, after, strict=True)
+        for block, follows in zip(results, after, strict=True)
         if block[1] in ("bash", "python")
     ]
 
@@ -139,7 +139,7 @@ def test_a_block_runs(block, folder_of):
     assert done.returncode == 0, done.stderr[-3000:]
     if block.prints and not (clone / ".shorter").exists():
         printed = done.stdout.splitlines()
-        assert [wanted for wanted in block.prints.splitlines() if wanted not in printed] == [], done.stdout
+        assert [expected for expected in block.prints.splitlines() if expected not in printed] == [], done.stdout
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=line)
@@ -185,7 +185,7 @@ def commands(text: str) -> list[list[str]]:
     >>> commands("export X=$(./launch/a.sh)\\nA=1 grpo-math train \\\\\\n  --seed 1 # so && so\\n. b && c")
     [['./launch/a.sh'], ['grpo-math', 'train', '--seed', '1'], ['.', 'b'], ['c']]
     """
-    found = []
+    results = []
     for written in text.replace("\\\n", " ").splitlines():
         inner = re.search(r"\$\((.*)\)", written)
         words = shlex.split(inner[1] if inner else written, comments=True)
@@ -194,34 +194,36 @@ def commands(text: str) -> list[list[str]]:
             one, words = words[:end], words[end + 1 :]
             while one and (one[0] == "export" or re.match(r"\w+=", one[0])):
                 one = one[1:]
-            found += [one] if one else []
-    return found
+            results += [one] if one else []
+    return results
 
 
 def check(words: list[str]) -> None:
     """Fail unless the command, its files and its options exist."""
-    program, *rest = words
-    files(rest)
+    program, *others = words
+    files(others)
     if program == "grpo-math":
-        check_own(rest)
+        check_own(others)
     elif program == "accelerate":
-        at = rest.index("-m")
-        assert rest[0] == "launch"
-        assert find_spec(rest[at + 1])
-        check_launch(rest[1:at])
-        check_recipe(rest[at + 2 :])
+        at = others.index("-m")
+        assert others[0] == "launch"
+        assert find_spec(others[at + 1])
+        check_launch(others[1:at])
+        check_recipe(others[at + 2 :])
     elif program == "./launch/train.sh":
-        between, after = (rest[2 : rest.index("--")], rest[rest.index("--") + 1 :]) if "--" in rest else ([], rest[2:])
+        between, after = (
+            (others[2 : others.index("--")], others[others.index("--") + 1 :]) if "--" in others else ([], others[2:])
+        )
         check_launch(between)
-        check_recipe(["--config", rest[0], *after])
+        check_recipe(["--config", others[0], *after])
     elif Path(program).name == "vllm":
-        check_vllm(rest[2:])
+        check_vllm(others[2:])
     elif program == "sbatch":
-        options = [word.partition("=")[0] for word in rest if word.startswith("--")]
+        options = [word.partition("=")[0] for word in others if word.startswith("--")]
         assert set(options) <= {"--nodes", "--gpus-per-node"}
     elif program == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        for extras in re.findall(r"\[(.*?)\]", " ".join(rest)):
+        for extras in re.findall(r"\[(.*?)\]", " ".join(others)):
             assert set(extras.split(",")) <= set(project["optional-dependencies"])
     else:
         known = ("./launch/quickstart.sh", "./launch/test.sh", "./launch/vllm_environment.sh")
@@ -239,15 +241,15 @@ def files(words: list[str]) -> None:
 
 
 def check_own(words: list[str]) -> None:
-    command, *rest = words
+    command, *others = words
     if command in ("train", "serve"):
-        rest = rest[: rest.index("--")] if "--" in rest else rest
-        check_recipe(parser_of(command).parse_known_args(with_config(rest))[1])
+        others = others[: others.index("--")] if "--" in others else others
+        check_recipe(parser_of(command).parse_known_args(with_config(others))[1])
     elif command in ("doctor", "plan"):
-        parsed, rest = parser_of(command).parse_known_args(with_config(rest))
-        check_recipe(["--config", parsed.config, *rest])
+        parsed, others = parser_of(command).parse_known_args(with_config(others))
+        check_recipe(["--config", parsed.config, *others])
     else:
-        parser_of(command).parse_args(rest)
+        parser_of(command).parse_args(others)
 
 
 def with_config(words: list[str]) -> list[str]:
@@ -255,9 +257,9 @@ def with_config(words: list[str]) -> list[str]:
 
 
 def check_recipe(words: list[str]) -> None:
-    own = [str(ROOT / "launch/configs/demo_cpu.yaml") if Path(word).stem.isupper() else word for word in words]
-    own = [str(ROOT / word) if word.startswith("launch/") else word for word in own]
-    assert recipe.read(own).problems == []
+    extra = [str(ROOT / "launch/configs/demo_cpu.yaml") if Path(word).stem.isupper() else word for word in words]
+    extra = [str(ROOT / word) if word.startswith("launch/") else word for word in extra]
+    assert recipe.read(extra).problems == []
 
 
 def check_launch(words: list[str]) -> None:
@@ -268,5 +270,5 @@ def check_launch(words: list[str]) -> None:
 
 
 def check_vllm(words: list[str]) -> None:
-    every = server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
-    assert {word for word in words if word.startswith("--")} <= {*every, "--lora-modules"}
+    all_of_them = server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
+    assert {word for word in words if word.startswith("--")} <= {*all_of_them, "--lora-modules"}

@@ -165,7 +165,7 @@ FAKE = {
     "VLLM_API_KEY": "vllm-fakeAAAAAAAAAAAAAAAA",
     "OPENAI_API_KEY": "sk-fakeAAAAAAAAAAAAAAAAAAAA",
 }
-FLAG, NESTED = (f"hf_fake{place}AAAAAAAAAAAAAAAAAAAAAA" for place in ("Flag", "Nested"))
+FLAG, NESTED = (f"hf_fake{position}AAAAAAAAAAAAAAAAAAAAAA" for position in ("Flag", "Nested"))
 SETTINGS = {
     "use_cpu": True,
     "bf16": False,
@@ -201,6 +201,6 @@ def test_no_token_is_in_a_run_directory_or_on_the_terminal(tiny, tmp_path):
         path.name for path in written
     }
     assert any(path.parent.name.startswith("checkpoint-") for path in written)
-    for what, content in [("stdout", done.stdout), ("stderr", done.stderr), *((p, p.read_bytes()) for p in written)]:
-        assert not [token for token in tokens if token in content], what
+    for case, content in [("stdout", done.stdout), ("stderr", done.stderr), *((p, p.read_bytes()) for p in written)]:
+        assert not [token for token in tokens if token in content], case
     assert not list(run.rglob("training_args.bin")), "a pickle of the arguments"

@@ -79,7 +79,7 @@ def completion_lengths(shape: Shape, seed: int = 0) -> list[int]:
     {256}
     """
     n = shape.groups * GROUP
-    wanted = shape.mean * shape.longest
+    expected = shape.mean * shape.longest
     raw = [statistics.NormalDist(0, SIGMA).inv_cdf((i + 0.5) / n) for i in range(n)]
     if shape.mean >= 1:
         return [shape.longest] * n
@@ -90,7 +90,7 @@ def completion_lengths(shape: Shape, seed: int = 0) -> list[int]:
     low, high = 0.0, float(shape.longest)
     for _ in range(40):  # the cut moves the mean, so the scale is found by halving
         middle = (low + high) / 2
-        low, high = (middle, high) if statistics.mean(scaled(middle)) < wanted else (low, middle)
+        low, high = (middle, high) if statistics.mean(scaled(middle)) < expected else (low, middle)
     lengths = scaled(high)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
     return [lengths[i] for i in order]

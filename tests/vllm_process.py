@@ -63,12 +63,12 @@ class Process:
 
 def of_session(session: int) -> list[int]:
     """The processes of a session that are not zombies."""
-    found = []
+    results = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
         except OSError:  # it ended
             continue
         if int(of) == session and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
+            results.append(int(stat.parent.name))
+    return results

@@ -50,14 +50,14 @@ def alive(mark: str, file: str = "cmdline") -> list[int]:
     Only to see what is left, because a process that lost its parent is below nobody. No other program may have the
     mark: use a path in `tmp_path`. A keeper has the mark of its command too.
     """
-    found = []
+    results = []
     for path in Path("/proc").glob(f"[0-9]*/{file}"):
         try:
             if mark.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+                results.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return results
 
 
 def until(true, seconds: float = 120.0, message: str = "it never came", pause: float = 0.02) -> None:

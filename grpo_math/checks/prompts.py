@@ -155,7 +155,7 @@ def _talk(setup: Setup) -> Any:
     from grpo_math.evaluation.toolbox import toolbox
 
     tools = toolbox(setup.settings["tools"], setup.settings["python"])
-    return tools.talk(setup.tokenizer) if tools else None
+    return tools.conversation(setup.tokenizer) if tools else None
 
 
 def _is_chat(setup: Setup) -> bool:

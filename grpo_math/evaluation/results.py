@@ -134,10 +134,12 @@ def answer(
 
     A batch is generated unless all its records are ``known``. The same seed gives the same answers again.
     """
-    samples, talk = sampling.samples, tools.talk(model.tokenizer) if tools else None
+    samples, conversation = sampling.samples, tools.conversation(model.tokenizer) if tools else None
     jobs = [(row, sample) for row in rows for sample in range(samples)]
     keys = [(str(row["id"]), sample) for row, sample in jobs]
-    ids = [ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], talk) for _ in range(samples)]
+    ids = [
+        ids for ids in token_ids(model.tokenizer, [row["prompt"] for row in rows], conversation) for _ in range(samples)
+    ]
     numbered = list(enumerate(batches(ids, sampling.batch_size)))
     records = dict(known or {})
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
@@ -147,9 +149,9 @@ def answer(
         for i in batch:
             records.pop(keys[i], None)
     model.check_context(max(map(len, ids)))
-    generate = model.generator(sampling, talk)
-    if talk:
-        generate = conversing(generate, talk, sampling.max_new_tokens, model.context)
+    generate = model.generator(sampling, conversation)
+    if conversation:
+        generate = conversing(generate, conversation, sampling.max_new_tokens, model.context)
     done = len(records) // samples
     with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=not progress) as bar:
         for number, batch in missing:
@@ -181,7 +183,7 @@ def _check(model: Model, rows: Sequence[Row], output: Output, tools: Toolbox | N
         folder = file.parent if file.suffix == ".json" else file
         refuse_unwritable("output", str(file), folder, "name another file or folder")
     if tools:
-        tools.talk(model.tokenizer)
+        tools.conversation(model.tokenizer)
     model.check(rows[0]["prompt"])
 
 

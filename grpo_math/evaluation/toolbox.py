@@ -13,7 +13,7 @@ from typing import Any
 from grpo_math.generation.chat import Tool
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed
-from grpo_math.generation.turns import UNLIMITED, Limits, Talk, play, tools_of
+from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play, tools_of
 from grpo_math.rewards.columns import text_of
 from grpo_math.tools import PythonLimits, environment, limits_of, read_limits, read_tools
 
@@ -28,8 +28,8 @@ class Toolbox:
     stated: dict[str, Any] = field(default_factory=dict)
     limits: PythonLimits | None = None  # the limits of the Python tool
 
-    def talk(self, tokenizer: Any) -> Talk:
-        return Talk(tokenizer, self.functions, self.session, self.rounds)
+    def conversation(self, tokenizer: Any) -> Conversation:
+        return Conversation(tokenizer, self.functions, self.session, self.rounds)
 
 
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
@@ -49,8 +49,10 @@ def toolbox_of(trainer: Any) -> Toolbox | None:
     turns = getattr(trainer, "turns", None)
     if turns is None:
         return None
-    talk = turns.talk
-    return _toolbox(talk.own, talk.session, None if talk.most == UNLIMITED else talk.most)
+    conversation = turns.conversation
+    return _toolbox(
+        conversation.own, conversation.session, None if conversation.most == UNLIMITED else conversation.most
+    )
 
 
 def _toolbox(functions: Sequence[Tool], session: Callable[[], Any] | None, rounds: int | None) -> Toolbox:
@@ -62,19 +64,19 @@ def _toolbox(functions: Sequence[Tool], session: Callable[[], Any] | None, round
     return Toolbox(functions, session, rounds, stated, limits)
 
 
-def conversing(generate: Generate, talk: Talk, longest: int, context: int | None) -> Generate:
+def conversing(generate: Generate, conversation: Conversation, longest: int, context: int | None) -> Generate:
     """Return a function that generates completions of several turns, at most ``longest`` tokens with tool results."""
 
     def conversed(prompts: list[list[int]], seed: int) -> list[Completion]:
         turn, turns = count(1), zip(generate(prompts, seed), prompts, strict=True)
-        first = [replace(one, messages=[talk.message(one.tokens, prompt)]) for one, prompt in turns]
+        first = [replace(one, messages=[conversation.message(one.tokens, prompt)]) for one, prompt in turns]
         rows = play(
-            talk,
+            conversation,
             prompts,
             first,
-            [talk.functions() for _ in first],
+            [conversation.functions() for _ in first],
             lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
-            Limits(longest, context or UNLIMITED, talk.most),
+            Limits(longest, context or UNLIMITED, conversation.most),
         )
         return [replace(row, text=text_of(list(row.messages))) for row in rows]
 

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.generation.turns import Talk
+from grpo_math.generation.turns import Conversation
 
 Prompt = str | list[dict[str, Any]]
 
@@ -25,10 +25,10 @@ Prompt = str | list[dict[str, Any]]
 Generate = Callable[[list[list[int]], int], list[Completion]]  # from a batch's prompts, as token ids, and its seed
 
 
-def token_ids(tokenizer: Any, prompts: Sequence[Prompt], talk: Talk | None = None) -> list[list[int]]:
+def token_ids(tokenizer: Any, prompts: Sequence[Prompt], conversation: Conversation | None = None) -> list[list[int]]:
     """Return exactly the ids that TRL trains on: messages with the chat template, and plain text without one."""
-    if talk is not None:
-        return [talk.prompt(cast(Any, prompt)) for prompt in prompts]
+    if conversation is not None:
+        return [conversation.prompt(cast(Any, prompt)) for prompt in prompts]
     settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
     encoded = [
         tokenizer(text=prompt) if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **settings)
@@ -57,13 +57,13 @@ def batch_seed(seed: int, number: int) -> int:
 
 
 def with_model(
-    model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int, talk: Talk | None = None
+    model: Any, tokenizer: Any, *, temperature: float, max_new_tokens: int, conversation: Conversation | None = None
 ) -> Generate:
     """Return a function that generates a batch with transformers' ``generate``, in this process, on the model's device.
 
-    Turns of ``talk`` reuse the KV cache of earlier turns.
+    Turns of ``conversation`` reuse the KV cache of earlier turns.
     """
-    earlier = TurnCache(talk.calls) if talk else None
+    earlier = TurnCache(conversation.calls) if conversation else None
     stops = stop_ids(tokenizer, model.generation_config)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(

@@ -22,7 +22,7 @@ UNLIMITED = 2**31
 AT_ONCE = 64  # rows with running calls; the tool limits the number of running programs
 
 
-class Talk:
+class Conversation:
     """A tokenizer and tools. Converts prompts and results to token ids, and a turn to a message.
 
     ``session`` makes an environment as TRL defines it, a new one for each completion. The methods are tools, too.
@@ -121,7 +121,7 @@ class Limits:
 
 
 def play(
-    talk: Talk,
+    conversation: Conversation,
     prompts: Sequence[list[int]],
     first: Sequence[Completion],
     functions: Sequence[Mapping[str, Tool]],
@@ -145,7 +145,7 @@ def play(
                 failures=rows[i].failures + len(results) - statuses.count(None),
                 timeouts=rows[i].timeouts + statuses.count("timeout"),
             )
-            ids = talk.results(results)
+            ids = conversation.results(results)
             row = _longer(rows[i], Completion(ids, [0.0] * len(ids)), 0, results)
             if len(row.tokens) <= limits.completion and len(prompts[i]) + len(row.tokens) < limits.context:
                 continued[i] = row
@@ -156,7 +156,7 @@ def play(
         turns = generate([prompts[i] + row.tokens for i, row in continued.items()], widest)
         for turn, (i, row) in zip(turns, continued.items(), strict=False):
             room = limits.completion - len(row.tokens)
-            message = talk.message(turn.tokens[:room], prompts[i] + row.tokens)
+            message = conversation.message(turn.tokens[:room], prompts[i] + row.tokens)
             shorter = replace(turn, tokens=turn.tokens[:room], logps=turn.logps and turn.logps[:room])
             rows[i] = _longer(row, shorter, 1, [message] if message else [])
             rows[i] = replace(rows[i], truncated=turn.truncated or len(turn.tokens) > room)

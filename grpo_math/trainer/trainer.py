@@ -57,7 +57,7 @@ from grpo_math.trainer.resample import resampler_of
 from grpo_math.trainer.reward_funcs import gather_errors, resolved
 from grpo_math.trainer.rows import Rollout, Rows, limited, scored, with_token_count
 from grpo_math.trainer.run_files import RunFiles
-from grpo_math.trainer.turns import Turns, talk_of
+from grpo_math.trainer.turns import Turns, conversation_of
 
 logger = get_logger(__name__)
 
@@ -94,11 +94,11 @@ class MathGRPOTrainer(GRPOTrainer):
         self._checkpoint_state: dict[str, Any] | None = None  # of the checkpoint that this run resumes from
         self.train_sampler: Any = None
         warning = check_gold_answers(reward_funcs, kwargs.get("train_dataset", arguments[0] if arguments else None))
-        talk = talk_of(model, args, arguments, kwargs)
+        conversation = conversation_of(model, args, arguments, kwargs)
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
             super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
         self.scale_rewards = trls(self.scale_rewards)
-        self.turns = Turns(self, talk) if talk and self.tools else None  # an environment may have none
+        self.turns = Turns(self, conversation) if conversation and self.tools else None  # an environment may have none
         if warning:
             logger.warning(warning)
         self.endings = Endings(self)

@@ -1,4 +1,4 @@
-"""Tools in training: the trainer's tools become a `Talk`, and `turns.play` replaces TRL's loop over turns.
+"""Tools in training: the trainer's tools become a `Conversation`, and `turns.play` replaces TRL's loop over turns.
 
 If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most. TRL's
 slice of a server's answers, ``process_index * len(prompts)``, is wrong otherwise. Ranks with fewer rows repeat one of
@@ -19,15 +19,15 @@ from grpo_math.generation.cache import TurnCache
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.turns import Limits, Talk, play
+from grpo_math.generation.turns import Conversation, Limits, play
 from grpo_math.grading import Verdict
 from grpo_math.rewards.tools import echoed, results_of
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
 
 
-def talk_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Talk | None:
-    """Return the `Talk` of a trainer's ``tools`` and ``environment_factory``; None without either.
+def conversation_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, Any]) -> Conversation | None:
+    """Return the `Conversation` of a trainer's ``tools`` and ``environment_factory``; None without either.
 
     If no tokenizer is given, the model's is used, with a template that supports tool calls (`chat.prepare`).
     """
@@ -40,14 +40,14 @@ def talk_of(model: Any, args: Any, arguments: Sequence[Any], given: dict[str, An
         given["processing_class"] = tokenizer
     if hasattr(tokenizer, "image_processor"):
         return None
-    return Talk(tokenizer, tools, session, args.max_tool_calling_iterations, args.chat_template_kwargs)
+    return Conversation(tokenizer, tools, session, args.max_tool_calling_iterations, args.chat_template_kwargs)
 
 
 class Turns:
     """Runs the turns after the first of a trainer's completions, and computes the metrics of their calls."""
 
-    def __init__(self, trainer: Any, talk: Talk) -> None:
-        self.trainer, self.talk = trainer, talk
+    def __init__(self, trainer: Any, conversation: Conversation) -> None:
+        self.trainer, self.conversation = trainer, conversation
         self.rows: list[Completion] = []  # of the last generation
         self.earlier: TurnCache | None = None
         together = trainer.use_vllm or split_by(trainer.accelerator)
@@ -56,7 +56,7 @@ class Turns:
     @contextmanager
     def remembered(self) -> Iterator[None]:
         """Keep the KV cache of earlier turns during one rollout, in which weights do not change. vLLM has its own."""
-        self.earlier = TurnCache(self.talk.calls)
+        self.earlier = TurnCache(self.conversation.calls)
         try:
             yield
         finally:
@@ -84,8 +84,8 @@ class Turns:
             filled = asked + [prompt_ids[0]] * (widest - len(asked))
             return _completions(*trainer._generate_single_turn(filled, None, {}, num_generations=1))
 
-        limits = Limits(trainer.max_completion_length, self._context(), self.talk.most, self._widest)
-        rows = self.rows = play(self.talk, prompt_ids, first, functions, generate, limits)
+        limits = Limits(trainer.max_completion_length, self._context(), self.conversation.most, self._widest)
+        rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
         calls, failures = sum(row.calls for row in rows), sum(row.failures for row in rows)
         ids, masks, messages = ([getattr(row, name) for row in rows] for name in ("tokens", "mask", "messages"))
         logps: Any = None if logprobs is None else [row.logps or [] for row in rows]

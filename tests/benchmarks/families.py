@@ -32,9 +32,9 @@ class Said(logging.Handler):
             self.reason = text.partition(" has ")[2].partition("; rows are")[0]
 
 
-def outcome(family: str, tokenizer: object, said: Said) -> tuple[str, str]:
+def outcome(family: str, tokenizer: object, output: Said) -> tuple[str, str]:
     """One of packed, packed unpadded, plain, wrong, not tried; and why, or how close."""
-    said.reason = ""
+    output.reason = ""
     try:
         model = tiny_model(family)
     except Exception as error:
@@ -49,7 +49,7 @@ def outcome(family: str, tokenizer: object, said: Said) -> tuple[str, str]:
     except Exception as error:
         return "not tried", f"{type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
     close = logps <= CLOSE[0] and gradient <= CLOSE[1]
-    return kind if close else "wrong", figures if packed or not close else said.reason
+    return kind if close else "wrong", figures if packed or not close else output.reason
 
 
 def main() -> None:
@@ -60,12 +60,12 @@ def main() -> None:
 
     set_verbosity_error()
     warnings.simplefilter("ignore")
-    said = Said()
-    logging.getLogger("grpo_math.trainer.scoring").addHandler(said)
+    output = Said()
+    logging.getLogger("grpo_math.trainer.scoring").addHandler(output)
     tokenizer = load_tokenizer(model_path("embedded"))
     rows: dict[str, list[str]] = {}
     for family in sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        kind, why = outcome(family, tokenizer, said)
+        kind, why = outcome(family, tokenizer, output)
         print(f"{family}: {kind}: {why}", file=sys.stderr, flush=True)
         rows.setdefault(kind, []).append(f"| {family} | {kind} | {why} |")
     print("| family | | log-probs and gradient off by, or why not |\n|---|---|---|")

@@ -68,13 +68,13 @@ def main() -> None:
             if tiles == 1 or shapes[name].tiled:
                 shapes[name].measured(how_of(shapes[name], resolve(fields), precise, tiles))
         print(name, flush=True)
-    for peft, wanted, checkpoints in product((True, False), (None, "all-linear"), (True, False)):
-        fields = {"use_peft": peft, "lora_target_modules": wanted, "gradient_checkpointing": checkpoints}
+    for peft, expected, checkpoints in product((True, False), (None, "all-linear"), (True, False)):
+        fields = {"use_peft": peft, "lora_target_modules": expected, "gradient_checkpointing": checkpoints}
         for tiles, cpu in product(range(1, MOST_TILES + 1 if checkpoints else 2), (True, False)):
             for dropout in (0.0, 0.05):
-                own = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
+                extra = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
                 for precise in (Precision(4, 4, 4, False), FULL) if cpu else (FULL,):
-                    shapes["embedded"].measured(how_of(shapes["embedded"], own, precise, tiles))
+                    shapes["embedded"].measured(how_of(shapes["embedded"], extra, precise, tiles))
     for recipe in sorted(Path("launch/configs").glob("*.yaml")):
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):
             with suppress(UserError):

@@ -74,9 +74,9 @@ def main() -> None:
     for name in sorted(set(REWARDS) - {"llm_judge"}):
         form = format_of(name)
         right = mean(name, golds, [made_up(gold, form) for gold in golds])
-        knowing_nothing = {what: mean(name, golds, [text] * len(golds)) for what, text in blind(form).items()}
+        knowing_nothing = {case: mean(name, golds, [text] * len(golds)) for case, text in blind(form).items()}
         texts = [hedged(gold, wrong, form) for gold, wrong in pairs]
-        hedges = {what: mean(name, golds, [text[what] for text in texts]) for what in texts[0]}
+        hedges = {case: mean(name, golds, [text[case] for text in texts]) for case in texts[0]}
         best, hedge = max(knowing_nothing, key=knowing_nothing.__getitem__), max(hedges, key=hedges.__getitem__)
         print(f"| `{name}` | {right:.2f} | {best} | {knowing_nothing[best]:.2f} | {hedge} | {hedges[hedge]:.2f} |")
     shutdown()

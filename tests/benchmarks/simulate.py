@@ -34,8 +34,8 @@ KINDS: dict[str, dict[str, Any]] = {
 def of(name: str, kind: str) -> dict[str, Any]:
     """One process on one GPU; an engine that it generates with stands elsewhere."""
     recipe = {**read_recipe(f"launch/configs/{name}.yaml")}
-    own = {"LoRA": recipe.get("use_peft") and not recipe.get("load_in_4bit"), "4 bit": recipe.get("load_in_4bit")}
-    if not own.get(kind):
+    extra = {"LoRA": recipe.get("use_peft") and not recipe.get("load_in_4bit"), "4 bit": recipe.get("load_in_4bit")}
+    if not extra.get(kind):
         recipe |= KINDS[kind]
     if recipe.get("use_vllm"):
         recipe |= {"vllm_mode": "server"}
@@ -60,9 +60,9 @@ def row(name: str, kind: str, keep: Path) -> dict[str, Any] | None:
 def line(row: dict[str, Any]) -> str:
     """What is live in training and in generation, and what is reserved in the fuller of the two."""
     simulated, cells = row["simulated"], [row["name"], row["kind"]]
-    for phase, found in (("training", simulated["training"]), ("generation", simulated["phases"].get("generation"))):
+    for phase, results in (("training", simulated["training"]), ("generation", simulated["phases"].get("generation"))):
         terms = {name: n for name, n in row["plan"][phase].items() if name not in ("cuda_context", "allocator")}
-        cells += _cells(found["live"], sum(terms.values())) if found else ["", ""]
+        cells += _cells(results["live"], sum(terms.values())) if results else ["", ""]
     fullest = max(
         row["plan"].values() if simulated["phases"].get("generation") else [row["plan"]["training"]], key=_sum
     )
@@ -74,8 +74,8 @@ def _sum(terms: dict[str, int]) -> int:
     return sum(terms.values()) - terms["cuda_context"]
 
 
-def _cells(found: int, counted: int) -> list[str]:
-    return [f"{found / GB:.2f}", f"{counted / GB:.2f} ({(counted / found - 1) * 100:+.1f}%)"]
+def _cells(results: int, counted: int) -> list[str]:
+    return [f"{results / GB:.2f}", f"{counted / GB:.2f} ({(counted / results - 1) * 100:+.1f}%)"]
 
 
 def main() -> None:
@@ -90,8 +90,8 @@ def main() -> None:
         keep.mkdir(parents=True, exist_ok=True)
         for name in RECIPES:
             for kind in KINDS if not args.only or args.only in name else ():
-                if found := row(name, kind, keep):
-                    print(line(found), flush=True)
+                if results := row(name, kind, keep):
+                    print(line(results), flush=True)
 
 
 if __name__ == "__main__":

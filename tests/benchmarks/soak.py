@@ -75,14 +75,14 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def run(folder: Path, steps: int, every: int, more: list[str]) -> list[dict[str, int]]:
+def run(folder: Path, steps: int, all_of_them: int, more: list[str]) -> list[dict[str, int]]:
     """Train, and return the lines that were written."""
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     lines = folder / "soak.jsonl"
-    own = {"SOAK_EVERY": str(every), "SOAK_FILE": str(lines), "SOAK_RUN": str(folder / "run")}
+    extra = {"SOAK_EVERY": str(all_of_them), "SOAK_FILE": str(lines), "SOAK_RUN": str(folder / "run")}
     paths = [str(ROOT), str(ROOT / "tests/benchmarks"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    own |= dict.fromkeys(("TMPDIR", "GRPO_MATH_ADAPTER_DIR"), str(folder / "tmp"))
-    environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
+    extra |= dict.fromkeys(("TMPDIR", "GRPO_MATH_ADAPTER_DIR"), str(folder / "tmp"))
+    environment = {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "grpo_math.train", "--model_name_or_path", _model(folder / "model")]
     command += ["--output_dir", str(folder / "run"), f"--max_steps={steps}", *SETTINGS, *more]
     with open(folder / "log", "ab") as log:
@@ -125,12 +125,12 @@ def grown(lines: list[dict[str, int]]) -> list[str]:
     >>> grown(held), grown([{**line, "open files": line["step"] // 20} for line in held])
     ([], ['open files'])
     """
-    found, thousands = [], (lines[-1]["step"] - lines[0]["step"]) / 2 / 1000
+    results, thousands = [], (lines[-1]["step"] - lines[0]["step"]) / 2 / 1000
     for name in [name for name in lines[0] if name != "step"]:
         second, third, last = quarters(lines, name)
         leaks = (last - second) / thousands > MEMORY if name.startswith("memory") else second < third < last
-        found += [name] * leaks
-    return found
+        results += [name] * leaks
+    return results
 
 
 def main() -> int:
@@ -138,16 +138,16 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=100)
     parser.add_argument("--folder", type=Path)
-    own, more = parser.parse_known_args()
-    folder = own.folder or Path(tempfile.mkdtemp(prefix="soak-"))
-    lines = run(folder, own.steps, own.every, [word for word in more if word != "--"])
+    extra, more = parser.parse_known_args()
+    folder = extra.folder or Path(tempfile.mkdtemp(prefix="soak-"))
+    lines = run(folder, extra.steps, extra.every, [word for word in more if word != "--"])
     grew, thousands = grown(lines), (lines[-1]["step"] - lines[0]["step"]) / 2 / 1000
     print(f"{lines[-1]['step']} steps, {len(lines)} lines in {folder / 'soak.jsonl'}")
     for name in [name for name in lines[0] if name != "step"]:
         second, third, last = quarters(lines, name)
         slope = (last - second) / thousands
-        said = f"{name:18} {second:14,.0f} {third:14,.0f} {last:14,.0f} {slope:+12,.0f}"
-        print(said + "  GREW" * (name in grew))
+        output = f"{name:18} {second:14,.0f} {third:14,.0f} {last:14,.0f} {slope:+12,.0f}"
+        print(output + "  GREW" * (name in grew))
     return bool(grew)
 
 

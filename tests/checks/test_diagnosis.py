@@ -355,11 +355,11 @@ def test_a_threshold_is_where_it_is_said_to_be(name, settings, over, under):
 
 @pytest.mark.parametrize(("name", "value", "off"), [("staleness", 1, 0), ("top_p", 0.8, 1.0), ("top_k", 20, 0)])
 def test_a_sampler_that_is_meant_to_be_another_is_named(name, value, off):
-    (found,) = [
+    (results,) = [
         f for f in diagnose(changed(sampler_difference=0.2), CONFIG | {name: value}) if f.check == "sampler_apart"
     ]
-    assert f"with {name}={value:g}" in found.message
-    assert f"{name}: {off}" in found.remedy
+    assert f"with {name}={value:g}" in results.message
+    assert f"{name}: {off}" in results.remedy
 
 
 def checks_of(lines, settings):

@@ -127,8 +127,10 @@ def lines(*argv: str) -> list[str]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["what"])
 def test_a_bad_setting_gives_one_line(case, here):
     says = case["says"].replace("CWD", str(here))
-    found = lines("--config", recipe(here, case["set"]))
-    assert [line for line in found if "(memory)" not in line] == [says]  # whether a CPU's memory is enough, is its own
+    results = lines("--config", recipe(here, case["set"]))
+    assert [line for line in results if "(memory)" not in line] == [
+        says
+    ]  # whether a CPU's memory is enough, is its own
 
 
 @pytest.mark.slow
@@ -159,16 +161,16 @@ def test_an_accelerate_config_that_cannot_be_is_one_line(says, line, here, capsy
     for argv in (["doctor"], ["plan", "--gpus", "1", "--gpu-memory", "8"], ["train"]):
         option = "--accelerate_config" if argv == ["train"] else "--accelerate-config"
         assert main([*argv, "--config", recipe(here, {}), option, str(config)]) == 2
-        said = capsys.readouterr().err.splitlines()
-        assert len(said) == 1
-        assert line in said[0]
+        output = capsys.readouterr().err.splitlines()
+        assert len(output) == 1
+        assert line in output[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_shipped_recipe_has_no_error_but_what_this_machine_lacks(path, tmp_path):
-    found = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
-    errors = [finding.line() for finding in found if finding.level == "error"]
+    results = doctor(["--config", str(path), "--output_dir", str(tmp_path / "run")])
+    errors = [finding.line() for finding in results if finding.level == "error"]
     assert not [line for line in errors if not LACKING.search(line)]
 
 
@@ -186,8 +188,8 @@ def test_the_json_is_one_object_of_the_documented_form(here, capsys):
 def test_the_accelerate_config_says_how_many_processes_share_a_step(here, tmp_path):
     config = tmp_path / "accelerate.yaml"
     config.write_text("distributed_type: MULTI_CPU\nnum_processes: 3\n")
-    found = list(doctor(["--config", recipe(here, {"prompts_per_step": 8})], accelerate_config=str(config)))
-    assert any("which 3 processes cannot share evenly: use 9" in f"{f.message}: {f.remedy}" for f in found)
+    results = list(doctor(["--config", recipe(here, {"prompts_per_step": 8})], accelerate_config=str(config)))
+    assert any("which 3 processes cannot share evenly: use 9" in f"{f.message}: {f.remedy}" for f in results)
     config.write_text("distributed_type: NO\nnum_processes: 1\n")  # YAML reads it as false, and accelerate takes that
     assert not [f for f in doctor(["--config", recipe(here, {})], accelerate_config=str(config)) if f.level == "error"]
 
@@ -223,16 +225,16 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_neede
         "print(code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    said = done.stdout.splitlines()
-    assert [line for line in said if line in out] == out
-    assert said[-1] == out[-1]
+    output = done.stdout.splitlines()
+    assert [line for line in output if line in out] == out
+    assert output[-1] == out[-1]
     assert done.stderr.startswith(err)
     assert done.stderr.count("\n") == bool(err)
 
 
 def deep(here, **settings) -> dict[str, tuple[str, str]]:
-    found = doctor(["--config", recipe(here, settings)], deep=True)
-    return {finding.check: (finding.level, finding.message) for finding in found}
+    results = doctor(["--config", recipe(here, settings)], deep=True)
+    return {finding.check: (finding.level, finding.message) for finding in results}
 
 
 @pytest.mark.slow
@@ -242,14 +244,17 @@ def test_a_limit_that_cuts_and_a_scorer_that_is_wrong_are_found(here, tiny, monk
     score = MathGRPOTrainer._get_per_token_logps_and_entropies
 
     def wrong(*arguments, **named):
-        logps, *rest = score(*arguments, **named)
-        return (logps - 1, *rest)
+        logps, *others = score(*arguments, **named)
+        return (logps - 1, *others)
 
     settings = {"model_name_or_path": tiny(), "dtype": "float32", "max_completion_length": 2}
-    found = deep(here, **settings)
-    assert found["completions"][0] == "warning"
-    assert "cut at 2" in found["completions"][1]
-    assert found["kl_not_zero_at_start"] == ("info", "the KL to the reference is 0 nats a token before the first step")
-    assert found["sampler_apart"][0] == "info"
+    results = deep(here, **settings)
+    assert results["completions"][0] == "warning"
+    assert "cut at 2" in results["completions"][1]
+    assert results["kl_not_zero_at_start"] == (
+        "info",
+        "the KL to the reference is 0 nats a token before the first step",
+    )
+    assert results["sampler_apart"][0] == "info"
     monkeypatch.setattr(MathGRPOTrainer, "_get_per_token_logps_and_entropies", wrong)
     assert deep(here, **settings)["sampler_apart"][0] == "error"

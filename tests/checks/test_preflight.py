@@ -21,12 +21,12 @@ ARGV = ["--model_name_or_path", "embedded", "--dataset", "generated:sums", "--us
 
 
 def setup(*words: str, **more) -> Setup:
-    found = read([*ARGV, *words])
-    assert found.problems == []
-    return Setup(found.values, found.given, **more)
+    results = read([*ARGV, *words])
+    assert results.problems == []
+    return Setup(results.values, results.given, **more)
 
 
-def found(check: str, *words: str, **more) -> list[tuple[str, str]]:
+def results(check: str, *words: str, **more) -> list[tuple[str, str]]:
     findings = preflight(setup(*words, **more), only=(check,))
     return [(finding.level, f"{finding.message}: {finding.remedy}") for finding in findings]
 
@@ -36,29 +36,29 @@ def found(check: str, *words: str, **more) -> list[tuple[str, str]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the Python tool needs Linux")
 def test_a_kernel_that_cannot_sandbox_the_python_tool_ends_the_run(monkeypatch):
-    def said(**more):
+    def output(**more):
         asked = setup()
         finding = dataclasses.replace(asked, settings={**asked.settings, **more})
         return [(f.level, f.message) for f in preflight(finding, only=("python_tool",))]
 
-    assert said() == []
-    [(level, message)] = said(tools=["python"])
+    assert output() == []
+    [(level, message)] = output(tools=["python"])
     assert (level, message[:31]) == ("info", "the Python tool is sandboxed by")
     monkeypatch.setattr(sandbox, "layers", lambda: {"landlock": 0, "seccomp": 0})
-    [(level, message)] = said(tools=["python"])
+    [(level, message)] = output(tools=["python"])
     assert level == "error"
     assert "a program can open connections" in message
-    warned = said(tools=["python"], python={"walls": "any"})
+    warned = output(tools=["python"], python={"walls": "any"})
     assert [level for level, _ in warned] == ["warning", "warning"]
 
 
 def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
-    assert found("versions") == []
+    assert results("versions") == []
     old = {"trl": "1.17.0", "bitsandbytes": "0.1"}
     monkeypatch.setattr(machine.metadata, "version", lambda name: old.get(name, "999"))
     trl = 'trl 1.17.0 is not a version that this works with (<1.17,>=1.16): pip install "trl<1.17,>=1.16"'
-    assert [text for _, text in found("versions")] == [trl]
-    [_, (level, text)] = found("versions", "--load_in_4bit")
+    assert [text for _, text in results("versions")] == [trl]
+    [_, (level, text)] = results("versions", "--load_in_4bit")
     assert (level, text.partition(" is not")[0]) == ("error", "bitsandbytes 0.1")
 
 
@@ -79,10 +79,10 @@ def test_a_version_outside_the_range_of_pyproject_is_an_error(monkeypatch):
 )
 def test_bfloat16_needs_a_gpu_that_has_it_and_a_float32_copy_of_the_weights(gpus, words, levels, monkeypatch):
     monkeypatch.setattr(machine, "capabilities", lambda: gpus)
-    assert [level for level, _ in found("number_format", "--use_cpu", "false", *words)] == levels
+    assert [level for level, _ in results("number_format", "--use_cpu", "false", *words)] == levels
     if levels == ["warning"]:
         monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-        assert not found("number_format", "--use_cpu", "false", *words)
+        assert not results("number_format", "--use_cpu", "false", *words)
 
 
 def usage(free):
@@ -99,9 +99,9 @@ def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
     assert machine.checkpoint_bytes(setup(*words, "--save_strategy", "no"))[1] == 921_600 * 4
     for free, level in ((2 * kept, []), (kept - 1, ["warning"]), (one - 1, ["error"])):
         monkeypatch.setattr(machine.shutil, "disk_usage", usage(free))
-        assert [level for level, _ in found("disk", *words)] == level
+        assert [level for level, _ in results("disk", *words)] == level
     for limit, remedy in ((["--save_total_limit", "1"], ": name another"), ([], ": set save_total_limit: 1, or name")):
-        [(_, text)] = found("disk", *words, *limit)
+        [(_, text)] = results("disk", *words, *limit)
         assert remedy in text
 
 
@@ -122,7 +122,7 @@ def test_checkpoints_are_counted_and_held_against_the_disk(monkeypatch):
 )
 def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi3"}))
-    assert [level for level, _ in found(check, *(word.replace("PHI", str(tmp_path)) for word in words))] == levels
+    assert [level for level, _ in results(check, *(word.replace("PHI", str(tmp_path)) for word in words))] == levels
 
 
 # Rewards
@@ -130,13 +130,13 @@ def test_a_check_of_the_settings_alone(check, words, levels, tmp_path):
 
 def test_a_reward_that_pays_a_right_answer_outside_the_format_as_well_is_named_with_the_line_to_type():
     for template, reward in (("gsm8k", "accuracy"), ("boxed", "number_match"), ("xml", "proximity")):
-        [(level, text)] = found("rewards", "--prompt_template", template, "--rewards", reward)
+        [(level, text)] = results("rewards", "--prompt_template", template, "--rewards", reward)
         assert level == "info"
         assert f"a right answer outside the {template} format is paid as well as one within it" in text
         assert text.endswith(f"where the format matters, rewards: [{reward}, gated]")
-        assert found("rewards", "--prompt_template", template, "--rewards", reward, "gated") == []
+        assert results("rewards", "--prompt_template", template, "--rewards", reward, "gated") == []
     for template, reward in (("gsm8k", "gsm8k"), ("r1_zero", "r1_zero"), ("gsm8k", "shaped")):
-        assert found("rewards", "--prompt_template", template, "--rewards", reward) == []
+        assert results("rewards", "--prompt_template", template, "--rewards", reward) == []
 
 
 PUBLIC = """
@@ -171,8 +171,8 @@ def test_a_reward_is_tried_where_training_calls_it(name, monkeypatch, tmp_path):
     (tmp_path / "public_rewards.py").write_text(PUBLIC)
     monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGALRM)
-    said = found("rewards", "--prompt_template", "boxed", "--rewards", f"public_rewards:{name}")
-    assert [level for level, _ in said if level != "info"] == [], said
+    output = results("rewards", "--prompt_template", "boxed", "--rewards", f"public_rewards:{name}")
+    assert [level for level, _ in output if level != "info"] == [], output
     if name != "alarmed":
         assert signal.getsignal(signal.SIGALRM) == before
 
@@ -207,12 +207,12 @@ class Other:
 def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tokenizer, tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": configured}))
     other = Other(tokenizer, eos_token_id=eos, name_or_path=str(tmp_path))
-    assert [level for level, _ in found("end_of_turn", tokenizer=other)] == expected
+    assert [level for level, _ in results("end_of_turn", tokenizer=other)] == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("check", "words", "changed", "levels", "said"),
+    ("check", "words", "changed", "levels", "output"),
     [
         ("chat_template", [], {"chat_template": None}, ["error"], "has no chat template"),
         ("chat_template", ["--prompt_template", "r1_zero"], {"chat_template": None}, [], ""),
@@ -236,10 +236,10 @@ def test_the_end_of_a_turn_has_to_be_an_end_token(configured, eos, expected, tok
         ),
     ],
 )
-def test_a_tokenizer_that_does_not_suit_the_run_is_an_error(check, words, changed, levels, said, tokenizer):
-    findings = found(check, *words, tokenizer=Other(tokenizer, **changed))
+def test_a_tokenizer_that_does_not_suit_the_run_is_an_error(check, words, changed, levels, output, tokenizer):
+    findings = results(check, *words, tokenizer=Other(tokenizer, **changed))
     assert [level for level, _ in findings] == levels
-    assert said in "".join(text for _, text in findings)
+    assert output in "".join(text for _, text in findings)
 
 
 # Services
@@ -259,9 +259,9 @@ def test_that_wandb_stays_offline_is_said_and_no_key_is_printed(environment, lev
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(services.importlib.util, "find_spec", lambda name: True)
-    said = found("trackers", "--report_to", "wandb")
-    assert [level for level, _ in said] == level
-    assert "secret" not in str(said)
+    output = results("trackers", "--report_to", "wandb")
+    assert [level for level, _ in output] == level
+    assert "secret" not in str(output)
 
 
 @pytest.fixture
@@ -284,14 +284,14 @@ def test_a_vllm_server_is_asked_for_its_version(answers, expected, server):
     url, answered = server
     answered.update(answers)
     words = ["--use_vllm", "--vllm_mode", "server", "--vllm_server_base_url", url]
-    assert [level for level, _ in found("vllm_server", *words)] == expected
+    assert [level for level, _ in results("vllm_server", *words)] == expected
 
 
 def test_a_port_that_is_taken_is_an_error_for_several_processes(server, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", server[0].rpartition(":")[2])
     monkeypatch.delenv("RANK", raising=False)
-    assert found("ports") == []
-    assert [level for level, _ in found("ports", processes=2)] == ["error"]
+    assert results("ports") == []
+    assert [level for level, _ in results("ports", processes=2)] == ["error"]
 
 
 @pytest.fixture
@@ -319,18 +319,18 @@ def on_the_hub(server, monkeypatch):
     ],
 )
 def test_a_run_that_is_to_be_pushed_has_a_name_that_the_hub_takes(words, expected, on_the_hub):
-    assert [level for level, _ in found("hub", "--push_to_hub", *words)] == expected
+    assert [level for level, _ in results("hub", "--push_to_hub", *words)] == expected
 
 
 def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch):
     on_the_hub["/api/whoami-v2"] = json.dumps({"name": "ada", "auth": {"accessToken": {"role": "read"}}})
-    [(level, text)] = found("hub", "--push_to_hub")
+    [(level, text)] = results("hub", "--push_to_hub")
     assert (level, "may only read" in text) == ("error", True)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    [(level, text)] = found("hub", "--push_to_hub")
+    [(level, text)] = results("hub", "--push_to_hub")
     assert (level, text) == ("warning", "the Hub cannot be asked (ConnectError): push later: grpo-math push")
     monkeypatch.delenv("HF_TOKEN")
-    [(level, text)] = found("hub", "--push_to_hub")
+    [(level, text)] = results("hub", "--push_to_hub")
     assert (level, "wants a token" in text) == ("error", True)
 
 
@@ -338,7 +338,7 @@ def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "n", "said"),
+    ("arguments", "n", "output"),
     [
         (["--dataset", "generated:sums"], 128, "128 problems of generated:sums, test, are evaluated: 256 completions"),
         (["--dataset", "generated:products"], 41, "41 problems of generated:products, test, are evaluated"),
@@ -346,28 +346,28 @@ def test_a_token_of_the_hub_is_asked_for_before_the_run(on_the_hub, monkeypatch)
         (["--eval_split", "nowhere"], 0, "no verdict on the run: eval_split='nowhere' is not known"),
     ],
 )
-def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_it_costs(arguments, n, said):
+def test_a_run_that_does_not_say_what_is_evaluated_has_a_default_that_says_what_it_costs(arguments, n, output):
     asked = setup(*arguments)
     assert asked.problems.eval_n == n
     assert len(asked.problems.held_out) == n
-    assert said in asked.problems.about_eval
+    assert output in asked.problems.about_eval
 
 
 def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
     problems = [f"What is {i} + 1?" for i in range(40)]
     rows = [{"problem": problem, "answer": str(i + 1)} for i, problem in enumerate(problems)]
-    own = tmp_path / "own.jsonl"
-    own.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    extra = tmp_path / "own.jsonl"
+    extra.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
 
     def divided(*arguments):
-        asked = setup("--dataset", str(own), *arguments).problems
+        asked = setup("--dataset", str(extra), *arguments).problems
         return [row["problem"] for row in asked.rows], [row["problem"] for row in asked.held_out], asked.about_eval
 
     train, held_out, line = divided()
     assert {*train, *held_out} == {*problems}
     assert not {*train} & {*held_out}
     assert len({*held_out}) == 4
-    assert f"{len(held_out)} of the 41 problems of {own} are held out of training by a hash" in line
+    assert f"{len(held_out)} of the 41 problems of {extra} are held out of training by a hash" in line
     assert divided("--eval_n", "2")[:2] == (train, held_out[:2])
     assert divided("--eval_n", "0", "--heldout_every", "5")[:2] == (train, held_out)
     assert divided("--eval_n", "0") == ([*problems, problems[0]], [], None)
@@ -378,12 +378,12 @@ def test_a_tenth_of_a_file_is_held_out_unless_the_recipe_chooses(tmp_path):
 
 def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(tmp_path):
     rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(8)]
-    own = tmp_path / "own.jsonl"
-    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    asked = setup("--dataset", str(own)).problems
+    extra = tmp_path / "own.jsonl"
+    extra.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = setup("--dataset", str(extra)).problems
     assert asked.eval_n == 0
     assert "8 of 8 problems" in asked.about_eval
-    stated = setup("--dataset", str(own), "--eval_n", "4").problems
+    stated = setup("--dataset", str(extra), "--eval_n", "4").problems
     assert (len(stated.held_out), stated.about_eval) == (4, None)
 
 
@@ -393,10 +393,10 @@ def test_problems_that_are_trained_on_are_no_verdict_unless_they_are_asked_for(t
 def test_contradictory_gold_answers_of_one_problem_are_a_warning(tmp_path):
     golds = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
     file = tmp_path / "mine.jsonl"
-    said = "1 problem has different gold answers: mine/3 has '7', mine/4 has '8'"
+    output = "1 problem has different gold answers: mine/3 has '7', mine/4 has '8'"
     for rows, warnings in ((golds, 1), (golds[:3], 0)):
         file.write_text("".join(json.dumps({"problem": problem, "answer": gold}) + "\n" for problem, gold in rows))
         texts = [
-            text for level, text in found("problems", "--dataset", str(file), "--eval_n", "0") if level == "warning"
+            text for level, text in results("problems", "--dataset", str(file), "--eval_n", "0") if level == "warning"
         ]
-        assert [text.startswith(said) for text in texts] == [True] * warnings
+        assert [text.startswith(output) for text in texts] == [True] * warnings

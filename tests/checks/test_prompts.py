@@ -46,7 +46,7 @@ def test_a_prompt_is_a_name_a_text_or_a_function(here):
     assert prompt(prompt_template="own_prompts:plain") == ("Q: 3 + 4? Answer after ####.\nA:", "gsm8k")
     assert prompt(prompt_template="own_prompts:chat") == ([user], "boxed")
     shown, answer_format = prompt(prompt_template="gsm8k", system_prompt="Mine.", answer_format="direct")
-    assert [said["content"] for said in shown] == ["Mine.", "What is 3 + 4?", "3 + 4 = 7\n#### 7", "3 + 4?"]
+    assert [output["content"] for output in shown] == ["Mine.", "What is 3 + 4?", "3 + 4 = 7\n#### 7", "3 + 4?"]
     assert answer_format == "direct"
     assert prompt() == ([*load_problems("generated", limit=1)[0]["prompt"][:-1], user], "gsm8k")
 
@@ -71,9 +71,9 @@ def test_a_prompt_that_cannot_be_is_one_line(here, settings, message):
 
 def test_a_system_prompt_may_be_a_file(here):
     Path("system.txt").write_text("Think first.\nThen answer after ####.\n")
-    found = read(["--system_prompt", "system.txt"]).sound()
-    assert found.values["system_prompt"] == "Think first.\nThen answer after ####."
-    assert template_of(found.values).answer_format == "gsm8k"
+    results = read(["--system_prompt", "system.txt"]).sound()
+    assert results.values["system_prompt"] == "Think first.\nThen answer after ####."
+    assert template_of(results.values).answer_format == "gsm8k"
     with pytest.raises(UserError, match=r"sytem\.txt cannot be read \(No such file"):
         read(["--system_prompt", "sytem.txt"]).sound()
 
@@ -96,7 +96,7 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, tiny, tokenize
         tokenizer, [row["prompt"] for row in rows.select([0, 1])]
     )
     assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    assert ("<|im_start|>" in said) == (template in ("gsm8k", "Q: {problem}"))
+    output = capsys.readouterr().out
+    assert ("<|im_start|>" in output) == (template in ("gsm8k", "Q: {problem}"))
     start = "<think>" if template == "r1_zero" else "\nA:" if ":plain" in template else "<|im_start|>assistant\n"
-    assert said.count(f"{start}[the completion starts here]") == 2
+    assert output.count(f"{start}[the completion starts here]") == 2

@@ -61,9 +61,9 @@ class Job:
 
     def ended(self, state: str, restarts: int = 0) -> dict[str, str]:
         """Wait for the end, and require a state and a number of restarts."""
-        about = self.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        assert (about["JobState"], about["Restarts"]) == (state, str(restarts)), f"{about}\n{self.log[-3000:]}"
-        return about
+        details = self.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        assert (details["JobState"], details["Restarts"]) == (state, str(restarts)), f"{details}\n{self.log[-3000:]}"
+        return details
 
     def wait_for_step(self, step: int) -> None:
         wait_for(lambda: self.steps() >= step, f"step {step} of job {self.number}", 240)

@@ -30,24 +30,24 @@ def test_base_and_trained_answer_in_turns_as_an_evaluation_would(run, tiny, toke
     asked = Asked(str(run))
     assert (asked.template, asked.max_new_tokens, list(asked.sides)) == ("boxed", 7, ["base", "trained"])
     streams = asked.answers("What is 21 + 34?")
-    said = dict.fromkeys(streams, "")
+    output = dict.fromkeys(streams, "")
     for pieces_of_both in zip_longest(*streams.values(), fillvalue=""):
         for name, piece in zip(streams, pieces_of_both, strict=True):
-            said[name] += piece
+            output[name] += piece
     base = AutoModelForCausalLM.from_pretrained(tiny())
     prompt = [build_prompt("What is 21 + 34?", "boxed")]
     for name in ("base", "trained"):
         model = base if name == "base" else PeftModel.from_pretrained(base, run / "adapter")
         generate = with_model(model, tokenizer, temperature=0.0, max_new_tokens=7)
-        assert said[name] == generate(token_ids(tokenizer, prompt), 0)[0].text
-    assert said["base"] != said["trained"]
+        assert output[name] == generate(token_ids(tokenizer, prompt), 0)[0].text
+    assert output["base"] != output["trained"]
     assert main(["ask", str(run), "What is 21 + 34?"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("base:\n")
     assert "\ntrained:\n" in out
     assert main(["ask", str(run), "What is 21 + 34?", "--only", "trained", "--json"]) == 0
     answered = json.loads(capsys.readouterr().out)
-    assert (answered["template"], answered["answers"]) == ("boxed", {"trained": said["trained"]})
+    assert (answered["template"], answered["answers"]) == ("boxed", {"trained": output["trained"]})
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
@@ -83,14 +83,14 @@ def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch, capsys):
 def test_what_cannot_be_asked_is_one_line(arguments, message, run, tiny, capsys):
     words = [str(run) if word == "RUN" else tiny() if word == "TINY" else word for word in arguments]
     assert main(["ask", *words]) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert message in said[-1]
+    output = capsys.readouterr().err.strip().splitlines()
+    assert message in output[-1]
 
 
 def test_what_a_model_says_moves_no_cursor():
-    said = "".join(conversation.shown({"model": iter(["\x1b[2J\x1b]0;owned\x07", "7"])}))
-    assert "\x1b" not in said
-    assert "\x07" not in said
+    output = "".join(conversation.shown({"model": iter(["\x1b[2J\x1b]0;owned\x07", "7"])}))
+    assert "\x1b" not in output
+    assert "\x07" not in output
 
 
 def test_a_character_of_several_tokens_comes_whole(tokenizer):

@@ -127,7 +127,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, smo
     monkeypatch.setattr(backends, "ServerProcess", Process)
     monkeypatch.setattr(backends, "executable", lambda: "vllm")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    found = evaluate(smollm, rows, adapter=adapter, max_new_tokens=12, backend="vllm", progress=False)
+    matches = evaluate(smollm, rows, adapter=adapter, max_new_tokens=12, backend="vllm", progress=False)
     (start,) = started
     assert start.command[:3] == ["vllm", "serve", smollm]
     assert start.command[start.command.index("--max-lora-rank") + 1] == "16", "the adapter's rank is 12"
@@ -138,4 +138,4 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, smo
     assert loaded["lora_path"] == adapter
     assert loaded["lora_name"].startswith("evaluated-")
     assert {body["model"] for path, body in asked if path == "/v1/completions"} == {loaded["lora_name"]}
-    assert found["backend"] == "vllm"
+    assert matches["backend"] == "vllm"

@@ -38,11 +38,11 @@ def test_several_sets_give_one_table_and_load_the_model_once(data, tiny, capsys,
     monkeypatch.setattr(backends, "load_weights", lambda *names: loads.append(names) or weights(*names))
     asked = ["evaluate", "--model", tiny(), "--dataset", "aime2025,generated:sums,differences,minerva", *LESS]
     assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
-    assert list(found) == ["aime2025", "generated:sums,differences", "minerva"]
-    assert [of["mean@n"]["n"] for of in found.values()] == [32, 1, 1]
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
+    assert list(results) == ["aime2025", "generated:sums,differences", "minerva"]
+    assert [of["mean@n"]["n"] for of in results.values()] == [32, 1, 1]
     assert len(loads) == 1
-    kept = [json.loads(Path(of["results"]).read_text()) for of in found.values()]
+    kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
     assert [(one["template"], one["temperature"]) for one in kept] == [("boxed", 0.6), ("gsm8k", 0.0), ("boxed", 0.0)]
     assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
     monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there

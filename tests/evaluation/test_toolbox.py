@@ -36,11 +36,11 @@ def rows():
 
 
 @pytest.fixture(autouse=True)
-def said(rows, tokenizer, monkeypatch):
+def output(rows, tokenizer, monkeypatch):
     """The backend gives the turns of `SAID`; what it was asked for."""
     asked = []
 
-    def generator(model, sampling, talk=None):
+    def generator(model, sampling, conversation=None):
         def generate(prompts, seed):
             asked.append((prompts, seed))
             made = []
@@ -64,22 +64,22 @@ def evaluated(tiny, tokenizer, rows, **settings):
     return evaluate(model, rows, tokenizer=deepcopy(tokenizer), **settings)
 
 
-def test_results_hold_the_turns_and_what_became_of_the_calls(tiny, tokenizer, rows, said):
-    found = evaluated(tiny, tokenizer, rows)
-    by = {row["problem"]: row for row in found["rows"]}
+def test_results_hold_the_turns_and_what_became_of_the_calls(tiny, tokenizer, rows, output):
+    results = evaluated(tiny, tokenizer, rows)
+    by = {row["problem"]: row for row in results["rows"]}
     called = by["What is 4 + 13?"]
     assert [message["role"] for message in called["turns"]] == ["assistant", "tool", "assistant"]
     assert called["turns"][1]["content"] == "17"
     assert (called["completion"], called["category"], called["calls"]) == ("#### 17", "correct", 1)
     assert called["tokens"] == len(tokenizer.encode("".join(SAID["What is 4 + 13?"])))
-    (other,) = (row for row in found["rows"] if row["problem"] not in SAID)
+    (other,) = (row for row in results["rows"] if row["problem"] not in SAID)
     assert (other["calls"], other["failures"], other["timeouts"]) == (2, 1, 0)
     assert other["truncated"]
     assert other["turns"][1]["content"].endswith("ZeroDivisionError: division by zero")
-    assert found["calling"]["calls"] == pytest.approx(sum(row["calls"] for row in found["rows"]) / 3)
-    assert found["calling"]["with_call"]["n"] + found["calling"]["without_call"]["n"] == 3
-    assert found["tools"]["names"] == ["python"]
-    assert len({seed for _, seed in said}) == len(said), "two turns share a seed"
+    assert results["calling"]["calls"] == pytest.approx(sum(row["calls"] for row in results["rows"]) / 3)
+    assert results["calling"]["with_call"]["n"] + results["calling"]["without_call"]["n"] == 3
+    assert results["tools"]["names"] == ["python"]
+    assert len({seed for _, seed in output}) == len(output), "two turns share a seed"
 
 
 def test_results_with_other_tools_or_limits_are_not_compared(tiny, tokenizer, rows):
@@ -101,9 +101,9 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(tiny, 
         processing_class=deepcopy(tokenizer),
         tools=list(box.functions),
     )
-    found = evaluate(trainer, rows, max_new_tokens=90, progress=False)
-    assert found["tools"] == toolbox_of(trainer).stated == box.stated
-    assert sum(row["calls"] for row in found["rows"]) > 0
+    results = evaluate(trainer, rows, max_new_tokens=90, progress=False)
+    assert results["tools"] == toolbox_of(trainer).stated == box.stated
+    assert sum(row["calls"] for row in results["rows"]) > 0
     prompts = [row["prompt"] for row in Dataset.from_list(rows)]
-    ids = token_ids(trainer.processing_class, [row["prompt"] for row in rows], trainer.turns.talk)
+    ids = token_ids(trainer.processing_class, [row["prompt"] for row in rows], trainer.turns.conversation)
     assert trainer._tokenize_prompts(prompts)[0] == ids

@@ -80,8 +80,8 @@ def test_the_reference_adapter_is_not_sent(adapted):
     assert not any("ref" in name for name in tensors)
 
 
-@pytest.mark.parametrize(("room", "place"), [(8, "shm"), (7, "run")])
-def test_the_folder_for_adapters_has_room_for_those_of_every_process(room, place, adapted, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("room", "position"), [(8, "shm"), (7, "run")])
+def test_the_folder_for_adapters_has_room_for_those_of_every_process(room, position, adapted, tmp_path, monkeypatch):
     monkeypatch.delenv("GRPO_MATH_ADAPTER_DIR", raising=False)
     model, shared = adapted(), tmp_path / "shm"
     shared.mkdir()
@@ -91,4 +91,4 @@ def test_the_folder_for_adapters_has_room_for_those_of_every_process(room, place
     made = object.__new__(AdapterGeneration)
     here = {"output_dir": tmp_path / "run", "accelerator": SimpleNamespace(num_processes=2), "model": model}
     vars(made).update(**here, servers=[], mode="colocate")
-    assert made._folder_for_adapters().parent == tmp_path / place
+    assert made._folder_for_adapters().parent == tmp_path / position

@@ -37,8 +37,8 @@ class Sampler:
         with torch.no_grad(), scaled(self.model, self.sent[-1]):
             for _ in range(TOKENS):
                 ids.append(int(self.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-            said = logps(self.model, ids[: len(prompt)], ids[len(prompt) :]).tolist()
-        return [Completion(ids[len(prompt) :], self.spoil(said))]
+            output = logps(self.model, ids[: len(prompt)], ids[len(prompt) :]).tolist()
+        return [Completion(ids[len(prompt) :], self.spoil(output))]
 
     def canary(self):
         return Canary(self.model, Accelerator(cpu=True), True, self.ask, self.sent.append, lambda: (16, 512))
@@ -60,7 +60,11 @@ def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
 
 @pytest.mark.parametrize(
     "spoil",
-    [lambda said: [math.nan, *said[1:]], lambda said: [None] * len(said), lambda said: [x - 0.5 for x in said]],
+    [
+        lambda output: [math.nan, *output[1:]],
+        lambda output: [None] * len(output),
+        lambda output: [x - 0.5 for x in output],
+    ],
     ids=["nan", "none", "half a nat"],
 )
 def test_a_sampler_with_other_log_probs_ends_the_run(spoil, policy):

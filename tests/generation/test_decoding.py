@@ -120,10 +120,10 @@ def test_what_all_prompts_begin_with_is_computed_once(family, tiny, tokenizer):
     plain, ours = both(model, inputs, **SAMPLED)
     assert_same(plain, ours)
     shared = len(tokenizer(BEGINNING)["input_ids"])
-    (one, length), (rows, rest) = ours[2][:2]
+    (one, length), (rows, others) = ours[2][:2]
     assert (one, rows) == (1, len(prompts))
     assert abs(length - shared) <= 1
-    assert length + rest == inputs.input_ids.size(1)
+    assert length + others == inputs.input_ids.size(1)
 
 
 @pytest.mark.parametrize("changed", ["a position", "a mask within"])

@@ -27,19 +27,19 @@ def sampled(model, prompts, earlier=None, shapes=None, lean=True, **settings):
         **settings,
     }
     torch.manual_seed(len(prompts))
-    with counted(model) as found:
+    with counted(model) as results:
         if lean:
             with lean_generation(model, earlier):
                 tokens = model.generate(**settings)
         else:
             tokens = model.generate(**settings)
     if shapes is not None:
-        shapes += found
+        shapes += results
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     return [
-        said[: next((t + 1 for t, token in enumerate(said) if token in ends), None)]
-        for said in tokens[:, width:].tolist()
+        output[: next((t + 1 for t, token in enumerate(output) if token in ends), None)]
+        for output in tokens[:, width:].tolist()
     ]
 
 
@@ -53,18 +53,18 @@ def ending(model, tokens=8000):
     return model
 
 
-def played(model, prompts, turns=3, goes_on=lambda prompt, said: sum(said) % 3 > 0, **ways):
+def played(model, prompts, turns=3, goes_on=lambda prompt, output: sum(output) % 3 > 0, **ways):
     """Completions of every turn; the rows of `goes_on` get a result of their own length, some a long one."""
-    said, rng, earlier = [], random.Random(0), TurnCache(goes_on) if ways.get("lean", True) else None
+    output, rng, earlier = [], random.Random(0), TurnCache(goes_on) if ways.get("lean", True) else None
     for _ in range(turns):
-        said.append(sampled(model, prompts, earlier, **ways))
+        output.append(sampled(model, prompts, earlier, **ways))
         prompts = [
             [*prompt, *turn, *(rng.randrange(9000, 40000) for _ in range(rng.choice((3, 4, 9, 30))))]
-            for prompt, turn in zip(prompts, said[-1], strict=True)
+            for prompt, turn in zip(prompts, output[-1], strict=True)
             if goes_on(prompt, turn)
         ]
     assert prompts
-    return said
+    return output
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_turn_has_the_tokens_of_plain_generate(family, tiny, tokenizer):
     ours, plain = [], []
     turns = played(model, first_turn(tokenizer), shapes=ours)
     assert turns == played(model, first_turn(tokenizer), shapes=plain, lean=False)
-    assert len({len(said) for said in turns[0]}) > 3
+    assert len({len(output) for output in turns[0]}) > 3
     computed, before = ([columns for _, columns in shapes if columns > 1] for shapes in (ours, plain))
     assert max(computed[1:]) <= 31  # a result, and the last token before it
     assert min(before[1:]) > 31
@@ -93,15 +93,15 @@ def test_windows_go_on_and_states_begin_anew(family, tokenizer):
 
 @pytest.mark.slow
 def test_what_is_kept_serves_one_call_and_no_other_text(tiny, tokenizer):
-    model, earlier = ending(load(tiny("llama"))), TurnCache(lambda prompt, said: len(said) < TURN)
+    model, earlier = ending(load(tiny("llama"))), TurnCache(lambda prompt, output: len(output) < TURN)
     prompts = first_turn(tokenizer)
-    said = sampled(model, prompts, earlier)
-    longer = [len(turn) < TURN for turn in said]
-    kept = {tuple(prompt + turn[:-1]) for prompt, turn, goes_on in zip(prompts, said, longer, strict=True) if goes_on}
+    output = sampled(model, prompts, earlier)
+    longer = [len(turn) < TURN for turn in output]
+    kept = {tuple(prompt + turn[:-1]) for prompt, turn, goes_on in zip(prompts, output, longer, strict=True) if goes_on}
     assert set(earlier.rows) == kept
     assert 0 < len(kept) < len(prompts)
     shapes = []
-    other = [[*prompt[:-1], 7, *turn, 9, 9] for prompt, turn in zip(prompts, said, strict=True)]
+    other = [[*prompt[:-1], 7, *turn, 9, 9] for prompt, turn in zip(prompts, output, strict=True)]
     assert sampled(model, other, earlier, shapes) == sampled(model, other, lean=False)
     assert shapes[0][1] == max(map(len, other))
     assert not set(earlier.rows) & kept

@@ -38,9 +38,9 @@ def test_a_real_server_evaluates_the_adapter_as_it_is_now(process, smollm, token
 
     def answers(step, **sampling):
         trainer.state.global_step = step
-        found = evaluate(trainer, rows, progress=False, **sampling)
-        assert found["backend"] == "vllm"
-        return found, [row["completion"] for row in found["rows"]]
+        results = evaluate(trainer, rows, progress=False, **sampling)
+        assert results["backend"] == "vllm"
+        return results, [row["completion"] for row in results["rows"]]
 
     first, greedy = answers(0)
     plain = evaluate(model, rows, tokenizer=tokenizer, max_new_tokens=12, progress=False)

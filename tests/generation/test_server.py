@@ -58,11 +58,11 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
 
 
 @pytest.mark.parametrize(
-    ("path", "said", "kind", "answer"),
+    ("path", "output", "kind", "answer"),
     [
         *(
-            ("/v1/completions", said, "http", 401)
-            for said in (None, "Bearer sec", "Bearer secret2", "Basic secret", "Bearer ")
+            ("/v1/completions", output, "http", 401)
+            for output in (None, "Bearer sec", "Bearer secret2", "Basic secret", "Bearer ")
         ),
         *((path, None, "http", 401) for path in ("/collective_rpc", "/sleep", "/", "/health/", "/v1/realtime")),
         ("/v1/realtime", "secret", "websocket", 1008),
@@ -72,7 +72,7 @@ def test_a_host_that_others_reach_needs_a_key_which_is_never_on_the_command_line
         ("/", None, "lifespan", None),
     ],
 )
-def test_no_path_is_open_without_the_key_but_health(path, said, kind, answer, monkeypatch):
+def test_no_path_is_open_without_the_key_but_health(path, output, kind, answer, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "secret\n")
     reached, sent = [], []
 
@@ -82,7 +82,7 @@ def test_no_path_is_open_without_the_key_but_health(path, said, kind, answer, mo
     async def send(message):
         sent.append(message)
 
-    headers = [(b"authorization", said.encode())] if said is not None else []
+    headers = [(b"authorization", output.encode())] if output is not None else []
     asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
     assert reached == ([path] if answer is None else [])
     assert [message.get("status", message.get("code")) for message in sent][:1] == ([] if answer is None else [answer])

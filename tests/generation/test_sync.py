@@ -93,12 +93,12 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
 def test_an_evaluation_plays_its_turns_by_a_real_server(process, smollm):
     rows = list(load_problems("generated:long_products", "heldout", template="python", limit=8))
     asked = {"tools": toolbox(["python"], {"wall_seconds": 30}), "max_new_tokens": 100}
-    found = evaluate(smollm, rows, backend="vllm-server", server=process.server.url, **asked)
-    called = [row for row in found["rows"] if row["calls"]]
+    results = evaluate(smollm, rows, backend="vllm-server", server=process.server.url, **asked)
+    called = [row for row in results["rows"] if row["calls"]]
     assert called
     for row in called:
         assert [turn["role"] for turn in row["turns"]][:2] == ["assistant", "tool"]
-    assert found["tools"]["names"] == ["python"]
+    assert results["tools"]["names"] == ["python"]
 
 
 OPEN_IN_VLLM = ["/collective_rpc", "/sleep?level=2", "/reset_prefix_cache", "/pause", "/invocations", "/tokenize"]

@@ -84,8 +84,8 @@ def test_two_processes_whose_server_is_gone_for_good_save_and_end_with_one_line(
     server = ["--use_vllm=true", "--vllm_mode=server", f"--vllm_server_base_url={small.url}", "--vllm_server_timeout=2"]
     lora = ["--lora_r=4", "--lora_target_modules", "q_proj", "v_proj"]
     process = start([*two(tmp_path, "grpo_math.train.ranks"), *settings(tiny, run_dir, *server, *lora)], log)
-    said = ends(process, log, 2)
-    (line,) = [line for line in said.splitlines() if line.startswith("error:")]
+    output = ends(process, log, 2)
+    (line,) = [line for line in output.splitlines() if line.startswith("error:")]
     assert f"no vLLM server answers at {small.url} after 2 seconds" in line
     assert "(checkpoint-2 is saved: the same command continues from it)" in line
     assert json.loads((run_dir / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2

@@ -33,9 +33,9 @@ def put_in() -> None:
 
 def _load(plain: Any, *args: Any, map_location: Any = None, **kwargs: Any) -> Any:
     """`torch.load`, which would bring storages over, not tensors."""
-    there = isinstance(map_location, str | torch.device) and torch.device(map_location).type == "cuda"
-    loaded = plain(*args, map_location="cpu" if there else map_location, **kwargs)
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), loaded) if there else loaded
+    existing = isinstance(map_location, str | torch.device) and torch.device(map_location).type == "cuda"
+    loaded = plain(*args, map_location="cpu" if existing else map_location, **kwargs)
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), loaded) if existing else loaded
 
 
 def _of_inner(function: Any, tensor: torch.Tensor) -> Any:

@@ -182,12 +182,12 @@ def _to_copy(func: Any, args: Any, inside: dict[str, Any], asked: torch.device |
 
 
 def _copy(func: Any, args: Any, inside: dict[str, Any]) -> torch.Tensor:
-    target, source, *rest = args
-    non_blocking = inside.get("non_blocking") or (rest and rest[0])
+    target, source, *others = args
+    non_blocking = inside.get("non_blocking") or (others and others[0])
     if isinstance(target, Cuda) != isinstance(source, Cuda) and not non_blocking:
         waited()
     launched("copy_")
-    func(within(target), within(source), *rest, **inside)
+    func(within(target), within(source), *others, **inside)
     return target
 
 

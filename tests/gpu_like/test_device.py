@@ -8,10 +8,10 @@ import pytest
 @pytest.mark.parametrize(
     "mixed",
     [
-        lambda torch, there, here: there + here,
-        lambda torch, there, here: torch.cat([there, here]),
-        lambda torch, there, here: here[there[0].long()],
-        lambda torch, there, here: torch.nn.functional.scaled_dot_product_attention(there, here, here),
+        lambda torch, existing, here: existing + here,
+        lambda torch, existing, here: torch.cat([existing, here]),
+        lambda torch, existing, here: here[existing[0].long()],
+        lambda torch, existing, here: torch.nn.functional.scaled_dot_product_attention(existing, here, here),
     ],
     ids=["add", "cat", "index", "attention"],
 )
@@ -25,9 +25,9 @@ def test_two_devices_do_not_mix(mixed):
 def test_a_number_on_the_cpu_may_stand_beside_tensors_of_the_device():
     import torch
 
-    there = torch.ones(2, device="cuda")
-    assert (there * torch.tensor(3.0)).tolist() == [3.0, 3.0]
-    assert there.masked_fill(there > 0, torch.tensor(5.0)).tolist() == [5.0, 5.0]
+    existing = torch.ones(2, device="cuda")
+    assert (existing * torch.tensor(3.0)).tolist() == [3.0, 3.0]
+    assert existing.masked_fill(existing > 0, torch.tensor(5.0)).tolist() == [5.0, 5.0]
 
 
 WAITS = {

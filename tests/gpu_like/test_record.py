@@ -27,10 +27,10 @@ def record() -> Record:
 
 
 def test_the_peak_of_each_phase_is_what_is_live_at_once_and_loading_leaves_only_what_it_keeps():
-    peaks, there = record().live()
+    peaks, existing = record().live()
     in_mb = {"loading": 100, "generation": 160, "forward": 130, "backward": 170}
     assert {phase: size // MB for phase, size in peaks.items()} == in_mb
-    assert [storage.size // MB for storage in there] == [100, 30, 40]
+    assert [storage.size // MB for storage in existing] == [100, 30, 40]
 
 
 def test_what_is_reserved_is_reused_and_never_falls():

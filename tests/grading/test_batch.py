@@ -11,10 +11,10 @@ ROOTS = r"2\sqrt{3}"  # only a worker can tell that this is the root of 12
 def test_an_answer_that_breaks_the_reader_is_uncheckable_and_the_rest_is_graded(monkeypatch):
     find = batch.find
 
-    def breaks(completion, *rest, **more):
+    def breaks(completion, *others, **more):
         if "evil" in completion:
             raise IndexError("no such group")
-        return find(completion, *rest, **more)
+        return find(completion, *others, **more)
 
     monkeypatch.setattr(batch, "find", breaks)
     first, second, third = grade_batch(["7"] * 3, ["#### 7", "#### evil", "#### 8"])

@@ -41,17 +41,17 @@ def test_math_solutions_are_correct_against_their_own_answers():
     math = rows("math/train.jsonl", "math/test_outside_math500.jsonl", "math500/test.jsonl")
     assert len(math) == 12_500
     grades = grade_batch([row["answer"] for row in math], [row["solution"] for row in math])
-    rest = {row["unique_id"]: g for row, g in zip(math, grades, strict=True) if str(g.verdict) != "correct"}
-    for unique_id, g in rest.items():
+    others = {row["unique_id"]: g for row, g in zip(math, grades, strict=True) if str(g.verdict) != "correct"}
+    for unique_id, g in others.items():
         print(unique_id, g.verdict, repr(g.answer), g.reason)
     assert {"train/number_theory/7115.json", "train/number_theory/7117.json"} == {
         unique_id
-        for unique_id, g in rest.items()
+        for unique_id, g in others.items()
         if g.verdict.ungradable  # their gold answers are empty
     }
     # The others box several answers next to each other, where the data takes the last one for the gold answer, or check
     # "our answer" after the box. One boxes 12 and says 6.
-    assert len(rest) <= 30
+    assert len(others) <= 30
 
 
 @pytest.mark.slow

@@ -16,22 +16,22 @@ def write(tmp_path, *lines):
 
 def test_results_keep_the_row_order_and_verdicts_are_counted(tmp_path):
     rows = [{"gold": "7", "prediction": p} for p in ("#### 7", "#### 8", "")] + [{"gold": "", "prediction": "7"}]
-    found = grade_file(write(tmp_path, *rows))
-    assert found["rows"] == 4
-    assert [r["verdict"] for r in found["results"]] == ["correct", "wrong", "no_answer", "bad_gold"]
-    assert [r["answer"] for r in found["results"]] == ["7", "8", None, None]
-    assert found["verdicts"] == dict.fromkeys(("unparseable", "uncheckable", "crash"), 0) | dict.fromkeys(
+    results = grade_file(write(tmp_path, *rows))
+    assert results["rows"] == 4
+    assert [r["verdict"] for r in results["results"]] == ["correct", "wrong", "no_answer", "bad_gold"]
+    assert [r["answer"] for r in results["results"]] == ["7", "8", None, None]
+    assert results["verdicts"] == dict.fromkeys(("unparseable", "uncheckable", "crash"), 0) | dict.fromkeys(
         ("correct", "wrong", "no_answer", "bad_gold"), 1
     )
-    assert all(isinstance(r["seconds"], float) for r in found["results"])
-    json.dumps(found)
+    assert all(isinstance(r["seconds"], float) for r in results["results"])
+    json.dumps(results)
 
 
 def test_a_row_can_name_its_own_format(tmp_path):
     both = "<answer>1</answer>\n#### 2"
     rows = [{"gold": "1", "prediction": both, "format": "xml"}, {"gold": "1", "prediction": both}]
-    found = grade_file(write(tmp_path, *rows), answer_format="gsm8k")
-    assert [r["verdict"] for r in found["results"]] == ["correct", "wrong"]
+    results = grade_file(write(tmp_path, *rows), answer_format="gsm8k")
+    assert [r["verdict"] for r in results["results"]] == ["correct", "wrong"]
 
 
 @pytest.mark.parametrize(

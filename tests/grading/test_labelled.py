@@ -30,9 +30,9 @@ def pairs(name):
 
 def confusion(rows):
     grades = grade_batch([r["gold"] for r in rows], [r["prediction"] for r in rows])
-    said = [(str(g.verdict) == "correct", r["equivalent"]) for g, r in zip(grades, rows, strict=True)]
-    misses = [(r, g) for (yes, truth), r, g in zip(said, rows, grades, strict=True) if yes != truth]
-    return {key: said.count(key) for key in ((True, True), (True, False), (False, True), (False, False))}, misses
+    output = [(str(g.verdict) == "correct", r["equivalent"]) for g, r in zip(grades, rows, strict=True)]
+    misses = [(r, g) for (yes, truth), r, g in zip(output, rows, grades, strict=True) if yes != truth]
+    return {key: output.count(key) for key in ((True, True), (True, False), (False, True), (False, False))}, misses
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_
 
 @pytest.mark.slow
 def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them():
-    total, found = paid_twice(CANDIDATES, every=97)
+    total, results = paid_twice(CANDIDATES, all_of_them=97)
     assert total > 1_000
-    assert found == []
+    assert results == []
 
 
 @pytest.mark.parametrize("text", [r"\boxed{x = ABC}", r"\boxed{\mathbf{ABC}}", "#### ABC"])

@@ -36,10 +36,10 @@ def fraction_spellings(q: Fraction) -> list[str]:
     spelled += [f"${latex(n, d, 'frac')}$", f"-{latex(-n, d, 'frac')}" if n < 0 else latex(n, d, "cfrac")]
     if 0 < n < 10 and d < 10:
         spelled.append(f"\\frac{n}{d}")
-    whole, rest = divmod(abs(n), d)
-    if whole and rest:
+    whole, others = divmod(abs(n), d)
+    if whole and others:
         sign = "-" if n < 0 else ""
-        spelled += [f"{sign}{whole} {rest}/{d}", f"{sign}{whole}\\frac{{{rest}}}{{{d}}}"]
+        spelled += [f"{sign}{whole} {others}/{d}", f"{sign}{whole}\\frac{{{others}}}{{{d}}}"]
     return spelled
 
 

@@ -19,11 +19,11 @@ def table(section: str) -> list[list[str]]:
 
 
 def examples() -> list[tuple[str, str, bool]]:
-    found = []
+    results = []
     for gold, *sides, _ in table("What counts as equal"):
         for cell, right in zip(sides, (True, False), strict=True):
-            found += [(gold.strip("`"), answer, right) for answer in re.findall("`([^`]+)`", cell)]
-    return found
+            results += [(gold.strip("`"), answer, right) for answer in re.findall("`([^`]+)`", cell)]
+    return results
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_an_answer_whose_worker_is_killed_once_is_compared_again_and_twice_is_a_
     for _ in range(kills):
         kill_when_busy(one, killed)
     thread.join(120)
-    assert [(found.verdict, found.reason) for found in outcomes] == [outcome]
+    assert [(results.verdict, results.reason) for results in outcomes] == [outcome]
     one.run([NEEDS_WORKER], 20.0)
     for pid in pids_of(one):  # while it is idle
         os.kill(pid, signal.SIGKILL)

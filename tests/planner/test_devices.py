@@ -39,7 +39,7 @@ def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "numbers"),
+    ("expected", "numbers"),
     [
         ("2,0", [2, 0]),
         ("GPU-b,1", [2, 1]),
@@ -51,9 +51,9 @@ def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
         ("0", [0]),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(wanted, numbers, nvidia_smi, monkeypatch):
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(expected, numbers, nvidia_smi, monkeypatch):
     nvidia_smi(THREE)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", expected)
     assert [gpu.number for gpu in devices.visible()] == numbers
 
 

@@ -38,5 +38,5 @@ def test_the_formula_says_what_another_row_takes(kind):
     formula, row = shape.measured(how), shape.measured({**how, "row": work.groups})
     for name in ("forward", "backward"):
         assert at(formula[name], work.sizes) == pytest.approx(row[name][0], rel=0.01)
-    highest_of = [max(at(line, work.sizes) for line in said["moments"]) for said in (formula, row)]
+    highest_of = [max(at(line, work.sizes) for line in output["moments"]) for output in (formula, row)]
     assert highest_of[0] == pytest.approx(highest_of[1], rel=0.02)

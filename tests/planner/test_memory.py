@@ -43,8 +43,8 @@ def bytes_of(tensors: Any) -> int:
 def test_an_adapter_has_the_parameters_of_pefts(family, targets, dora):
     settings = resolve({"use_peft": True, "lora_r": 5, "lora_target_modules": targets, "use_dora": dora})
     shape, model = small(family)
-    wanted = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets  # as TRL's ModelConfig does
-    model = get_peft_model(model, LoraConfig(r=5, target_modules=wanted, use_dora=dora, task_type="CAUSAL_LM"))
+    target = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets  # as TRL's ModelConfig does
+    model = get_peft_model(model, LoraConfig(r=5, target_modules=target, use_dora=dora, task_type="CAUSAL_LM"))
     tensors = [p for p in model.parameters() if p.requires_grad]
     counted = memory.trainable(shape, settings)
     assert sum(n * count for n, count in counted) == sum(p.numel() for p in tensors)
@@ -218,9 +218,9 @@ def test_a_reference_is_a_second_model_for_full_training_and_none_for_lora():
 
 
 def test_an_update_has_the_measured_kept_tensors_and_the_fullest_moment(monkeypatch):
-    said = {"forward": [0, 10, 0], "backward": [5, 10, 1], "moments": [[0, 1, 0], [7, 2 * 10**7, 3]]}
+    output = {"forward": [0, 10, 0], "backward": [5, 10, 1], "moments": [[0, 1, 0], [7, 2 * 10**7, 3]]}
     shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
-    monkeypatch.setattr(Shape, "measured", lambda shape, how: said)
+    monkeypatch.setattr(Shape, "measured", lambda shape, how: output)
     work, precise = Work(1, 2, 3, 4, True), Precision(2, 2, 4, True)
     assert work.sizes == (1, 10, 14)
     terms = memory.update(shape, resolve({"use_peft": True}), precise, work)

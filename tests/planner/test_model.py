@@ -52,9 +52,9 @@ def test_what_is_not_known_is_refused_by_name(config, says):
 
 def test_a_name_that_no_linear_map_has_is_refused():
     shape = shape_of("q", shapes()["Qwen/Qwen2.5-0.5B"])
-    for wanted in (["q_proj", "query"], "query", ["query"]):
+    for expected in (["q_proj", "query"], "query", ["query"]):
         with pytest.raises(ConfigError, match="lora_target_modules='query'"):
-            targets(shape, {"use_peft": True, "lora_target_modules": wanted})
+            targets(shape, {"use_peft": True, "lora_target_modules": expected})
     assert [
         linear.name for linear in targets(shape, {"use_peft": True, "lora_target_modules": ["q_proj", "up_proj"]})
     ] == ["q_proj", "up_proj"]

@@ -34,8 +34,8 @@ TWELVE = "one two three four five six seven eight nine ten eleven twelve"
     ],
 )
 def test_thirteen_words_in_a_row_overlap_and_equal_words_are_equal(problem, training, ngram, expected):
-    found = overlap([row(problem)], [row(training)], ngram)
-    assert (found["overlapping"], found["equal"]) == expected
+    results = overlap([row(problem)], [row(training)], ngram)
+    assert (results["overlapping"], results["equal"]) == expected
 
 
 def test_the_overlap_is_that_of_comparing_every_window_with_every_window():
@@ -44,7 +44,7 @@ def test_the_overlap_is_that_of_comparing_every_window_with_every_window():
         [row(" ".join(rng.choices("abcdefgh", k=rng.randint(3, 14))), f"{name}{i}") for i in range(60)] for name in "pt"
     )
     for n in (3, 4, 5):
-        found = overlap(problems, training, n)
+        results = overlap(problems, training, n)
         windows = [t["problem"].split()[i : i + n] for t in training for i in range(len(t["problem"].split()) - n + 1)]
         equal = {p["id"] for p in problems if any(p["problem"] == t["problem"] for t in training)}
         shared = {
@@ -52,27 +52,29 @@ def test_the_overlap_is_that_of_comparing_every_window_with_every_window():
             for p in problems
             if any(p["problem"].split()[i : i + n] in windows for i in range(len(p["problem"].split()) - n + 1))
         }
-        assert (found["overlapping"], found["equal"]) == (len(shared | equal), len(equal))
+        assert (results["overlapping"], results["equal"]) == (len(shared | equal), len(equal))
         assert 0 < len(shared) < 60
 
 
 def test_the_examples_are_the_worst_and_name_the_nearest_training_problem():
     near = STORY.replace("How many are left", "How many has she now")
     far = "Omar has 12 red marbles and 30 blue ones, and gives 5 of them to each of her 3 sons. Who is he?"
-    found = overlap([row(far, "far"), row(STORY, "copy")], [row(near, "near"), row(STORY, "same"), row("Why?", "no")])
-    copy, other = found["examples"]
+    results = overlap([row(far, "far"), row(STORY, "copy")], [row(near, "near"), row(STORY, "same"), row("Why?", "no")])
+    copy, other = results["examples"]
     assert (copy["id"], copy["training_id"], copy["share_of_ngrams"]) == ("copy", "same", 1.0)
     assert other["id"] == "far"
     assert 0 < other["share_of_ngrams"] < 1
-    assert (found["overlapping"], found["equal"], found["share"], found["training_problems"]) == (2, 1, 1.0, 3)
-    assert "2 of 2 (100.0%) problems overlap with the 3 of training by 13 words in a row, 1 is equal" in text_of(found)
+    assert (results["overlapping"], results["equal"], results["share"], results["training_problems"]) == (2, 1, 1.0, 3)
+    assert "2 of 2 (100.0%) problems overlap with the 3 of training by 13 words in a row, 1 is equal" in text_of(
+        results
+    )
 
 
 def test_a_training_set_goes_by_name_and_split():
     rows = load_problems("generated:sums", "heldout", limit=5)
     assert against(rows, "generated:sums")["overlapping"] == 0, "held-out problems are never trained on"
-    found = against(rows, "generated:sums:heldout")
-    assert (found["training_data"], found["training_split"], found["equal"]) == ("generated:sums", "heldout", 5)
+    results = against(rows, "generated:sums:heldout")
+    assert (results["training_data"], results["training_split"], results["equal"]) == ("generated:sums", "heldout", 5)
     with pytest.raises(ConfigError, match="did you mean 'gsm8k'"):
         against(rows, "gsm9k")
 
@@ -83,6 +85,6 @@ def test_a_training_set_goes_by_name_and_split():
     [("gsm8k", "test", "gsm8k", 3, 0), ("math500", "test", "math", 88, 0)],
 )
 def test_the_published_sets_against_their_training_sets(data_dir, name, split, training, overlapping, equal):
-    found = against(load_problems(name, split), training)
-    print(f"{name}/{split}: {text_of(found)}")
-    assert (found["overlapping"], found["equal"]) == (overlapping, equal)
+    results = against(load_problems(name, split), training)
+    print(f"{name}/{split}: {text_of(results)}")
+    assert (results["overlapping"], results["equal"]) == (overlapping, equal)

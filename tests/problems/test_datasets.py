@@ -86,14 +86,14 @@ def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
 def test_a_limit_draws_rows_by_the_seed_and_keeps_the_order_of_the_file():
     all_ids = [row["id"] for row in load_problems("math500", "test")]
     settings = ({"limit": 100}, {"limit": 100}, {"limit": 100, "seed": 1}, {"limit": 40}, {"limit": 9999})
-    first, again, other, smaller, every = (
+    first, again, other, smaller, all_of_them = (
         [row["id"] for row in load_problems("math500", "test", **one)] for one in settings
     )
     assert first == again != other
     assert first == [i for i in all_ids if i in set(first)]
     assert len(first) == 100
     assert set(smaller) < set(first)
-    assert every == all_ids
+    assert all_of_them == all_ids
 
 
 @needs_data
@@ -131,10 +131,10 @@ def test_a_file_may_use_any_of_the_key_names(tmp_path):
 def test_the_other_columns_of_a_file_are_kept_as_they_are_in_every_row(tmp_path, caplog):
     first = {"prompt": [{"role": "user", "content": "a?"}], "solution": r"so $\boxed{5}$", "source": "mine", "ease": 1}
     second = {"prompt": [{"role": "user", "content": "b?"}], "solution": "6", "steps": ["x", "y"], "meta": {"year": 7}}
-    for place in (tmp_path / "mine.jsonl", tmp_path / "folder/train.jsonl"):
-        place.parent.mkdir(exist_ok=True)
-        file = write(place, first, second)
-        rows = load_problems(str(place.parent) if place.parent.name == "folder" else file)
+    for position in (tmp_path / "mine.jsonl", tmp_path / "folder/train.jsonl"):
+        position.parent.mkdir(exist_ok=True)
+        file = write(position, first, second)
+        rows = load_problems(str(position.parent) if position.parent.name == "folder" else file)
         assert [row["answer"] for row in rows] == ["5", "6"]
         for row, given in zip(rows, (first, second), strict=True):
             kept = {name: row[name] for name in ("solution", "source", "ease", "steps", "meta")}
@@ -286,8 +286,8 @@ def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub
     loaded = [
         load_problems(*name) for name in (["gsm8k"], ["owner/name:extra@1a2b", "heldout"], ["openr1:extended@v2"])
     ]
-    found = [(row["id"], row["problem"], row["answer"]) for (row,) in loaded]
-    assert found == [("gsm8k/train/1", "a?", "1200"), ("name/1", "b?", "1"), ("openr1/train/1", "c?", "2")]
+    results = [(row["id"], row["problem"], row["answer"]) for (row,) in loaded]
+    assert results == [("gsm8k/train/1", "a?", "1200"), ("name/1", "b?", "1"), ("openr1/train/1", "c?", "2")]
     assert hub["loads"] == [
         ("openai/gsm8k", "main", "train", None),
         ("owner/name", "extra", "test", "1a2b"),
@@ -312,8 +312,8 @@ def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monke
 def test_math_on_the_hub_names_its_columns_otherwise(hub):
     row = {"problem": "a?", "level": "Level 5", "type": "Algebra", "solution": r"so $\boxed{1}$"}
     hub[datasets.SOURCES["math"].hub, "train"] = [row]
-    (found,) = load_problems("math")
-    assert (found["answer"], found["level"], found["subject"]) == ("1", 5, "Algebra")
+    (results,) = load_problems("math")
+    assert (results["answer"], results["level"], results["subject"]) == ("1", 5, "Algebra")
 
 
 # Generated problems

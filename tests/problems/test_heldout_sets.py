@@ -32,9 +32,9 @@ def test_by_default_64_other_problems_than_before_and_after(tmp_path):
 
 
 def test_a_file_gives_the_rest_of_what_is_held_out_of_training(tmp_path):
-    own = tmp_path / "own.jsonl"
-    own.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(100)))
-    asked = problems("--dataset", str(own), "--eval_n", "4", *EVERY)
+    extra = tmp_path / "own.jsonl"
+    extra.write_text("".join(f'{{"problem": "What is {i} + 1?", "answer": "{i + 1}"}}\n' for i in range(100)))
+    asked = problems("--dataset", str(extra), "--eval_n", "4", *EVERY)
     (one,) = asked.during
     parts = [[row["problem"] for row in rows] for rows in (asked.rows, asked.held_out, one.rows)]
     assert list(map(len, parts)) == [90, 4, 6]

@@ -161,8 +161,8 @@ def test_every_template_has_the_answer_format_of_its_name():
     for name, answer_format in FORMATS.items():
         assert answer_format.name == name
         for piece in answer_format.tags:
-            said = build_prompt("a?", name)
-            text = said if isinstance(said, str) else " ".join(message["content"] for message in said)
+            output = build_prompt("a?", name)
+            text = output if isinstance(output, str) else " ".join(message["content"] for message in output)
             assert piece in text  # the prompt shows what it asks for
 
 

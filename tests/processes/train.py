@@ -108,25 +108,25 @@ def zero(engine):
 
 def main(kind: str, model: str, folder: str, settings: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
-    for name, own in json.loads(settings).items():
-        rewards = scattered if own.pop("rewards", "letters") == "sparse" else letters
-        tiled_mlp.MIN_TOKENS = own.pop("tile", 1024)
-        poisoned, apart = own.pop("poisoned_step", None), own.pop("sampled_apart", False)
-        unpacked, resampled = own.pop("one_rank_unpacked", None), "resample_groups" in own
-        lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if own.pop("lora", False) else None
+    for name, extra in json.loads(settings).items():
+        rewards = scattered if extra.pop("rewards", "letters") == "sparse" else letters
+        tiled_mlp.MIN_TOKENS = extra.pop("tile", 1024)
+        poisoned, apart = extra.pop("poisoned_step", None), extra.pop("sampled_apart", False)
+        unpacked, resampled = extra.pop("one_rank_unpacked", None), "resample_groups" in extra
+        lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if extra.pop("lora", False) else None
         trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
-        rollout_func = scripted if own.pop("scripted", False) else None
+        rollout_func = scripted if extra.pop("scripted", False) else None
         if kind == "trl":
-            own = {
-                key: value for key, value in own.items() if key not in ("max_tokens_per_micro_batch", "longest_first")
+            extra = {
+                key: value for key, value in extra.items() if key not in ("max_tokens_per_micro_batch", "longest_first")
             }
         else:
-            own["advantage_eps"] = 1e-4
+            extra["advantage_eps"] = 1e-4
         rows = [{"prompt": f"{prompt}{n if rollout_func else ''}"} for n in range(4) for prompt in PROMPTS]
         if resampled:
             rows = [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate("ehm" * 12)]
         base = {"max_steps": 3, "logging_steps": 1, **SMALL}
-        arguments = config(config_class, Path(folder) / name, **{**base, **own})  # starts the process group
+        arguments = config(config_class, Path(folder) / name, **{**base, **extra})  # starts the process group
         faults = ExitStack()
         faults.enter_context(last_rank_unpacked(unpacked))
         trainer = trainer_class(
@@ -157,7 +157,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             trainer.train()
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         rank, history = trainer.accelerator.process_index, trainer.state.log_history
-        about = {
+        details = {
             "distributed_type": str(trainer.accelerator.distributed_type),
             "processes": trainer.accelerator.num_processes,
             "tokens": sum(tokens),
@@ -171,7 +171,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
             "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
         }
-        (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(about))
+        (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(details))
         if rank == 0:
             torch.save({k: v.detach().float().cpu().clone() for k, v in state.items()}, Path(folder) / f"{name}.pt")
         trainer.accelerator.wait_for_everyone()

@@ -36,8 +36,8 @@ def main(model: str, folder: str, url: str) -> None:
 
     def rewards(prompts, completions, **columns):
         asked = [prompt[-1]["content"] for prompt in prompts]
-        said = [[message["content"] for message in completion] for completion in completions]
-        heard.extend(zip(asked, said, strict=True))
+        output = [[message["content"] for message in completion] for completion in completions]
+        heard.extend(zip(asked, output, strict=True))
         return [float(len(prompt) % 3 + number) for number, prompt in enumerate(asked)]
 
     trainer = MathGRPOTrainer(

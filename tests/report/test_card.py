@@ -37,7 +37,7 @@ def results(right: str) -> dict:
         }
         for i, y in enumerate(right)
     ]
-    about = {
+    details = {
         "format": 1,
         "grader": 12,
         "data": "gsm8k",
@@ -46,7 +46,7 @@ def results(right: str) -> dict:
         "samples": 1,
         "temperature": 0.0,
     }
-    return {**about, **summary(rows), "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
+    return {**details, **summary(rows), "ci95": [0.1, 0.9], "max_new_tokens": 256, "rows": rows}
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_its_metadata_is_what_the_hub_takes_and_shows(run):
     text = card(run, card_data={"license": "apache-2.0"})
     assert card_errors(text) == []
     data = ModelCard(text).data
-    about = {"base_model": "Qwen/Qwen2.5-1.5B-Instruct", "base_model_relation": "adapter", "library_name": "peft"}
-    assert about.items() <= data.to_dict().items()
+    details = {"base_model": "Qwen/Qwen2.5-1.5B-Instruct", "base_model_relation": "adapter", "library_name": "peft"}
+    assert details.items() <= data.to_dict().items()
     assert (data.license, data.datasets, data.pipeline_tag) == ("apache-2.0", ["openai/gsm8k"], "text-generation")
     (result,) = data.eval_results
     assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("openai/gsm8k", "main", "test")

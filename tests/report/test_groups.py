@@ -14,8 +14,8 @@ ROW = {"step": 4, "problem_id": "sum-1", "gold": "17", "prompt": "What is 9 + 8?
 
 
 def row(text, verdict, reward, **more):
-    own = {"completion": text, "verdict": verdict, "reward": reward, "gsm8k": reward - 0.5, "advantage": 0.0}
-    return {**ROW, **own, "in_format": "####" in text, "tokens": len(text), "truncated": False, **more}
+    extra = {"completion": text, "verdict": verdict, "reward": reward, "gsm8k": reward - 0.5, "advantage": 0.0}
+    return {**ROW, **extra, "in_format": "####" in text, "tokens": len(text), "truncated": False, **more}
 
 
 TABLE = [

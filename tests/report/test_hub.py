@@ -59,11 +59,11 @@ def push(capsys):
 
     def pushed(run_dir, *words, code=0):
         capsys.readouterr()
-        found = main(["push", str(run_dir), *words, "--json"])
+        matches = main(["push", str(run_dir), *words, "--json"])
         out, err = capsys.readouterr()
         assert TOKEN not in out + err
         assert "Traceback" not in err
-        assert found == code, err
+        assert matches == code, err
         lines = err.splitlines()
         assert sum(line.startswith("error: ") for line in lines) == (code != 0)
         return (json.loads(out) if code == 0 else None), lines
@@ -232,7 +232,7 @@ def test_what_may_pass_is_tried_again_and_nothing_is_committed_twice(request_lin
 
 
 @pytest.mark.parametrize(
-    ("variables", "repo_id", "said"),
+    ("variables", "repo_id", "output"),
     [
         ({"HF_TOKEN": READER}, "ada/sums", "may only read"),
         ({"HF_TOKEN": "hf_unknown_unknown"}, "ada/sums", "does not take this token (401)"),
@@ -243,11 +243,11 @@ def test_what_may_pass_is_tried_again_and_nothing_is_committed_twice(request_lin
         ({"HF_HUB_OFFLINE": "1"}, "ada/sums", "cannot be pushed to while HF_HUB_OFFLINE is set: unset it"),
     ],
 )
-def test_what_the_hub_would_not_take_is_one_line(variables, repo_id, said, hub, push, adapter_run, monkeypatch):
+def test_what_the_hub_would_not_take_is_one_line(variables, repo_id, output, hub, push, adapter_run, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     _, lines = push(adapter_run, "--repo_id", repo_id, code=2)
-    assert said in lines[-1]
+    assert output in lines[-1]
     assert hub.repositories == {}
 
 
@@ -262,7 +262,7 @@ def test_a_repository_that_is_public_or_has_other_weights_is_refused(hub, push, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "removed", "words", "said"),
+    ("changes", "removed", "words", "output"),
     [
         ({"run_name": f"with {TOKEN}"}, None, [], "config.yaml of the run contains a token or key"),
         ({"run_name": "with wandb0123456789"}, None, [], "config.yaml of the run contains a token or key"),
@@ -273,7 +273,7 @@ def test_a_repository_that_is_public_or_has_other_weights_is_refused(hub, push, 
     ],
 )
 def test_a_run_that_cannot_be_pushed_is_one_line(
-    changes, removed, words, said, hub, push, adapter_run, tiny, tmp_path, monkeypatch
+    changes, removed, words, output, hub, push, adapter_run, tiny, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("WANDB_API_KEY", "wandb0123456789")
     monkeypatch.chdir(tmp_path)
@@ -286,7 +286,7 @@ def test_a_run_that_cannot_be_pushed_is_one_line(
     if removed:
         (run / removed).rename("removed")
     _, lines = push(run, "--repo_id", "ada/sums", *words, code=2)
-    assert said in lines[-1]
+    assert output in lines[-1]
     assert hub.repositories == {}
 
 

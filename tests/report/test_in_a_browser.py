@@ -102,9 +102,9 @@ def test_the_filters_the_search_and_the_sort_order_the_rows(run, browser):
     choose("step", "any")
     spreads = "matches.map((row) => row.keys['spread of rewards'])"
     choose("sort", "spread of rewards, highest first")
-    found = browser.run(spreads)
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1]
+    matches = browser.run(spreads)
+    assert matches == sorted(matches, reverse=True)
+    assert matches[0] > matches[-1]
     browser.run("document.querySelector('input[type=search]').focus()")
     browser.type("(30.7)")
     browser.run("new Promise((done) => setTimeout(done, 300))")

@@ -187,8 +187,8 @@ def test_training_ends_with_both_accuracies_if_two_graders_evaluated(run, capsys
     (run / "before.json").write_text(json.dumps(results(RIGHT_BEFORE, grader=11)))
     print_verdict(run, run / "adapter")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "not compared" in line]
-    said = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
-    assert line.startswith(f"note: {said}")
+    output = "accuracy 36.7% before and 74.2% after training are not compared: grader differs (before 11, after 12): "
+    assert line.startswith(f"note: {output}")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_findings_of_the_history_and_of_the_comparison_stand_above_the_plots_and
     (run / "after.json").write_text(json.dumps(results(set(range(40)))))
     assert main(["report", str(run)]) == 0
     worse, cut = capsys.readouterr().out.splitlines()[:2]
-    said = "37% of 256 problems before training, 16% of 256 at step 30"
-    assert worse.startswith(f"error: held-out accuracy is below the base model's: {said}")
+    output = "37% of 256 problems before training, 16% of 256 at step 30"
+    assert worse.startswith(f"error: held-out accuracy is below the base model's: {output}")
     assert cut.startswith("warning: ")
     page = (run / "report.html").read_text(encoding="utf-8")
     assert main(["report", str(run), "--json"]) == 0

@@ -45,8 +45,8 @@ def three(tmp_path):
 
 
 def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three):
-    found = report_several(three)
-    first, second, third = found.runs
+    matches = report_several(three)
+    first, second, third = matches.runs
     low, high = (read_results(three[i] / "after.json") for i in (0, 1))
     assert (first["before"]["accuracy"], first["after"]["accuracy"], first["difference"]["difference"]) == (
         0.25,
@@ -59,8 +59,8 @@ def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_f
     paired = compare(low, high)
     assert second["against_first"] == {"difference": 0.25, "ci95": [paired.lo, paired.hi]}
     assert third["difference"] is None  # other problems after than before
-    assert any("the problems differ" in note for note in found.notes)
-    page = found.html.read_text()
+    assert any("the problems differ" in note for note in matches.notes)
+    page = matches.html.read_text()
     for words in ("50.0%<br><small>", f"{100 * paired.lo:+.1f} to {100 * paired.hi:+.1f}", "25.0% → 37.5%"):
         assert words in page
     assert page.count("<svg ") == 3  # reward, accuracy, held-out accuracy; no lengths were logged

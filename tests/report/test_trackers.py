@@ -46,10 +46,10 @@ def run(tiny, tmp_path_factory):
     command = [sys.executable, "-m", "grpo_math.train", "--config", str(folder / "recipe.yaml")]
     command += ["--hub_token", SECRET, "--model_name_or_path", tiny(), "--output_dir", str(folder / "run")]
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_"))}
-    own = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
-    own["GRPO_MATH_CACHE"] = str(cache_dir())
+    extra = {"NETRC": str(folder / "netrc"), "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
+    extra["GRPO_MATH_CACHE"] = str(cache_dir())
     done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**bare, **own}, stdin=subprocess.DEVNULL
+        command, capture_output=True, text=True, cwd=ROOT, env={**bare, **extra}, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
     assert "wandb    offline (there is no key" in done.stderr

@@ -53,10 +53,10 @@ def test_it_gets_a_page_with_plots_and_completions_and_no_pickle_is_opened(copy,
     monkeypatch.setattr(pickle, "load", None)
     monkeypatch.setattr(pickle, "Unpickler", None)
     assert main(["report", str(copy), "--json"]) == 0
-    said = capsys.readouterr()
-    files = json.loads(said.out)
+    output = capsys.readouterr()
+    files = json.loads(output.out)
     assert [path.rpartition("/")[2] for path in files["plots"]] == ["training.png", "details.png"]
-    assert "made without grpo_math: the curves are the log of checkpoint-4/trainer_state.json" in said.err
+    assert "made without grpo_math: the curves are the log of checkpoint-4/trainer_state.json" in output.err
     page = (copy / "report.html").read_text(encoding="utf-8")
     for words in ("Mean of the weighted reward", "Training completions", "digits", "lora_r", tiny()):
         assert words in page

@@ -69,16 +69,16 @@ def test_watching_ends_with_the_run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "output"),
     [
         (["a", "b", "--watch"], "--watch would be ignored with several runs: leave it out"),
         (["a", "--output", "x.html"], "--output would be ignored with one run: leave it out"),
         (["a", "--watch", "0"], "watch=0 is not a number of seconds: give 1 or more"),
     ],
 )
-def test_an_option_that_would_be_ignored_is_refused(argv, said, capsys):
+def test_an_option_that_would_be_ignored_is_refused(argv, output, capsys):
     assert main(["report", *argv]) == 2
-    assert capsys.readouterr().err == f"error: {said}\n"
+    assert capsys.readouterr().err == f"error: {output}\n"
 
 
 def test_the_steps_of_a_run_of_epochs_follow_from_its_epoch(tmp_path):

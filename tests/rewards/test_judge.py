@@ -58,8 +58,8 @@ class Endpoint(SmallHTTP):
         if isinstance(reply, int):
             send(request, reply)
             return
-        said = reply(body["messages"][0]["content"]) if callable(reply) else reply
-        send(request, 200, json.dumps({"choices": [{"message": {"content": said}}]}).encode())
+        output = reply(body["messages"][0]["content"]) if callable(reply) else reply
+        send(request, 200, json.dumps({"choices": [{"message": {"content": output}}]}).encode())
 
 
 @pytest.fixture

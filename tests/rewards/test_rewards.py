@@ -29,10 +29,10 @@ def reward(kind, returns):
     """Return a reward function of a kind, called mine, that returns or raises what ``returns`` gives."""
 
     def value():
-        found = returns()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        results = returns()
+        if isinstance(results, BaseException):
+            raise results
+        return results
 
     def mine(prompts, completions, **columns):
         return value()

@@ -45,7 +45,7 @@ def small_files():
 
 
 @pytest.mark.parametrize(
-    ("write", "said"),
+    ("write", "output"),
     [
         (text, "FOLDER/x could not be written: File too large ("),
         (parquet, "a file in FOLDER could not be written: File too large ("),
@@ -54,11 +54,11 @@ def small_files():
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_a_write_that_fails_is_known_for_one_whoever_writes(write, said, small_files, tmp_path):
+def test_a_write_that_fails_is_known_for_one_whoever_writes(write, output, small_files, tmp_path):
     with pytest.raises((OSError, RuntimeError, SafetensorError)) as caught:
         write(tmp_path / "x")
     line = str(failed_write(caught.value, tmp_path))
-    assert line.startswith(said.replace("FOLDER", str(tmp_path)))
+    assert line.startswith(output.replace("FOLDER", str(tmp_path)))
     assert line.endswith(" GB free there); the same command starts over once there is room")
     wrapped = ValueError("while saving")
     wrapped.__cause__ = caught.value
@@ -68,8 +68,8 @@ def test_a_write_that_fails_is_known_for_one_whoever_writes(write, said, small_f
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 def test_any_other_error_is_one_where_it_names_a_file_of_the_run(number, tmp_path):
     error = OSError(number, "", str(tmp_path / "run/history.jsonl"))
-    said = f"run/history.jsonl cannot be read or written: {os.strerror(number)} ("
-    assert said in str(failed_write(error, tmp_path / "run"))
+    output = f"run/history.jsonl cannot be read or written: {os.strerror(number)} ("
+    assert output in str(failed_write(error, tmp_path / "run"))
     for name in (str(tmp_path / "run2/x"), "my_problems.jsonl", None):
         assert failed_write(OSError(number, "", name), tmp_path / "run") is None
     assert failed_write(RuntimeError("CUDA error"), tmp_path / "run") is None

@@ -109,8 +109,8 @@ def test_each_phase_is_the_time_of_its_own_work(tiny, tokenizer, tmp_path, monke
     slowed("_get_per_token_logps_and_entropies", lambda trainer: 0.5)
     settings = {"beta": 0.1, "num_iterations": 2, "pack_updates": False, "max_steps": 1}
     (line,) = trained(tiny(), tokenizer, tmp_path, **settings)
-    found = [line[phase] for phase in (metrics.SECONDS_GENERATE, metrics.SECONDS_GRADE)]
-    assert found == [100.0, 20.0]
+    matches = [line[phase] for phase in (metrics.SECONDS_GENERATE, metrics.SECONDS_GRADE)]
+    assert matches == [100.0, 20.0]
     assert line[metrics.SECONDS_SCORE] == pytest.approx(1.0)
     assert line[metrics.SECONDS_UPDATE] == pytest.approx(3.5)
     assert line[metrics.SECONDS_STEP] == pytest.approx(124.5)
@@ -137,10 +137,10 @@ def test_a_finding_is_said_once_while_training_and_by_the_main_process_alone(tmp
             state = SimpleNamespace(global_step=step, max_steps=60, is_world_process_zero=first)
             callback.on_log(None, state, None, logs={metrics.LOSS: 0.0})
     main.on_train_end(None, SimpleNamespace(global_step=60, is_world_process_zero=True), None)
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[:2] for line in said] == [["step 20", "warning"], ["step 40", "warning"]]
-    assert "max_completion_length: 128 (truncation)" in said[0]
-    assert said[1].endswith("(flat_reward)")
+    output = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[:2] for line in output] == [["step 20", "warning"], ["step 40", "warning"]]
+    assert "max_completion_length: 128 (truncation)" in output[0]
+    assert output[1].endswith("(flat_reward)")
 
 
 def test_a_run_below_the_base_model_is_said_while_training(tmp_path, capsys):

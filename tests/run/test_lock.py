@@ -73,15 +73,15 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
 
 def test_training_and_doctor_refuse_a_folder_in_which_another_run_trains(tmp_path, capsys):
     other = elsewhere(tmp_path / "run")
-    said = f"output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
+    output = f"output_dir='{tmp_path / 'run'}' is in use: process {other.pid} on {socket.gethostname()} trains there"
     (tmp_path / "recipe.yaml").write_text("seed: 1\n")
     arguments = ["--model_name_or_path", "embedded", "--output_dir", str(tmp_path / "run"), *RUN]
     try:
         assert main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {said}: wait until")
-        found = doctor(["--config", str(tmp_path / "recipe.yaml"), *arguments])
-        assert ("error", said) in [(one.level, one.message) for one in found]
+        assert line.startswith(f"error: {output}: wait until")
+        results = doctor(["--config", str(tmp_path / "recipe.yaml"), *arguments])
+        assert ("error", output) in [(one.level, one.message) for one in results]
     finally:
         other.kill()
         other.wait()

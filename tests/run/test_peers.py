@@ -29,10 +29,10 @@ def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny
     until(lambda: steps_done(run_dir, 3), process, log)
     rank(process, 1).kill()
     assert process.wait(60) == 128 + signal.SIGKILL
-    said = log.read_text()
-    assert "Traceback" not in said
-    assert "ChildFailedError" not in said
-    (line,) = [line for line in said.splitlines() if "error:" in line]
+    output = log.read_text()
+    assert "Traceback" not in output
+    assert "ChildFailedError" not in output
+    (line,) = [line for line in output.splitlines() if "error:" in line]
     assert line.startswith("error: rank 1 (process ")
     last = line.partition(LINE)[2].split()[0]
     assert load_file(run_dir / f"checkpoint-{last}/adapter_model.safetensors")

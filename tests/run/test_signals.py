@@ -44,12 +44,12 @@ def waits(function: str, mark: Path) -> list[str]:
     return [sys.executable, "-c", WAITING, function, str(mark)]
 
 
-def saved_after(run_dir: Path, said: str, what: str = "Stopped") -> int:
+def saved_after(run_dir: Path, output: str, case: str = "Stopped") -> int:
     """The step after which a run has stopped; held to its checkpoint, its history and its line."""
     step = history(run_dir)[-1]["step"]
     state = json.loads((run_dir / f"checkpoint-{step}" / "trainer_state.json").read_text())
     assert state["global_step"] == step
-    assert said.count(f"{what} after step {step} of {STEPS}; the same command continues from checkpoint-{step}.") == 1
+    assert output.count(f"{case} after step {step} of {STEPS}; the same command continues from checkpoint-{step}.") == 1
     assert [line["step"] for line in history(run_dir)] == list(range(1, step + 1))
     assert not (run_dir / "adapter").exists()
     return step
@@ -72,8 +72,8 @@ def test_with_nothing_to_finish_a_signal_ends_the_run_and_with_a_step_under_way_
         stop.heeded = True
         stop.end()
     assert signal.getsignal(number) == before
-    said = capfd.readouterr().err.split("\n")
-    assert said == ["", f"{number.name}: stopping after this step, with a checkpoint.", ""]
+    output = capfd.readouterr().err.split("\n")
+    assert output == ["", f"{number.name}: stopping after this step, with a checkpoint.", ""]
 
 
 def test_a_second_ctrl_c_interrupts_and_the_handlers_come_back():
@@ -145,10 +145,10 @@ def test_sigterm_in_the_middle_of_generation_finishes_the_step_and_the_run_goes_
     mark.unlink()
     until(mark.exists, process, log)
     process.send_signal(signal.SIGTERM)
-    said = ends(process, log, AGAIN)
-    assert "SIGHUP: stopping" not in said
-    assert "SIGTERM: stopping after this step, with a checkpoint." in said
-    assert saved_after(run_dir, said) < STEPS
+    output = ends(process, log, AGAIN)
+    assert "SIGHUP: stopping" not in output
+    assert "SIGTERM: stopping after this step, with a checkpoint." in output
+    assert saved_after(run_dir, output) < STEPS
     ends(start([sys.executable, "-m", *command], log), log, 0)
     assert [line["step"] for line in history(run_dir)] == list(range(1, STEPS + 1))
     assert (run_dir / "adapter").exists()
@@ -162,10 +162,10 @@ def test_a_terminal_that_hangs_up_loses_no_step(tiny, tmp_path):
     log_in = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen([sys.executable, "-c", log_in, *command], stdin=theirs, cwd=ROOT, env=variables())
     os.close(theirs)
-    said = b""
+    output = b""
     while not steps_done(run_dir, 2):
-        said += os.read(terminal, 4096) if select.select([terminal], [], [], 0.1)[0] else b""
-        assert process.poll() is None, said[-4000:].decode()
+        output += os.read(terminal, 4096) if select.select([terminal], [], [], 0.1)[0] else b""
+        assert process.poll() is None, output[-4000:].decode()
     os.close(terminal)
     assert process.wait(120) == AGAIN
     step = history(run_dir)[-1]["step"]

@@ -85,10 +85,10 @@ def test_a_value_is_taken_as_training_takes_it(name, value, result):
     ],
 )
 def test_words_of_the_command_line_are_read_as_argparse_reads_them_and_env_reaches_the_run(words, values, tmp_path):
-    found = read(words)
-    assert found.problems == []
-    assert found.given == set(values)
-    assert {name: found.values[name] for name in values} == values
+    results = read(words)
+    assert results.problems == []
+    assert results.given == set(values)
+    assert {name: results.values[name] for name in values} == values
     from grpo_math.trainer.from_recipe import build
 
     path = tmp_path / "recipe.yaml"
@@ -178,8 +178,8 @@ def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_p
 )
 def test_whatever_a_recipe_holds_is_taken_or_refused_in_words(name, value):
     try:
-        found, said = check(name, value), name
+        results, output = check(name, value), name
     except UserError as error:
-        found, said = None, str(error)
-    assert name in said
-    assert not isinstance(found, float) or math.isfinite(found)
+        results, output = None, str(error)
+    assert name in output
+    assert not isinstance(results, float) or math.isfinite(results)

@@ -88,8 +88,8 @@ def test_a_rule_can_be_broken_and_says_its_line_in_the_doctor_and_in_a_config(nu
     assert line.field in rule.fields.split()
     assert line.value == (DEFAULTS | changed)[line.field]
     assert "\n" not in str(line)
-    every = [*violations(DEFAULTS | changed)]
-    if level == "warning" and "error" in dict(every):
+    all_of_them = [*violations(DEFAULTS | changed)]
+    if level == "warning" and "error" in dict(all_of_them):
         return  # errors come first, and a warning once there is none
     findings = preflight(Setup(DEFAULTS | changed), only=("settings",))
     assert (level, f"{line}") in [(one.level, f"{one.message}: {one.remedy}") for one in findings]
@@ -153,8 +153,8 @@ def test_a_config_of_a_script_raises_errors_logs_warnings_and_checks_each_field(
     assert not caplog.messages
     MathGRPOConfig(**given, surrogate="reinforce", epsilon=0.1, epsilon_high=0.3)
     (line,) = caplog.messages
-    said = "epsilon=0.1 (and epsilon_high) has no effect: surrogate='reinforce' holds the ratio at 1: leave it out"
-    assert line == said
+    output = "epsilon=0.1 (and epsilon_high) has no effect: surrogate='reinforce' holds the ratio at 1: leave it out"
+    assert line == output
     for name, value in {"temperature": 0, "loss_type": "ppo", "kl_estimator": "k4", "num_generations": 1}.items():
         with pytest.raises(ConfigError, match=f"{name}="):
             MathGRPOConfig(**given, **{name: value})

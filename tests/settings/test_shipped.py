@@ -38,12 +38,12 @@ def test_training_finds_the_deepspeed_file_that_an_accelerate_config_names(monke
 
 def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name, there in (
+    for name, existing in (
         ("gsm8k_8gb", "launch/configs/gsm8k_8gb.yaml"),
         ("zero2.yaml", "accelerate_configs/zero2.yaml"),
     ):
         assert main(["train", "--copy", name]) == 0
-        assert (tmp_path / Path(there).name).read_bytes() == (ROOT / there).read_bytes()
+        assert (tmp_path / Path(existing).name).read_bytes() == (ROOT / existing).read_bytes()
         assert main(["train", "--copy", name]) == 2
         assert "is here already" in capsys.readouterr().err
     assert main(["train", "--copy", "gsm8k_9gb"]) == 2
@@ -77,10 +77,10 @@ def test_a_shipped_recipe_pays_nothing_to_a_policy_that_does_not_decide_on_an_an
     several = [", ".join(str(int(gold) + i) for i in range(3)) for gold in GOLDS]
     tried["3 candidates"] = [made_up(text, template) for text in several]
     del tried["two answers"]  # the last one may count, as below
-    assert {name: said for name, texts in tried.items() if (said := paid(rewards, template, texts, problems))} == {}
+    assert {name: output for name, texts in tried.items() if (output := paid(rewards, template, texts, problems))} == {}
     # Of several whole answers at most one place counts, so that they are worth no more than one guess.
     places = [
-        ["\n".join(made_up(str(int(gold) + i - place), template) for i in range(3)) for gold in GOLDS]
-        for place in range(3)
+        ["\n".join(made_up(str(int(gold) + i - position), template) for i in range(3)) for gold in GOLDS]
+        for position in range(3)
     ]
     assert sum(paid(rewards, template, texts, problems) for texts in places) <= right

@@ -50,23 +50,23 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def recipe(**said) -> str:
-    Path("recipe.yaml").write_text(yaml.safe_dump(said))
+def recipe(**output) -> str:
+    Path("recipe.yaml").write_text(yaml.safe_dump(output))
     return "recipe.yaml"
 
 
 def test_an_open_r1_recipe_becomes_our_fields(here):
-    found = read(["--config", recipe(**OPEN_R1)]).sound()
-    stated = found.stated()
+    results = read(["--config", recipe(**OPEN_R1)]).sound()
+    stated = results.stated()
     assert stated["dataset"] == "mine.jsonl"
     assert stated["columns"] == "problem=query"
     assert stated["rewards"] == ["accuracy", "format_strict", "xml_count"]
     assert (stated["dtype"], stated["warmup_steps"], stated["prompt_template"]) == ("float32", 0.1, "{problem}")
-    said = {note.split()[0].partition("=")[0] for note in found.notes}
+    output = {note.split()[0].partition("=")[0] for note in results.notes}
     assert (stated["eval_strategy"], stated["eval_steps"]) == ("steps", 10)
     dropped = {"do_eval", "per_device_eval_batch_size"}
-    assert said == {"torch_dtype", "max_prompt_length", "overwrite_output_dir", "warmup_ratio", *dropped}
-    assert len(found.notes) == len(said)  # one line each
+    assert output == {"torch_dtype", "max_prompt_length", "overwrite_output_dir", "warmup_ratio", *dropped}
+    assert len(results.notes) == len(output)  # one line each
 
 
 @pytest.mark.full
@@ -80,22 +80,22 @@ def test_an_open_r1_recipe_trains(here, capsys):
 def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(here):
     chat = '[{"role": "system", "content": "Be short."}, {"role": "user", "content": "3 + 4?"}]'
     Path("chats.jsonl").write_text(f'{{"prompt": {chat}, "solution": "7"}}\n')
-    said = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
-    found = read(["--config", recipe(**said, dataset_test_split="dev")]).sound()
-    assert found.stated()["rewards"] == ["accuracy", "my_rewards.deep:short"]
-    assert (found.values["eval_split"], found.notes) == ("dev", [])
+    output = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
+    results = read(["--config", recipe(**output, dataset_test_split="dev")]).sound()
+    assert results.stated()["rewards"] == ["accuracy", "my_rewards.deep:short"]
+    assert (results.values["eval_split"], results.notes) == ("dev", [])
     from grpo_math.problems.datasets import load_problems
     from grpo_math.problems.prompts import template_of
 
-    (row,) = load_problems("chats.jsonl", template=template_of(found.values))
+    (row,) = load_problems("chats.jsonl", template=template_of(results.values))
     assert row["prompt"] == yaml.safe_load(chat)
     assert (row["problem"], row["answer"]) == ("3 + 4?", "7")
 
 
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
-    found = read(given).sound().stated()
-    assert (found["dataset"], found["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
+    results = read(given).sound().stated()
+    assert (results["dataset"], results["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
 
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():

@@ -42,7 +42,7 @@ def answers(tmp_path_factory):
         words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}
         calls = []
         for case in CASES:
-            code = re.sub("|".join(words), lambda found: words[found[0]], case["code"])
+            code = re.sub("|".join(words), lambda results: words[results[0]], case["code"])
             limits = PythonLimits(**{**LIMITS, **case.get("limits", {})})
             calls.append((code, limits))
         before = memory()

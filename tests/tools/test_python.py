@@ -139,8 +139,8 @@ def test_a_function_of_ones_own_is_a_tool(tmp_path, monkeypatch):
     (tmp_path / "own_tools.py").write_text(f"{text}    return str(a + b)\n\ndef bare(a):\n    return a\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    python_tool, own = read_tools(["python", "own_tools:add"], LIMITS)
-    assert (python_tool.__name__, own(a=1, b=2)) == ("python", "3")
+    python_tool, extra = read_tools(["python", "own_tools:add"], LIMITS)
+    assert (python_tool.__name__, extra(a=1, b=2)) == ("python", "3")
     for names, says in (
         (["own_tools:bare"], "cannot be shown to a model"),
         (["own_tools:none"], "names no function of own_tools"),

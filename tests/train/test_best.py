@@ -38,9 +38,9 @@ def test_the_best_checkpoint_outlives_the_limit_and_is_compared_with_the_last(ti
     assert best == {"step": 1, "metric": PRODUCTS, "value": 0.0, "path": "checkpoint-1"}
     assert [step for step, _ in checkpoints.checkpoints(run_dir)] == [3, 1]
     assert [line["step"] for line in history(run_dir) if PRODUCTS in line] == [1, 2, 3]
-    said = capsys.readouterr().out
-    assert "best     checkpoint-1: +0.0 points [" in said
-    assert "on 4 problems that did not choose it: they do not differ clearly" in said
+    output = capsys.readouterr().out
+    assert "best     checkpoint-1: +0.0 points [" in output
+    assert "on 4 problems that did not choose it: they do not differ clearly" in output
 
     names = ("adapter", "checkpoint-1", "checkpoint-3")
     tensors = [
@@ -76,10 +76,10 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
     assert stops == [False, False, False, True]
 
 
-@pytest.mark.parametrize(("right", "said"), [(2, "they do not differ clearly"), (30, "they differ")])
-def test_best_and_last_are_compared_in_pairs(right, said):
+@pytest.mark.parametrize(("right", "output"), [(2, "they do not differ clearly"), (30, "they differ")])
+def test_best_and_last_are_compared_in_pairs(right, output):
     def results(n):
         rows = [{"id": i, "problem": "p", "gold": "1", "completion": "c"} for i in range(40)]
         return {"rows": [{**row, "category": "correct" if row["id"] < n else "wrong_answer"} for row in rows]}
 
-    assert best_and_last(results(right), results(0), 7).endswith(said)
+    assert best_and_last(results(right), results(0), 7).endswith(output)

@@ -111,7 +111,7 @@ def not_a_number(completions, trainer_state, **columns):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("reward", "said"),
+    ("reward", "output"),
     [
         (raises, f"raised KeyError: 'grade' twice in a row at {__file__}:{raises.__code__.co_firstlineno + 2}: "),
         (exits, "raised SystemExit: 0 twice in a row at "),
@@ -119,11 +119,11 @@ def not_a_number(completions, trainer_state, **columns):
     ],
     ids=["raises", "exits", "not_a_number"],
 )
-def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(reward, said, train):
+def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(reward, output, train):
     code, folder, lines = train("run", reward, "--save_strategy=no")
     assert code == 2
     line = only(lines, "error: ")
-    assert line.startswith(f"error: reward function {reward.__name__} {said}")
+    assert line.startswith(f"error: reward function {reward.__name__} {output}")
     assert "(checkpoint-2 is saved: " in line
     assert not any("Traceback" in line for line in lines)
     assert [step[metrics.STEP] for step in history(folder)] == [1, 2]
@@ -216,11 +216,11 @@ def test_a_rank_whose_machine_vanishes_ends_the_others_with_a_line_after_ddp_tim
     program = ["unshare", "-rn", "sh", "-c", NETWORKS, tmp_path / "run", *command[:at], *several]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.stdout.splitlines()[-1] == f"{GONE} {GONE}", done.stderr[-4000:]
-    for said in (done.stderr, (tmp_path / "run.other").read_text()):
-        line = only(said.splitlines(), "error: ")
+    for output in (done.stderr, (tmp_path / "run.other").read_text()):
+        line = only(output.splitlines(), "error: ")
         assert line.startswith("error: another rank does not answer (")
         assert "see its machine; the same command continues from checkpoint-" in line
-        assert "Traceback" not in said
+        assert "Traceback" not in output
 
 
 # The disk
@@ -255,7 +255,7 @@ def limits():
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "output"),
     [
         (full, "run/history.jsonl could not be written: No space left on device ("),
         (limited(1 << 20), "run could not be written: File too large ("),  # in the weights
@@ -263,7 +263,7 @@ def limits():
     ids=["history", "weights"],
 )
 def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_before(
-    fault, said, train, limits, tmp_path
+    fault, output, train, limits, tmp_path
 ):
     folder, before = tmp_path / "run", []
 
@@ -278,7 +278,7 @@ def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_
     assert code == 2
     line = only(lines, "error: ")
     assert line.startswith("error: ")
-    assert said in line
+    assert output in line
     assert "GB free there); the same command continues from checkpoint-2 once there is room" in line
     assert not any("Traceback" in line for line in lines)
     assert hashes(folder / "checkpoint-2") == before[0]

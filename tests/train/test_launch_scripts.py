@@ -12,7 +12,7 @@ from grpo_math.generation.server import SUPPORTED
 
 
 @pytest.fixture
-def said(tmp_path):
+def output(tmp_path):
     """A function: run a script, and get the commands that it called, one a line."""
     commands = tmp_path / "commands"
     commands.mkdir()
@@ -29,18 +29,18 @@ def said(tmp_path):
     return call
 
 
-def test_train_gives_accelerate_what_stands_before_the_dashes_and_the_recipe_the_rest(said):
+def test_train_gives_accelerate_what_stands_before_the_dashes_and_the_recipe_the_rest(output):
     before, after = ["--num_processes", "4"], ["--seed", "1"]
     expected = "python -m grpo_math.train.ranks --config_file a.yaml {}-m grpo_math.train --config r.yaml --seed 1"
-    assert said("train.sh", "r.yaml", "a.yaml", *before, "--", *after) == [expected.format("--num_processes 4 ")]
-    assert said("train.sh", "r.yaml", "a.yaml", *after) == [expected.format("")]
+    assert output("train.sh", "r.yaml", "a.yaml", *before, "--", *after) == [expected.format("--num_processes 4 ")]
+    assert output("train.sh", "r.yaml", "a.yaml", *after) == [expected.format("")]
 
 
-def test_a_script_without_arguments_says_how_it_is_called(said):
-    assert any("./launch/train.sh R" in line for line in said("train.sh", code=2))
+def test_a_script_without_arguments_says_how_it_is_called(output):
+    assert any("./launch/train.sh R" in line for line in output("train.sh", code=2))
 
 
 def test_every_place_that_names_vllms_range_names_the_same():
     (_, first), (_, last) = SUPPORTED
-    for place in ("pyproject.toml", "grpo_math/train/vllm_env.py"):
-        assert f'"vllm>=0.{first},<0.{last + 1}"' in (ROOT / place).read_text()
+    for position in ("pyproject.toml", "grpo_math/train/vllm_env.py"):
+        assert f'"vllm>=0.{first},<0.{last + 1}"' in (ROOT / position).read_text()

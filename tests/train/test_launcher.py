@@ -127,9 +127,9 @@ class Machine:
         (self.bin / name).write_text(text)
         (self.bin / name).chmod(0o755)
 
-    def says(self, **what: Any) -> None:
-        own = {"mark": self.mark, "starts": str(self.starts), "folder": str(self.folder)}
-        (self.folder / "says.json").write_text(json.dumps({**own, **what}))
+    def says(self, **case: Any) -> None:
+        extra = {"mark": self.mark, "starts": str(self.starts), "folder": str(self.folder)}
+        (self.folder / "says.json").write_text(json.dumps({**extra, **case}))
 
     def gpus(self, n: int, gb: int = 80, used: str = "") -> None:
         rows = "\\n".join(f"{i}, GPU-{i}aa, {gb * 1024}, {4 if i else 5}" for i in range(n))
@@ -145,8 +145,8 @@ class Machine:
         return [sys.executable, "-c", DRIVER, command, "--config", str(path), *port, *map(str, arguments)]
 
     def start(self, *arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
-        said = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": self.environment}
-        return subprocess.Popen(self.command(*arguments, **kwargs), cwd=self.folder, **said)
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": self.environment}
+        return subprocess.Popen(self.command(*arguments, **kwargs), cwd=self.folder, **output)
 
     def run(self, *arguments: Any, **kwargs: Any) -> tuple[int, str, str]:
         process = self.start(*arguments, **kwargs)
@@ -183,10 +183,10 @@ def ended(pid: int) -> bool:
 
 @pytest.fixture
 def machine(tmp_path):
-    there = Machine(tmp_path)
+    existing = Machine(tmp_path)
     with adopting():
-        yield there
-        kill(there.left())
+        yield existing
+        kill(existing.left())
 
 
 def option(argv: list[str], name: str) -> str:
@@ -426,9 +426,9 @@ def test_serve_check_says_what_is_sent_to_the_server(recipe, answer, tmp_path, c
 def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     if not os.environ.get("GRPO_MATH_VLLM"):
         pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
-    own = {"model_name_or_path": smollm, "dtype": "bfloat16", "vllm_max_model_length": 512, "max_steps": 2}
+    extra = {"model_name_or_path": smollm, "dtype": "bfloat16", "vllm_max_model_length": 512, "max_steps": 2}
     recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
-    fields = {**RECIPE, **own, "lora_dropout": 0.0, "output_dir": str(run_dir)}
+    fields = {**RECIPE, **extra, "lora_dropout": 0.0, "output_dir": str(run_dir)}
     for name in ("prompts_per_step", "per_device_train_batch_size"):
         del fields[name]
     recipe.write_text(yaml.safe_dump(fields))

@@ -82,8 +82,8 @@ def test_every_logged_name_is_in_the_table_of_metrics_and_the_batch_is_said_in_a
     assert set(line) == promised({"rollout", "graded", "clip"}, ["accuracy"], map(str, Verdict))
     assert "2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step" in out
     # What is not said has a default that gives a verdict, and names its cost.
-    said = r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0"
-    assert re.search(said, out)
+    output = r"before and after training 128 problems of \S+, heldout, are evaluated: 256 completions more \(eval_n: 0"
+    assert re.search(output, out)
     results = [json.loads((tmp_path / f"run/{name}.json").read_text()) for name in ("before", "after")]
     assert [len(one["rows"]) for one in results] == [128, 128]
     assert list((tmp_path / "run/completions").glob("*.parquet"))
@@ -116,7 +116,7 @@ def test_an_evaluation_of_weights_that_accelerate_will_shard_is_refused(monkeypa
 
 def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loaded(tmp_path, capsys):
     rates = tmp_path / "rates.jsonl"
-    about = {
+    details = {
         "model": "no/such/model",
         "template": "gsm8k",
         "temperature": 0.5,
@@ -124,7 +124,7 @@ def test_pass_rates_of_another_temperature_are_refused_before_the_model_is_loade
         "samples": 8,
         "grader": GRADER,
     }
-    rates.write_text(json.dumps({"measured": about}) + "\n")
+    rates.write_text(json.dumps({"measured": details}) + "\n")
     arguments = [*TINY, "--output_dir", tmp_path / "run", "--difficulty_band", "0.1", "0.9", "--difficulty_file", rates]
     assert "was measured with temperature=0.5, not 1.0" in refused(capsys, *arguments)
 
@@ -154,8 +154,8 @@ def made_up_rates(path, model, rate_of):
     from grpo_math.grading import GRADER
     from grpo_math.problems.datasets import load_problems
 
-    about = {"model": model, "template": "gsm8k", "grader": GRADER, "temperature": 1.0, "max_tokens": 8, "samples": 8}
-    lines = [{"measured": about}]
+    details = {"model": model, "template": "gsm8k", "grader": GRADER, "temperature": 1.0, "max_tokens": 8, "samples": 8}
+    lines = [{"measured": details}]
     for i, row in enumerate(load_problems("generated:sums", seed=42)):  # as the run
         lines.append({"problem": row["problem"], "answer": row["answer"], "correct": rate_of(i), "graded": 8})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

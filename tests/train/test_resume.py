@@ -146,15 +146,15 @@ def served(tiny):
 def test_a_killed_run_ends_as_one_that_was_not(kind, tiny, served, tmp_path):
     settings, names = served(KINDS[kind][0]), KINDS[kind][1]
     jobs = [{"arguments": arguments(tiny(), tmp_path / "whole", settings)}]
-    for place, time in names:
-        again = arguments(tiny(), tmp_path / f"{place}-{time}", settings)
-        jobs += [{"arguments": again, "place": place, "time": time}, {"arguments": again}]
+    for position, time in names:
+        again = arguments(tiny(), tmp_path / f"{position}-{time}", settings)
+        jobs += [{"arguments": again, "place": position, "time": time}, {"arguments": again}]
     codes = runs([{**job, "output": str(tmp_path / "output")} for job in jobs], tmp_path)
-    said = (tmp_path / "output").read_text()
+    output = (tmp_path / "output").read_text()
     ended = dict(zip([("whole", 0), *(name for name in names for _ in "ab")], codes, strict=True))
-    assert codes == [0, *[KILLED, 0] * len(names)], (ended, said[-3000:])
-    for place, time in names:
-        same(tmp_path / f"{place}-{time}", tmp_path / "whole")
+    assert codes == [0, *[KILLED, 0] * len(names)], (ended, output[-3000:])
+    for position, time in names:
+        same(tmp_path / f"{position}-{time}", tmp_path / "whole")
 
 
 FAILING = {
@@ -177,10 +177,10 @@ def test_a_run_that_failed_within_a_step_ends_as_one_that_did_not(kind, tiny, tm
     )
     jobs = [{**job, "output": str(tmp_path / "output")} for job in (whole, again | fault, again)]
     codes = runs(jobs, tmp_path)
-    said = (tmp_path / "output").read_text()
-    assert codes == [0, 2, 0], said[-3000:]
-    assert "Traceback" not in said
-    assert f"Going on from {tmp_path}/failed/checkpoint-{next(iter(fault.values()))}" in said
+    output = (tmp_path / "output").read_text()
+    assert codes == [0, 2, 0], output[-3000:]
+    assert "Traceback" not in output
+    assert f"Going on from {tmp_path}/failed/checkpoint-{next(iter(fault.values()))}" in output
     same(tmp_path / "failed", tmp_path / "whole")
 
 
@@ -201,9 +201,9 @@ def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6}
     settings |= {"per_device_train_batch_size": 2}
     command = launching.accelerate("zero2", tmp_path, "--num_processes", "2")
-    for name, place in (("whole", {}), ("killed", {"place": "update", "time": 6}), ("killed", {})):
-        done = of_ranks(command, {"arguments": arguments(tiny(), tmp_path / name, settings), **place}, tmp_path)
-        assert (done.returncode == 0) == (not place), done.stderr[-3000:]
+    for name, position in (("whole", {}), ("killed", {"place": "update", "time": 6}), ("killed", {})):
+        done = of_ranks(command, {"arguments": arguments(tiny(), tmp_path / name, settings), **position}, tmp_path)
+        assert (done.returncode == 0) == (not position), done.stderr[-3000:]
     assert "Going on from" in done.stderr
     assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
     same(tmp_path / "killed", tmp_path / "whole")
@@ -269,17 +269,17 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_a_finished_run_is_not_run_again(again, tmp_path):
     before = contents(tmp_path / "run")
-    code, said = again()
+    code, output = again()
     assert code == 0
-    assert f"The run in {tmp_path / 'run'} is finished; name a new output_dir for another." in said
+    assert f"The run in {tmp_path / 'run'} is finished; name a new output_dir for another." in output
     assert contents(tmp_path / "run") == before
 
 
 def test_changed_settings_are_shown_and_refused(again, tmp_path):
     before = contents(tmp_path / "run")
-    code, said = again(learning_rate=1e-3, epsilon=0.3)
+    code, output = again(learning_rate=1e-3, epsilon=0.3)
     assert code == 2
-    assert said.splitlines()[-1] == (
+    assert output.splitlines()[-1] == (
         f"error: output_dir={str(tmp_path / 'run')!r} holds a run with other settings (epsilon: 0.2 -> 0.3; "
         "learning_rate: 0.01 -> 0.001): name a new folder, give the settings that it had, or add --resume force to go "
         "on with these"
@@ -289,12 +289,12 @@ def test_changed_settings_are_shown_and_refused(again, tmp_path):
 
 @pytest.mark.full
 def test_force_goes_on_in_spite_of_them_and_not_with_other_weights(again, tmp_path):
-    code, said = again(lora_r=8, max_steps=3, resume="force")
+    code, output = again(lora_r=8, max_steps=3, resume="force")
     assert code == 2
-    assert re.search(r"holds a run whose checkpoints do not fit these settings \(lora_r: 4 -> 8\): name", said)
-    code, said = again(max_steps=3, resume="force")
-    assert code == 0, said
-    assert "Going on from" in said
+    assert re.search(r"holds a run whose checkpoints do not fit these settings \(lora_r: 4 -> 8\): name", output)
+    code, output = again(max_steps=3, resume="force")
+    assert code == 0, output
+    assert "Going on from" in output
     assert (tmp_path / "run/checkpoint-3").is_dir()
     assert json.loads((tmp_path / "run/finished.json").read_text())["step"] == 3
     assert [json.loads(line)["step"] for line in (tmp_path / "run/history.jsonl").open()] == [1, 2, 3]
@@ -308,8 +308,8 @@ def test_a_finished_run_that_is_made_longer_is_not_finished_once_its_settings_ar
         raise KeyboardInterrupt
 
     monkeypatch.setattr(program, "write_config", killed)
-    code, said = again(max_steps=3, resume="force")
-    assert code == 130, said
+    code, output = again(max_steps=3, resume="force")
+    assert code == 130, output
     assert not (tmp_path / "run" / checkpoints.FINISHED).exists()
 
 
@@ -317,17 +317,17 @@ def test_a_finished_run_that_is_made_longer_is_not_finished_once_its_settings_ar
 def test_a_changed_problem_is_named(again, finished, tmp_path):
     rows = (finished[0] / "problems.jsonl").read_text().replace('"4"', '"5"')
     (tmp_path / "problems.jsonl").write_text(rows)
-    code, said = again(dataset=tmp_path / "problems.jsonl")
+    code, output = again(dataset=tmp_path / "problems.jsonl")
     assert code == 2
-    assert re.search(r"dataset: .* -> ", said), "another file is another setting"
+    assert re.search(r"dataset: .* -> ", output), "another file is another setting"
     shutil.copy(finished[0] / "problems.jsonl", tmp_path / "kept.jsonl")
     try:
         (finished[0] / "problems.jsonl").write_text(rows)
-        code, said = again()
+        code, output = again()
     finally:
         shutil.copy(tmp_path / "kept.jsonl", finished[0] / "problems.jsonl")
     assert code == 2
-    assert re.search(r"\(the dataset: problem \d of 8 \(p3\) is another one\)", said)
+    assert re.search(r"\(the dataset: problem \d of 8 \(p3\) is another one\)", output)
 
 
 @pytest.mark.slow
@@ -335,16 +335,17 @@ def test_another_number_of_processes_and_another_kind_of_checkpoint_are_refused(
     config = tmp_path / "run/config.yaml"
     (tmp_path / "run/finished.json").unlink()
     config.write_text(config.read_text().replace("num_processes: 1", "num_processes: 2"))
-    code, said = again()
+    code, output = again()
     assert code == 2
     assert (
-        "num_processes=1 cannot resume checkpoint-2, which 2 wrote (the recipe does not state prompts_per_step" in said
+        "num_processes=1 cannot resume checkpoint-2, which 2 wrote (the recipe does not state prompts_per_step"
+        in output
     )
     one = config.read_text().replace("num_processes: 2", "num_processes: 1")
     config.write_text(one.replace("distributed_type: 'NO'", "distributed_type: DEEPSPEED"))
-    code, said = again(resume="force")
+    code, output = again(resume="force")
     assert code == 2
-    assert "(distributed_type: DEEPSPEED -> NO)" in said
+    assert "(distributed_type: DEEPSPEED -> NO)" in output
 
 
 @pytest.mark.full
@@ -352,10 +353,10 @@ def test_a_damaged_checkpoint_is_passed_over(again, finished, tmp_path):
     run_dir = tmp_path / "run"
     (run_dir / checkpoints.FINISHED).unlink()
     flip(run_dir / "checkpoint-2/optimizer.pt")
-    code, said = again()
-    assert code == 0, said
+    code, output = again()
+    assert code == 0, output
     damaged = f"warning: {run_dir}/checkpoint-2 is damaged (optimizer.pt is not what was written)"
-    assert f"{damaged}: continuing from {run_dir}/checkpoint-1" in said
+    assert f"{damaged}: continuing from {run_dir}/checkpoint-1" in output
     assert (run_dir / "old-checkpoint-2").is_dir()
     name = "adapter/adapter_model.safetensors"
     assert (run_dir / name).read_bytes() == (finished[0] / "run" / name).read_bytes()
@@ -366,23 +367,23 @@ def test_without_a_whole_checkpoint_nothing_is_thrown_away(again, tmp_path):
     (tmp_path / "run" / checkpoints.FINISHED).unlink()
     flip(tmp_path / "run/checkpoint-1/trainer_state.json")
     (tmp_path / "run/checkpoint-2/state_0.pt").unlink()
-    code, said = again()
+    code, output = again()
     assert code == 2
-    assert "checkpoint-2 is damaged (state_0.pt is missing)" in said
-    assert "checkpoint-1 is damaged (trainer_state.json is not what was written); no complete one is left" in said
+    assert "checkpoint-2 is damaged (state_0.pt is missing)" in output
+    assert "checkpoint-1 is damaged (trainer_state.json is not what was written); no complete one is left" in output
     assert (tmp_path / "run/checkpoint-1").is_dir()
 
 
 @pytest.mark.full
 def test_one_checkpoint_may_be_named(again, tmp_path):
-    code, said = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
-    assert code == 0, said
-    assert f"Going on from {tmp_path / 'run/checkpoint-1'}." in said
+    code, output = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
+    assert code == 0, output
+    assert f"Going on from {tmp_path / 'run/checkpoint-1'}." in output
     assert {path.name for path in (tmp_path / "run").glob("*checkpoint-2")} == {"checkpoint-2", "old-checkpoint-2"}
     flip(tmp_path / "run/checkpoint-1/optimizer.pt")
-    code, said = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
+    code, output = again(resume_from_checkpoint=tmp_path / "run/checkpoint-1")
     assert code == 2
-    assert "is damaged (optimizer.pt is not what was written): give another checkpoint" in said
+    assert "is damaged (optimizer.pt is not what was written): give another checkpoint" in output
 
 
 @pytest.mark.slow
@@ -391,17 +392,17 @@ def test_a_checkpoint_whose_state_is_garbage_is_one_line(content, again, tmp_pat
     checkpoint = tmp_path / "run/checkpoint-1"
     (checkpoint / checkpoints.SUMS).unlink()
     (checkpoint / "trainer_state.json").write_bytes(content)
-    code, said = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
+    code, output = again(output_dir=tmp_path / "other", resume_from_checkpoint=checkpoint)
     assert code == 2
-    assert [line for line in said.splitlines() if line.startswith("error: resume_from_checkpoint=")]
-    assert "Traceback" not in said
+    assert [line for line in output.splitlines() if line.startswith("error: resume_from_checkpoint=")]
+    assert "Traceback" not in output
 
 
 def test_a_folder_of_another_program_is_refused(again, tmp_path):
     (tmp_path / "run/config.yaml").write_text("learning_rate: 1.0\n")
-    code, said = again()
+    code, output = again()
     assert code == 2
-    assert "holds a run that cannot be continued, since its config.yaml does not say what it was" in said
+    assert "holds a run that cannot be continued, since its config.yaml does not say what it was" in output
 
 
 def flip(path: Path) -> None:

@@ -113,15 +113,15 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
     assert job.wait(60) == 0, log.read_text()
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
     until(lambda: not Path(f"/proc/{server}").exists())
-    said = calls(cluster)
+    output = calls(cluster)
     port = 20000 + int(cluster["SLURM_JOB_ID"])
-    assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c grpo-math serve ") for line in said)
-    (serve,) = (line for line in said if line.startswith("vllm "))
+    assert any(line.startswith("srun --nodes=1 --ntasks=1 --nodelist=c grpo-math serve ") for line in output)
+    (serve,) = (line for line in output if line.startswith("vllm "))
     assert serve.startswith("vllm serve someone/model --host 0.0.0.0 ")
     assert f"--port {port + 1}" in serve
     assert "--enable-lora" in serve
-    assert "key 32" in said
-    train = sorted(line for line in said if line.startswith("python -m grpo_math.train.ranks --config_file x"))
+    assert "key 32" in output
+    train = sorted(line for line in output if line.startswith("python -m grpo_math.train.ranks --config_file x"))
     assert len(train) == 2
     for rank, line in enumerate(train):
         assert f"--machine_rank {rank} --num_machines 2 --num_processes 2" in line
@@ -141,9 +141,9 @@ def test_a_recipe_that_starts_no_server_has_every_node_train(cluster, tmp_path):
 @pytest.mark.slow
 def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text(SERVED.format("false"))
-    for name, rest in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
-        said = f'echo "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n'
-        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{said}{rest}")
+    for name, others in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
+        output = f'echo "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n'
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{output}{others}")
     job = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "4,5,6,7", "VLLM_GPUS": "2"}
     job, log = submit("one_node", {**cluster, **job}, "recipe.yaml", "x")
     assert job.wait(60) == 0, log.read_text()

@@ -37,13 +37,13 @@ def plainly(q, k, v, scores=PLAIN):
     for group in GROUPS:
         first = group.start + group.prompt
         for start, length in [(group.start, group.prompt), *starts_of(first, group.lengths)]:
-            own = slice(start, start + length)
-            mask[own, own] = True
-            distance[own, own] = torch.arange(length)[:, None] - torch.arange(length)
+            extra = slice(start, start + length)
+            mask[extra, extra] = True
+            distance[extra, extra] = torch.arange(length)[:, None] - torch.arange(length)
             if start >= first:
                 prompt = slice(group.start, first)
-                mask[own, prompt] = True
-                distance[own, prompt] = group.prompt + torch.arange(length)[:, None] - torch.arange(group.prompt)
+                mask[extra, prompt] = True
+                distance[extra, prompt] = group.prompt + torch.arange(length)[:, None] - torch.arange(group.prompt)
     mask &= (distance >= 0) & (distance < (scores.window or TOKENS))
     k, v = (heads.repeat_interleave(HEADS // KEY_HEADS, dim=1) for heads in (k, v))
     q, k, v = (heads.transpose(0, 1) for heads in (q, k, v))
@@ -108,10 +108,10 @@ def test_flash_attn_that_the_model_was_loaded_with_goes_first(torchs_kernel, mon
     """A stand-in for flash-attn 2, which needs a GPU: its arguments are held, and what it is asked to leave out."""
     asked = []
 
-    def flash_attn_varlen_func(q, k, v, dropout_p=0.0, softcap=0.0, window_size=(-1, -1), **rest):
+    def flash_attn_varlen_func(q, k, v, dropout_p=0.0, softcap=0.0, window_size=(-1, -1), **others):
         given = {"dropout_p": dropout_p, "softcap": softcap, "window_size": window_size}
         asked.append({name: value for name, value in given.items() if value and value != (-1, -1)})
-        return flash_reference.flash_attn_varlen_func(q, k, v, window_size=window_size, **rest)
+        return flash_reference.flash_attn_varlen_func(q, k, v, window_size=window_size, **others)
 
     monkeypatch.setattr(flash, "_flash_varlen_fn", flash_attn_varlen_func)
     with torch.no_grad():

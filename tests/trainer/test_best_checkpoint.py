@@ -44,12 +44,12 @@ def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
 
 def remembered(trainer, folder: Path) -> dict:
     """What is known of checkpoints, with names in the place of paths, and the weights at the end."""
-    there = sorted(path.name for path in folder.glob("*checkpoint-*"))
+    existing = sorted(path.name for path in folder.glob("*checkpoint-*"))
     best = trainer.state.best_model_checkpoint
-    kept = {name: json.loads((folder / name / "trainer_state.json").read_text()) for name in there}
+    kept = {name: json.loads((folder / name / "trainer_state.json").read_text()) for name in existing}
     names = ("best_model_checkpoint", "best_global_step", "best_metric", "global_step")
     return {
-        "there": there,
+        "there": existing,
         "best": best and str(Path(best).relative_to(folder)),
         "kept": {name: [str(held[key]).replace(str(folder), "RUN") for key in names] for name, held in kept.items()},
         "step": trainer.state.global_step,

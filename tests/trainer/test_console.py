@@ -16,9 +16,9 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 
 def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(tiny, tokenizer, tmp_path, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
-    own = {"max_steps": 2, "per_device_train_batch_size": 4, "max_completion_length": 16, "beta": 0.1}
+    extra = {"max_steps": 2, "per_device_train_batch_size": 4, "max_completion_length": 16, "beta": 0.1}
     shown = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 3}
-    args = config(MathGRPOConfig, tmp_path, **own, **shown)
+    args = config(MathGRPOConfig, tmp_path, **extra, **shown)
     trainer = MathGRPOTrainer(
         str(tiny()), ["accuracy"], args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
     )

@@ -168,12 +168,12 @@ FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", 
 @pytest.mark.full(keep=["two updates", "[grpo]", "less than a group"])
 @pytest.mark.parametrize("run", RUNS)
 def test_five_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, tiny, tokenizer, tmp_path, monkeypatch):
-    rewards, settings, own = RUNS[run]
-    apart, budget = "vLLM" in run, own.get("max_tokens_per_micro_batch")
+    rewards, settings, extra = RUNS[run]
+    apart, budget = "vLLM" in run, extra.get("max_tokens_per_micro_batch")
     before, plain, lines = trl_run(rewards, settings, apart)
     monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8 if "tiles" in run else tiled_mlp.MIN_TOKENS)
-    own = {"logging_steps": 1, **({} if "baseline" in own else {"advantage_eps": 1e-4}), **own}
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **own)
+    extra = {"logging_steps": 1, **({} if "baseline" in extra else {"advantage_eps": 1e-4}), **extra}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny("llama"), tokenizer, tmp_path, rewards, **settings, **extra)
     if apart:
         sample_apart(trainer)
     if "our way" in run:  # an estimator of another name takes it, and is k3 there

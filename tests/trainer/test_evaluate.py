@@ -45,8 +45,8 @@ def test_before_and_after_are_sampled_by_the_server_and_change_no_training(serve
         trainer = trainer_of(server.url, tiny, tokenizer, tmp_path / str(evaluated), max_steps=2)
         requests = requests_of(server)
         if evaluated:
-            found = evaluate(trainer, ROWS, samples=2, temperature=0.7, max_new_tokens=4, progress=False)
-            assert found["backend"] == "vllm"
+            results = evaluate(trainer, ROWS, samples=2, temperature=0.7, max_new_tokens=4, progress=False)
+            assert results["backend"] == "vllm"
             assert {(r["temperature"], r["max_tokens"], r["top_p"]) for r in requests} == {(0.7, 4, 1.0)}
             assert len({r["seed"] for r in requests}) == len(requests) == 10
             del requests[:]
@@ -135,8 +135,8 @@ def test_the_server_samples_from_the_best_weights_when_these_are_loaded_at_the_e
     best = load_file(tmp_path / "checkpoint-1/adapter_model.safetensors")
     with engine_of(trainer):
         (served,) = server.adapters.values()
-    there = get_peft_model_state_dict(served)
-    assert there.keys() == best.keys()
-    assert all(torch.equal(there[name], best[name]) for name in best)
-    said = json.loads((tmp_path / "best.json").read_text())
-    assert said == {"step": 1, "metric": "eval_sums_accuracy", "value": 0.5, "path": "checkpoint-1"}
+    existing = get_peft_model_state_dict(served)
+    assert existing.keys() == best.keys()
+    assert all(torch.equal(existing[name], best[name]) for name in best)
+    output = json.loads((tmp_path / "best.json").read_text())
+    assert output == {"step": 1, "metric": "eval_sums_accuracy", "value": 0.5, "path": "checkpoint-1"}

@@ -78,8 +78,8 @@ def test_a_family_that_takes_its_positions_from_elsewhere_is_not_packed(family, 
 
 @pytest.mark.slow
 def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_packed(smollm, tokenizer, tmp_path):
-    own = {"longest_first": False, "model_init_kwargs": {"dtype": "bfloat16"}}
-    trainer = make(MathGRPOTrainer, MathGRPOConfig, smollm, tokenizer, tmp_path, **own)
+    extra = {"longest_first": False, "model_init_kwargs": {"dtype": "bfloat16"}}
+    trainer = make(MathGRPOTrainer, MathGRPOConfig, smollm, tokenizer, tmp_path, **extra)
     try_first(trainer)
     assert trainer.scorer is not None
 
@@ -89,12 +89,12 @@ def test_the_rounding_of_half_precision_is_not_taken_for_a_model_that_cannot_be_
 def test_what_falls_back_does_so_before_it_samples_and_trains_to_trls_weights(longest_first, tokenizer, tmp_path):
     settings = {"max_steps": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     ends = []
-    for kind, config, own in (
+    for kind, config, extra in (
         (GRPOTrainer, GRPOConfig, {}),
         (MathGRPOTrainer, MathGRPOConfig, {"advantage_eps": 1e-4, "longest_first": longest_first}),
     ):
         model, shapes = tiny_model("nemotron"), []
-        trainer = make(kind, config, model, tokenizer, tmp_path, **settings, **own)
+        trainer = make(kind, config, model, tokenizer, tmp_path, **settings, **extra)
         model.register_forward_pre_hook(lambda m, a, k, to=shapes: to.append(k["input_ids"].shape), with_kwargs=True)
         before = weights(model)
         trainer.train()

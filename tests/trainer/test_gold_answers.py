@@ -77,8 +77,8 @@ def test_a_reward_that_needs_golds_is_refused_before_weights_load(reward, data, 
 
 def test_rewards_that_read_no_gold_need_none():
     data = Dataset.from_list([{"prompt": "1 + 1?"}])
-    said = check_gold_answers(["format_soft", lambda completions, grade=None, **columns: []], data)
-    assert said.startswith("train_dataset has no gold")
+    output = check_gold_answers(["format_soft", lambda completions, grade=None, **columns: []], data)
+    assert output.startswith("train_dataset has no gold")
     assert check_gold_answers(by_grade, None) is None
 
 

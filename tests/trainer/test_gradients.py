@@ -20,8 +20,8 @@ def trained(tiny, tokenizer, folder, **settings):
     norm, storages = trainer._get_grad_norm, []
 
     def seen(*args, **kwargs):
-        found = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
-        storages.append(len({gradient.untyped_storage().data_ptr() for gradient in found}))
+        results = [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
+        storages.append(len({gradient.untyped_storage().data_ptr() for gradient in results}))
         return norm(*args, **kwargs)
 
     trainer._get_grad_norm = seen

@@ -53,10 +53,10 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls(budget):
         return means.mean()
 
     whole = sum(loss_of(rows) for rows in BATCHES)
-    own = splitter()
-    steps = own.split(BATCHES, budget)
+    extra = splitter()
+    steps = extra.split(BATCHES, budget)
     assert sum(map(len, steps)) == (4 if budget == BUDGET else 1)
-    losses = [own.accumulate(step, loss_of, None) for step in steps]
+    losses = [extra.accumulate(step, loss_of, None) for step in steps]
     for loss in losses:
         loss.backward()
     torch.testing.assert_close(sum(losses), whole)

@@ -31,8 +31,8 @@ def subclass_of(base, changes, title="Changed"):
 
 
 def made(kind, changes, tiny, tokenizer, folder, **settings):
-    base, config_class, own = KINDS[kind]
-    settings = {**SMALL, "max_steps": 2, **own, **settings}
+    base, config_class, extra = KINDS[kind]
+    settings = {**SMALL, "max_steps": 2, **extra, **settings}
     return make(subclass_of(base, changes), config_class, tiny("llama"), tokenizer, folder, letters, **settings)
 
 

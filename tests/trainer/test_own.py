@@ -35,7 +35,7 @@ def broken(*tensors):
 
 
 @pytest.fixture(autouse=True)
-def own(tmp_path, monkeypatch):
+def extra(tmp_path, monkeypatch):
     (tmp_path / "own_math.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -51,8 +51,8 @@ def by_hand(model, small: SmallVLLM, prompts: list[list[list[int]]], tokenizer, 
     for number, batch in enumerate(prompts):
         earlier.append(deepcopy(model).eval())
         small.adapters["by hand"] = earlier[max(0, number - staleness)]
-        for place, prompt in enumerate(batch):
-            seed = batch_seed(batch_seed(42, number), place)
+        for position, prompt in enumerate(batch):
+            seed = batch_seed(batch_seed(42, number), position)
             asked = {"model": "by hand", "prompt": [prompt], "n": 2, "max_tokens": 6, "temperature": 1.0, "seed": seed}
             choices = small.complete(asked)
             texts = tokenizer.batch_decode([choice["token_ids"] for choice in choices], skip_special_tokens=True)
@@ -71,7 +71,7 @@ def by_hand(model, small: SmallVLLM, prompts: list[list[list[int]]], tokenizer, 
 def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
     small, tiny, tokenizer, tmp_path
 ):
-    found = {}
+    results = {}
     for staleness in (0, 1):
         settings = {**AHEAD, **PLAIN, "staleness": staleness}
         trainer = trainer_of(small.url, tiny, tokenizer, tmp_path / str(staleness), **settings)
@@ -81,12 +81,12 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
         rows = [trainer.train_dataset[index]["prompt"] for index in order(trainer.train_sampler, 0)]
         batches = [tokenizer(rows[at : at + 2])["input_ids"] for at in range(0, 10, 2)]
         hand = by_hand(model, small, batches, tokenizer, staleness)
-        found[staleness] = trained(trainer.model)
-        assert torch.allclose(found[staleness], hand, atol=1e-6), (found[staleness] - hand).abs().max()
+        results[staleness] = trained(trainer.model)
+        assert torch.allclose(results[staleness], hand, atol=1e-6), (results[staleness] - hand).abs().max()
         assert [line.get(metrics.STALENESS) for line in lines(trainer)] == (
             [0, 1, 1, 1, 1] if staleness else [None] * 5
         )
-    assert (found[0] - found[1]).abs().max() > 1e-3
+    assert (results[0] - results[1]).abs().max() > 1e-3
 
 
 @pytest.mark.slow

@@ -86,8 +86,8 @@ def test_trls_own_trainer_agrees_where_it_has_the_same(tiny, tokenizer, tmp_path
     """TRL's sync_ref_model with alpha 1, full fine-tuning."""
     # Adam would turn rounding at a zero gradient into a full step.
     sgd = {"optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0}
-    own = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 2}
-    theirs = make(tiny(), tokenizer, tmp_path, trainer=GRPOTrainer, config=GRPOConfig, **sgd, **own)
+    extra = {"sync_ref_model": True, "ref_model_mixup_alpha": 1.0, "ref_model_sync_steps": 2}
+    theirs = make(tiny(), tokenizer, tmp_path, trainer=GRPOTrainer, config=GRPOConfig, **sgd, **extra)
     theirs.train()
     ours = make(tiny(), tokenizer, tmp_path, reference_refresh_steps=2, advantage_eps=1e-4, **sgd)
     ours.train()
@@ -144,11 +144,17 @@ def test_training_goes_on_from_an_adapter_and_the_first_reference_is_that_adapte
 @pytest.mark.full
 def test_the_program_leaves_an_adapter_that_peft_loads(tiny, tmp_path):
     """And accelerate_configs/cpu.yaml launches it."""
-    own = {"beta": 0.5, "reference_refresh_steps": 1, "max_steps": 2, "save_steps": 2, "learning_rate": 1e-2}
-    own |= {"rewards": "small_trainers:letters", "dtype": "float32", "use_peft": "true", "lora_r": 4, "lora_dropout": 0}
+    extra = {"beta": 0.5, "reference_refresh_steps": 1, "max_steps": 2, "save_steps": 2, "learning_rate": 1e-2}
+    extra |= {
+        "rewards": "small_trainers:letters",
+        "dtype": "float32",
+        "use_peft": "true",
+        "lora_r": 4,
+        "lora_dropout": 0,
+    }
     arguments = [
         *TINY,
-        *(f"--{name}={value}" for name, value in own.items()),
+        *(f"--{name}={value}" for name, value in extra.items()),
         "--lora_target_modules",
         "q_proj",
         "v_proj",

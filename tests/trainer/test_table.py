@@ -18,8 +18,8 @@ ROWS = [
 
 def logged(model, tokenizer, folder, rewards, rows=ROWS, **settings):
     """The tables of a run of two steps, by step."""
-    own = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1}
-    args = config(MathGRPOConfig, folder, log_completions=True, num_completions_to_print=0, **own, **settings)
+    extra = {"max_steps": 2, "max_completion_length": 16, "logging_steps": 1}
+    args = config(MathGRPOConfig, folder, log_completions=True, num_completions_to_print=0, **extra, **settings)
     trainer = MathGRPOTrainer(model, rewards, args, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.train()
     lines = [line for line in trainer.state.log_history if "loss" in line]
@@ -74,7 +74,7 @@ def test_a_stop_string_ends_a_completion_as_eos_does(tiny, tokenizer, tmp_path, 
     monkeypatch.setattr(
         MathGRPOTrainer,
         "_generate_single_turn",
-        lambda self, prompts, *rest: ([kinds[i % 4] for i in range(len(prompts))], None),
+        lambda self, prompts, *others: ([kinds[i % 4] for i in range(len(prompts))], None),
     )
     score, kept = MathGRPOTrainer._generate_and_score_completions, []
 

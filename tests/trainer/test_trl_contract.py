@@ -152,14 +152,14 @@ def private(path, owner):
 def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor():
     files = Path(grpo_math.trainer.trainer.__file__).parent.glob("*.py")
     read = {path.name: private(path, "trainer") | private(path, "self.trainer") for path in files}
-    own = private(Path(grpo_math.trainer.trainer.__file__), "self")
+    extra = private(Path(grpo_math.trainer.trainer.__file__), "self")
     source = inspect.getsource(grpo_trainer) + inspect.getsource(transformers.trainer)
     trls = {*re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", source), *re.findall(r"def (_[a-z]\w*)\(self", source)}
     # Every other file reads what is TRL's alone: ours have public names there, or are handed in.
     assert {name: names - trls for name, names in read.items() if names - trls} == {}
     assert set(state.ATTRIBUTES) <= trls
     ours = inspect.getsource(MathGRPOTrainer)
-    assert {name for name in own - trls if f"self.{name}" not in ours and f"def {name}" not in ours} == set()
+    assert {name for name in extra - trls if f"self.{name}" not in ours and f"def {name}" not in ours} == set()
 
 
 def bare_trainer(rollout):

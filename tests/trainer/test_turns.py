@@ -40,11 +40,11 @@ def script(trainer, tokenizer, turns):
     """The trainer with the calls of `FIRST` and `SECOND` in place of what it samples there."""
     sampled = trainer._generate_single_turn
 
-    def single_turn(prompts, *rest, **settings):
-        ids, logprobs = sampled(prompts, *rest, **settings)
+    def single_turn(prompts, *others, **settings):
+        ids, logprobs = sampled(prompts, *others, **settings)
         turns.append(len(prompts))
-        said = dict(enumerate(FIRST)) if len(prompts) == 8 else SECOND if turns[-2] == 8 else {}
-        for row, text in said.items():
+        output = dict(enumerate(FIRST)) if len(prompts) == 8 else SECOND if turns[-2] == 8 else {}
+        for row, text in output.items():
             if text is not None:
                 ids[row] = tokenizer.encode(text, add_special_tokens=False)
         return ids, logprobs
@@ -80,14 +80,14 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
 @pytest.mark.full
 @pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
 def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
-    theirs, before, there, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
-    ours, _, here, own = trained(
+    theirs, before, existing, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+    ours, _, here, extra = trained(
         MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, advantage_eps=1e-4, **settings
     )
-    assert own == turns
-    assert own[1] == 5  # of six with calls, one result is too long
-    assert relative(there, before) > 1e-5
-    assert relative(here - before, there - before) < 1e-5
+    assert extra == turns
+    assert extra[1] == 5  # of six with calls, one result is too long
+    assert relative(existing, before) > 1e-5
+    assert relative(here - before, existing - before) < 1e-5
     for name in ("tools/call_frequency", "tools/failure_frequency"):
         logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
         assert logged[0] == logged[1]
@@ -127,8 +127,8 @@ class Calling(SmallVLLM):
             text = self.tokenizer.decode(prompt)
             n = int(text.rpartition("question ")[2][0])
             done = text.rpartition("question ")[2].count("<|im_start|>tool")
-            said = self.tokenizer.encode(block(n) + END if done < n % 4 else f"#### {n}{END}")
-            one = {"token_ids": said, "logprobs": {"token_logprobs": [-0.5] * len(said)}}
+            output = self.tokenizer.encode(block(n) + END if done < n % 4 else f"#### {n}{END}")
+            one = {"token_ids": output, "logprobs": {"token_logprobs": [-0.5] * len(output)}}
             choices += [{"index": len(choices) + i, **one} for i in range(body["n"])]
         return choices
 
@@ -143,15 +143,15 @@ def test_ranks_with_uneven_turns_get_their_own_answers_from_a_server(tiny, token
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     uneven = 0
     for rank in ranks:
-        for question, said in rank["heard"]:
+        for question, output in rank["heard"]:
             n = int(question.split()[-1])
-            assert said == ["", str(n)] * (n % 4) + [f"#### {n}"]
+            assert output == ["", str(n)] * (n % 4) + [f"#### {n}"]
     first, second = (rank["heard"] for rank in ranks)
     for step in range(2):
-        rounds = [sum(len(said) // 2 for _, said in heard[4 * step : 4 * step + 4]) for heard in (first, second)]
+        rounds = [sum(len(output) // 2 for _, output in heard[4 * step : 4 * step + 4]) for heard in (first, second)]
         uneven += rounds[0] != rounds[1]
     assert uneven, "the ranks were even by chance: take another seed"
     assert ranks[0]["turns"] == ranks[1]["turns"]
     assert ranks[0]["weights"] == ranks[1]["weights"]
-    calls = sum(len(said) // 2 for rank in ranks for _, said in rank["heard"])
+    calls = sum(len(output) // 2 for rank in ranks for _, output in rank["heard"])
     assert sum(line["tools/call_frequency"] for line in ranks[0]["told"]) == pytest.approx(calls / 8)

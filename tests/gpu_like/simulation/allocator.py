@@ -48,16 +48,16 @@ class Allocator:
         size = max(ROUND, -(-size // ROUND) * ROUND)
         pool = (size <= SMALL, stream)
         free = self._free.setdefault(pool, [])
-        place = bisect_left(free, (size, -1))
-        block = free.pop(place)[2] if place < len(free) else self._segment(size, pool)
+        position = bisect_left(free, (size, -1))
+        block = free.pop(position)[2] if position < len(free) else self._segment(size, pool)
         block.free = False
         left = block.size - size
         if left >= ROUND if pool[0] else left > SMALL:
-            rest = Block(block.address + size, left, pool, block, block.after, free=True)
+            others = Block(block.address + size, left, pool, block, block.after, free=True)
             if block.after is not None:
-                block.after.before = rest
-            block.after, block.size = rest, size
-            insort(free, (rest.size, rest.address, rest))
+                block.after.before = others
+            block.after, block.size = others, size
+            insort(free, (others.size, others.address, others))
         return block
 
     def _segment(self, size: int, pool: tuple[bool, int]) -> Block:

@@ -96,8 +96,8 @@ class FakeCuda(TorchDispatchMode):
             out = self.fakes.dispatch(func, kinds, args, kwargs)
         else:
             dtype, form = kwargs.get("dtype") or source.dtype, {"device": CUDA}
-            like = (source.shape, source.stride()), {"dtype": dtype, **form}
-            out = self.fakes.dispatch(aten.empty_strided.default, (), *like)
+            similar = (source.shape, source.stride()), {"dtype": dtype, **form}
+            out = self.fakes.dispatch(aten.empty_strided.default, (), *similar)
         return self._with(out, numbers)
 
     def _made(self, func: Any, kinds: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
@@ -115,7 +115,7 @@ class FakeCuda(TorchDispatchMode):
             given: Any = tree_map(known_or_same, kwargs)
             return tree_map(self._moved, func(*tree_map(known_or_same, args), **given))
         if func in INDEXED:
-            args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
+            args = (args[0], [position for index in args[1] for position in self._places(index)], *args[2:])
         if func in DROPS:
             outs = [torch.empty_like(args[0], dtype=dtype, device=CUDA) for dtype in (args[0].dtype, torch.bool)]
             return tuple(outs) if func is aten.native_dropout.default else outs[0]
@@ -137,8 +137,8 @@ class FakeCuda(TorchDispatchMode):
                     if isinstance(fake, FakeTensor):
                         setattr(fake, VALUE, real)
         elif changes:
-            for place, argument in enumerate(func._schema.arguments):
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
+            for position, argument in enumerate(func._schema.arguments):
+                value = args[position] if position < len(args) else kwargs.get(argument.name)
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for leaf in tree_leaves(value):
                         if isinstance(leaf, FakeTensor):

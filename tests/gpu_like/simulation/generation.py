@@ -15,7 +15,7 @@ from grpo_math.generation.decoding import _knows_call, sample
 FIRST, LAST = 3, 2  # tokens that are computed at the start, and at the end
 
 
-def generate(trainer: Any, plain: Any, prompts: list[list[int]], *rest: Any) -> None:
+def generate(trainer: Any, plain: Any, prompts: list[list[int]], *others: Any) -> None:
     """The peak of `trainer._generate_single_turn`, which is ``plain``."""
     settings, length = trainer.generation_config, trainer.max_completion_length
     settings.max_new_tokens = min(FIRST, length)
@@ -23,7 +23,7 @@ def generate(trainer: Any, plain: Any, prompts: list[list[int]], *rest: Any) -> 
     gives_back()
     torch.cuda.empty_cache = lambda: None  # but not between the first tokens and the last
     try:
-        plain(prompts, *rest)
+        plain(prompts, *others)
     finally:
         torch.cuda.empty_cache = gives_back
     settings.max_new_tokens = length

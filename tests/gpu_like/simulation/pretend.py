@@ -34,8 +34,8 @@ def install() -> None:
             importlib.import_module(name)
     _register_guard()
     handlers: Any = fake_tensor._DISPATCH_META_HANDLERS
-    own = handlers[torch.ops.prim.device.default]
-    handlers[torch.ops.prim.device.default] = lambda args: below(own(args))
+    extra = handlers[torch.ops.prim.device.default]
+    handlers[torch.ops.prim.device.default] = lambda args: below(extra(args))
     dispatch = FakeTensor.__dict__["__torch_dispatch__"].__func__
 
     def dispatched(cls: Any, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:

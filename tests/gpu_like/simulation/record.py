@@ -61,7 +61,7 @@ class Record:
         return self.storages[abs(event) - 1]
 
     def _told(self) -> Iterator[tuple[int, str]]:
-        loaded = next((place for place, phase in self.phases if phase != LOADING), 0)
+        loaded = next((position for position, phase in self.phases if phase != LOADING), 0)
         gone = {-event for event in self.events[:loaded] if event < 0}
         for event in self.events[:loaded]:
             if event > 0 and event not in gone:
@@ -111,10 +111,10 @@ class Record:
 
     def answer(self) -> dict[str, Any]:
         """As `grpo-math plan --simulate --json` prints it; bytes."""
-        peaks, there = self.live()
+        peaks, existing = self.live()
         alone, trained = self.live(training=True)
         reserved = self.reserved()
-        largest = sorted(there, key=lambda storage: -storage.size)[:10]
+        largest = sorted(existing, key=lambda storage: -storage.size)[:10]
         phases = {phase: {"live": peaks[phase], "reserved": reserved[phase]} for phase in PHASES if phase in peaks}
         return {
             "live": max(peaks.values()),
@@ -126,7 +126,7 @@ class Record:
             },
             "peak_phase": max(phases, key=lambda phase: phases[phase]["live"]),
             "phases": phases,
-            "kinds": _kinds(there),
+            "kinds": _kinds(existing),
             "largest": [
                 {"bytes": s.size, "shape": list(s.shape), "dtype": s.dtype, "kind": s.sort(), "line": s.line}
                 for s in largest

@@ -61,7 +61,7 @@ def prompts(tokens: int, number: int = 4096) -> list[str]:
     >>> prompts(3, 2)
     ['a a a', 'b a a']
     """
-    digits = [[chr(ord(WORD) + (row >> 2 * place) % 4) for place in range(6)] for row in range(number)]
+    digits = [[chr(ord(WORD) + (row >> 2 * position) % 4) for position in range(6)] for row in range(number)]
     return [" ".join([*row, *[WORD] * tokens][:tokens]) for row in digits]
 
 
@@ -180,10 +180,10 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Live:
         trainer._grade = lambda *args: None
         generates, length = trainer._generate_single_turn, config.max_completion_length
 
-        def made_up(prompts: list[list[int]], *rest: Any) -> Any:
+        def made_up(prompts: list[list[int]], *others: Any) -> Any:
             if not engine:
                 with live.during("generation"):
-                    generation.generate(trainer, generates, prompts, *rest)
+                    generation.generate(trainer, generates, prompts, *others)
             logps = [[0.0] * length for _ in prompts] if engine else None
             return [[device.TOKEN] * length for _ in prompts], logps
 
@@ -200,13 +200,13 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Live:
 def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    own, argv = parser.parse_known_args()
+    extra, argv = parser.parse_known_args()
     logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     started = time.monotonic()
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-            answer = simulate(argv, own.prompt_tokens, Path(folder)).record.answer()
+            answer = simulate(argv, extra.prompt_tokens, Path(folder)).record.answer()
     except UserError as error:
         print(json.dumps({"error": str(error)}))
         return 2
