@@ -60,10 +60,14 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of transformers that follow from a recipe's: when to evaluate, and what the best model is.
 
     >>> s = {"heldout_every": 5, "heldout": [{"data": "math500"}], "metric_for_best_model": None, "keep_best": True}
-    >>> evaluation_settings({**s, "save_total_limit": None})
-    {'eval_strategy': 'steps', 'eval_steps': 5, 'metric_for_best_model': 'eval_math500_accuracy'}
+    >>> stated = evaluation_settings({**s, "save_total_limit": None})
+    >>> stated["eval_strategy"], stated["eval_steps"], stated["metric_for_best_model"]
+    ('steps', 5, 'eval_math500_accuracy')
     """
-    stated = {"eval_strategy": "steps", "eval_steps": s["heldout_every"]} if s["heldout_every"] else {}
+    # TRL requires a batch of its own evaluation to consist of whole groups. No held-out set uses these batches.
+    stated: dict[str, Any] = {"num_generations_eval": 1} if evaluates(s) else {}
+    if s["heldout_every"]:
+        stated |= {"eval_strategy": "steps", "eval_steps": s["heldout_every"]}
     # transformers' own default is the loss, which no held-out set has.
     has_best = s["keep_best"] or s["load_best_model_at_end"] or s["save_strategy"] == "best"
     if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):

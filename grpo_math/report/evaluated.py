@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
     add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set has too")
-    add("--output", help="a .json file, or a folder for it (default: evaluations)")
+    add("--output", help="a .json file or a folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two results files, and nothing else")
 
 

@@ -403,7 +403,9 @@ PROGRAM = [
         "is missing: transformers would evaluate at every logged step",
         "give the steps between two evaluations",
     ),
-    unused("heldout", lambda s: not evaluates(s), "nothing is evaluated during training", _EVALUATE),
+    unused(
+        "heldout metric_for_best_model", lambda s: not evaluates(s), "nothing is evaluated during training", _EVALUATE
+    ),
     Rule(
         "enable_jit_checkpoint",
         lambda s: s["enable_jit_checkpoint"],

@@ -73,9 +73,11 @@ def test_a_set_that_is_named_twice_is_refused():
 def test_heldout_every_is_the_short_form_of_transformers_settings():
     first = "eval_generated_sums_accuracy"
     settings = problems("--dataset", "generated:sums", "--keep_best", *EVERY).settings
-    assert evaluation_settings(settings) == {"eval_strategy": "steps", "eval_steps": 5, "metric_for_best_model": first}
+    steps = {"eval_strategy": "steps", "eval_steps": 5, "metric_for_best_model": first}
+    # TRL requires whole groups in a batch of its own evaluation, and makes none.
+    assert evaluation_settings(settings) == {**steps, "num_generations_eval": 1}
     settings = problems("--eval_strategy", "steps", "--keep_best", "--metric_for_best_model", "eval_x_n").settings
-    assert evaluation_settings(settings) == {}
+    assert evaluation_settings(settings) == {"num_generations_eval": 1}
     assert evaluation_settings(problems().settings) == {}
 
 
