@@ -122,10 +122,6 @@ KINDS = {
         {**LORA, "tools": "python", "prompt_template": "python", "max_completion_length": 40, "eval_n": 0},
         [("call", 11)],
     ),
-    "evaluated on the way": (
-        {**LORA, "heldout_every": 2, "heldout": '{"data": "generated:sums", "n": 4}', "eval_n": 4},
-        [("generation", 30)],
-    ),
     "one step off policy, dynamic sampling": (
         {**SERVED, "staleness": 1, "resample_groups": 1, "save_steps": 1},
         [("update", 5)],
