@@ -87,11 +87,11 @@ class OutOfMemoryRetry:
 
     An optimizer step consists of several training steps, whose gradients add up. Some parameters may have the gradient
     of the failed training step already. So all gradients are dropped, and the earlier training steps of the same
-    optimizer step are computed again, too.
+    optimizer step are computed again, too. ``undo()`` drops the metrics of the last loss, which are logged twice.
     """
 
-    def __init__(self, accelerator: Any, budget: TokenBudget, splitter: Splitter) -> None:
-        self.accelerator, self.budget, self.splitter = accelerator, budget, splitter
+    def __init__(self, accelerator: Any, budget: TokenBudget, splitter: Splitter, undo: Callable[[], None]) -> None:
+        self.accelerator, self.budget, self.splitter, self.undo = accelerator, budget, splitter, undo
         self.inputs: dict[str, Any] | None = None  # of the current training step, once it is sampled and split
         self.earlier: list[dict[str, Any]] = []  # inputs of this optimizer step's earlier training steps
 
@@ -112,6 +112,7 @@ class OutOfMemoryRetry:
             model.zero_grad(set_to_none=True)
             for inputs in self.earlier:
                 self.accelerator.backward(loss_of(inputs))
+                self.undo()
             return training_step()
 
         self.inputs = None
@@ -134,5 +135,6 @@ class OutOfMemoryRetry:
         except torch.OutOfMemoryError as error:
             if self.inputs is None:  # while sampling, which has no micro-batches to split
                 raise
+            self.undo()
             # As text, because the error's traceback keeps the activations alive.
             return None, str(error)

@@ -33,6 +33,7 @@ class StepMeter:
         self.log, self.rollouts_per_step = log, rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
+        self.marked: dict[str, int] = {}
         self._reported = False  # the first rollout, in this process
 
     def state_dict(self) -> dict[str, Any]:
@@ -64,12 +65,19 @@ class StepMeter:
     @contextmanager
     def only_seconds(self) -> Iterator[None]:
         """Log only seconds and tokens inside this context."""
-        log = self.log()
-        before = {name: len(values) for name, values in log.items()}
+        self.mark()
         yield
-        for name, values in log.items():
+        self.undo()
+
+    def mark(self) -> None:
+        """Remember what is logged now, for `undo`."""
+        self.marked = {name: len(values) for name, values in self.log().items()}
+
+    def undo(self) -> None:
+        """Drop what was logged since `mark`, except seconds and tokens."""
+        for name, values in self.log().items():
             if name not in (*metrics.PHASES, metrics.TOKENS):
-                del values[before.get(name, 0) :]
+                del values[self.marked.get(name, 0) :]
 
     def write(self, vllm: bool, cuda: bool) -> None:
         """Log the metrics of whole steps: mean seconds by phase, tokens per second, memory."""

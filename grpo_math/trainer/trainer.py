@@ -129,7 +129,7 @@ class MathGRPOTrainer(GRPOTrainer):
         self.budget = TokenBudget(
             settings.max_tokens_per_micro_batch, splits=packs and not whole, is_single_process=single
         )
-        self._retry = OutOfMemoryRetry(accelerator, self.budget, self.splitter)
+        self._retry = OutOfMemoryRetry(accelerator, self.budget, self.splitter, self.meter.undo)
         self._gradients = gradients.buffer_of(self.model, is_single_process=single and not self.is_fsdp_enabled)
         self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
         self._offload: Any = nullcontext()
@@ -300,6 +300,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._gradients.allocate()
+        self.meter.mark()
         if "micro_batches" not in inputs:
             return self._loss_of(model, inputs)
         return self.splitter.accumulate(inputs["micro_batches"], partial(self._loss_of, model), model)
