@@ -43,9 +43,17 @@ def assert_arrived(rollouts):
     assert all(rollout["moved"] > 100 * ROUNDING for rollout in after)
 
 
+def assert_evaluated(record):
+    """The engine evaluates, with the trained weights: its greedy answers are those of transformers."""
+    assert record["backend"] == "vllm"
+    assert record["answers"]["engine"] == record["answers"]["transformers"]
+
+
 def test_an_adapter_and_all_weights_reach_the_engine(python, smollm, tmp_path):
     (record,) = records(tmp_path, 1, [python, PROGRAM, smollm, str(tmp_path)])
     assert_arrived(record["all_weights"]["rollouts"])
+    for kind in ("all_weights", "adapter"):
+        assert_evaluated(record[kind])
     adapter = record["adapter"]["rollouts"]
     assert_arrived(adapter)
     assert record["adapter"]["agreed"] == 2
@@ -63,5 +71,6 @@ def test_ranks_that_share_an_engine_wait_for_each_other_before_it_samples(python
     command = [python, *launching.TORCHRUN[1:], PROGRAM, tiny("served"), str(tmp_path)]
     for record in records(tmp_path, 2, command):
         assert_arrived(record["adapter"]["rollouts"])
+        assert_evaluated(record["adapter"])
         calls = [call for rollout in record["adapter"]["rollouts"] for call in rollout["told"]]
         assert {before for before, call in pairwise(calls) if call == "generate"} == {"barrier"}

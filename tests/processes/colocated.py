@@ -1,7 +1,7 @@
 """vLLM in the process that trains, on a CPU: colocated.py MODEL FOLDER, for tests/generation/test_colocated.py.
 
 Trains an adapter, and in a single process all weights too, for two steps each. FOLDER/RANK.json says for each rollout
-how far the engine's log-probs are from the trainer's, and what the engine was told.
+how far the engine's log-probs are from the trainer's, and what the engine was told; and the answers of an evaluation.
 """
 
 import json
@@ -19,7 +19,7 @@ from trl.generation import vllm_generation
 from vllm.model_executor.layers import utils as linear_layers
 from vllm.platforms import current_platform
 
-from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.generation.adapters import logps
 
 QUESTIONS = ["What is 3 + 4?", "Name a colour.", "What is 12 times 3?", "Say hello."]
@@ -113,13 +113,18 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
     prompt_ids = [template(prompt)["input_ids"] for prompt in PROMPTS]
     for _ in range(2):  # two turns of a conversation
         generation.generate(prompt_ids, None, 1)
+    rows = [{"id": str(i), "prompt": prompt, "answer": "7"} for i, prompt in enumerate(PROMPTS)]
+    alone = {"tokenizer": trainer.processing_class, "max_new_tokens": 12}
+    results = {"engine": evaluate(trainer, rows), "transformers": evaluate(policy, rows, **alone)}
+    answers = {name: [row["completion"] for row in result["rows"]] for name, result in results.items()}
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             parameter.copy_(before[name])
     for rollout in rollouts:  # how far training had moved the policy
         first = torch.cat([logps(policy, *row) for row in rollout.pop("rows")])
         rollout["moved"] = (rollout.pop("ours") - first).abs().mean().item()
-    return {"rollouts": rollouts, "agreed": getattr(getattr(generation, "canary", None), "agreed", None)}
+    agreed = getattr(getattr(generation, "canary", None), "agreed", None)
+    return {"rollouts": rollouts, "agreed": agreed, "answers": answers, "backend": results["engine"]["backend"]}
 
 
 def main(model: str, folder: str) -> None:
