@@ -16,6 +16,7 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl.generation import vllm_generation
+from vllm.distributed.device_communicators import cpu_communicator
 from vllm.model_executor.layers import utils as linear_layers
 from vllm.platforms import current_platform
 
@@ -56,6 +57,11 @@ def barrier(original, *args, device_ids=None, **kwargs):
 def plain(layer, remove_weight):
     """vLLM's CPU build drops a weight once it is packed, and cannot load it a second time: keep it."""
     layer.cpu_linear = torch.nn.functional.linear
+
+
+def of_this_run(original, communicator):
+    """vLLM names the ranks' shared memory the same in every run of the machine."""
+    return f"{os.environ['MASTER_PORT']}-{original(communicator).strip('/')}"
 
 
 def vowels(completions, **columns):
@@ -130,6 +136,8 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
 def main(model: str, folder: str) -> None:
     vllm_generation.LLM = Engine
     torch.distributed.barrier = partial(barrier, torch.distributed.barrier)
+    shared = cpu_communicator._CPUSHMDistributed
+    shared.make_group_name = partial(of_this_run, shared.make_group_name)
     # The engine pauses and resumes as on a GPU. Its CPU worker frees no memory, so vLLM would refuse the setting.
     type(current_platform).is_sleep_mode_available = lambda platform: True
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
