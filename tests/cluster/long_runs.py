@@ -120,7 +120,7 @@ def test_the_commands_by_hand_on_both_nodes_need_no_slurm(cluster, folder, envir
 @pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm: ./launch/vllm_environment.sh")
 def test_the_last_node_runs_a_real_vllm_server(submit, smollm):
     settings = ["--model_name_or_path", smollm, "--use_vllm", "true", "--vllm_mode", "server", "--max_steps", "3"]
-    settings += ["--vllm_max_model_length", "256", "--save_steps", "3"]
+    settings += ["--vllm_max_model_length", "256", "--save_steps", "3", "--vllm_server_timeout", "600"]
     job = submit("multi_node", "cpu", *settings, nodes=2, GRPO_MATH_VLLM=VLLM, **CPU)
     job.wait("COMPLETED", "FAILED", seconds=900)
     job.ended("COMPLETED")
