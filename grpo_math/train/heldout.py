@@ -16,8 +16,8 @@ from grpo_math.run import metrics
 def metrics_of(name: str, results: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a set. With several samples the accuracy is mean@n.
 
-    >>> found = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
-    >>> list(metrics_of("aime2025", {**found, "pass@k": {"1": 0.5, "8": 0.75}, "maj@k": {"1": 0.5, "8": 0.5}}))[-2:]
+    >>> results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
+    >>> list(metrics_of("aime2025", {**results, "pass@k": {"1": 0.5, "8": 0.75}, "maj@k": {"1": 0.5, "8": 0.5}}))[-2:]
     ['eval_aime2025_pass@8', 'eval_aime2025_maj@8']
     """
     values = {figure: results[figure] for figure in (metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, "n")}
@@ -50,8 +50,8 @@ class StopAt(TrainerCallback):
 
 def best_and_last(best: Results, last: Results, step: int) -> str:
     """Return a line: do the best checkpoint and the last weights differ, by the paired test on problems of neither?"""
-    found = comparison(last, best)
-    low, high = (100 * bound for bound in found["ci95"])
+    compared = comparison(last, best)
+    low, high = (100 * bound for bound in compared["ci95"])
     verdict = "they differ" if low > 0 or high < 0 else "they do not differ clearly"
-    moved = f"{100 * found['difference']:+.1f} points [{low:+.1f}, {high:+.1f}] against the last weights"
-    return f"best     checkpoint-{step}: {moved}, on {found['n']} problems that did not choose it: {verdict}"
+    moved = f"{100 * compared['difference']:+.1f} points [{low:+.1f}, {high:+.1f}] against the last weights"
+    return f"best     checkpoint-{step}: {moved}, on {compared['n']} problems that did not choose it: {verdict}"
