@@ -39,7 +39,7 @@ def chat_template(setup: Setup) -> Iterator[CheckResult]:
             if broken:
                 raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
     if setup.settings["tools"]:  # before the prompt is rendered, because the prompt may contain a call
-        _talk(setup)
+        _conversation(setup)
     if chat:
         messages = setup.problems.rows[0]["prompt"]
         try:
@@ -145,12 +145,12 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
         return [str(row["prompt"]) for row in rows]
     options = {"tokenize": False, "add_generation_prompt": True, **(setup.settings["chat_template_kwargs"] or {})}
     if setup.settings["tools"]:
-        conversation = _talk(setup)
+        conversation = _conversation(setup)
         options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
     return [setup.tokenizer.apply_chat_template(row["prompt"], **options) for row in rows]
 
 
-def _talk(setup: Setup) -> Any:
+def _conversation(setup: Setup) -> Any:
     """Return the recipe's tools with a chat template that renders their calls. Raises `ConfigError` without one."""
     from grpo_math.evaluation.toolbox import toolbox
 
