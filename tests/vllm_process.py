@@ -31,7 +31,7 @@ class Process:
         make_key()
         self.server = Server(f"http://127.0.0.1:{self.port}")
         self.start()
-        self.server.wait(1200, alive=self.alive)
+        self.server.wait(700, alive=self.alive)
 
     def start(self) -> None:
         options = {"dtype": "bfloat16", "max_model_length": 1024, "lora_rank": 16, "adapters": 2, "extra": self.extra}

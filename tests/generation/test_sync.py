@@ -34,7 +34,7 @@ from grpo_math.run.http import ServerError
 PROGRAM = Path(__file__).parents[1] / "processes" / "train_with_vllm.py"
 pytestmark = [
     pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with"),
-    pytest.mark.timeout(3600),  # a start of the server may take minutes
+    pytest.mark.timeout(1500),  # a start of the server may take minutes
     pytest.mark.full,
 ]
 
@@ -55,11 +55,11 @@ def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, 
         streams = {"stdout": file, "stderr": file}
         run = subprocess.Popen(command, env=variables(), cwd=ROOT, start_new_session=True, **streams)
     try:
-        until(lambda: not process.alive() or run.poll() is not None, seconds=1800, pause=0.2)
+        until(lambda: not process.alive() or run.poll() is not None, seconds=700, pause=0.2)
         assert run.poll() is None, log.read_text()[-4000:]
         until(lambda: not of_session(killed), message="a process of the killed server is left")
         process.start()
-        until(lambda: run.poll() is not None, seconds=1800, pause=0.2)
+        until(lambda: run.poll() is not None, seconds=700, pause=0.2)
     finally:
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)

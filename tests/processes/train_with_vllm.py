@@ -62,7 +62,7 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=url,
-            vllm_server_timeout=1800.0,  # a slow machine needs minutes to start a server
+            vllm_server_timeout=700.0,  # a slow machine needs minutes to start a server
             staleness=1,
             model_init_kwargs={"dtype": "bfloat16"},
         ),
