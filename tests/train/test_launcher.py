@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from small_runs import TINY, history
+from vllm_process import CPU
 from waiting import adopting, alive, kill, until
 
 from grpo_math.cli import main
@@ -433,7 +434,7 @@ def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
         del fields[name]
     recipe.write_text(yaml.safe_dump(fields))
     command = [sys.executable, "-m", "grpo_math.cli", "train", "--config", str(recipe), *TINY]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "TEST_FOLDER": str(tmp_path)}
+    environment = {**os.environ, **CPU, "TEST_FOLDER": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in history(run_dir)] == [1, 2]
