@@ -73,14 +73,12 @@ def texts(candidates: tuple[str, ...]) -> Iterator[tuple[str, str | None]]:
                 yield " ".join(marks), None
 
 
-def paid_twice(
-    all_candidates: Iterable[tuple[str, ...]], all_of_them: int = 1
-) -> tuple[int, list[tuple[str, list[str]]]]:
+def paid_twice(all_candidates: Iterable[tuple[str, ...]], stride: int = 1) -> tuple[int, list[tuple[str, list[str]]]]:
     """Return the number of texts, and those that are paid for more than one candidate, with these candidates."""
     rows = [
         (c, *row) for candidates in all_candidates for c in [candidates] for row in dict.fromkeys(texts(candidates))
     ]
-    rows = rows[::all_of_them]
+    rows = rows[::stride]
     each = [(gold, text, answer_format) for golds, text, answer_format in rows for gold in golds]
     golds, completions, formats = map(list, zip(*each, strict=True))
     grades = grade_batch(golds, completions, answer_format=formats)

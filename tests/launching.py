@@ -45,9 +45,9 @@ def accelerate(name: str, folder: Path, *options: str) -> list[str]:
 
 def for_cpu(shipped: Path, folder: Path) -> Path:
     config = {**json.loads(shipped.read_text()), "zero_force_ds_cpu_optimizer": False}
-    for case in ("offload_optimizer", "offload_param"):
-        if case in config["zero_optimization"]:
-            config["zero_optimization"][case]["pin_memory"] = False
+    for part in ("offload_optimizer", "offload_param"):
+        if part in config["zero_optimization"]:
+            config["zero_optimization"][part]["pin_memory"] = False
     path = folder / shipped.name
     path.write_text(json.dumps(config))
     return path

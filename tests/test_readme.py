@@ -270,5 +270,5 @@ def check_launch(words: list[str]) -> None:
 
 
 def check_vllm(words: list[str]) -> None:
-    all_of_them = server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
-    assert {word for word in words if word.startswith("--")} <= {*all_of_them, "--lora-modules"}
+    options = server.command("m", lora_rank=8, max_model_length=1, tensor_parallel=2, data_parallel=2)
+    assert {word for word in words if word.startswith("--")} <= {*options, "--lora-modules"}

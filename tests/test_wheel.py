@@ -108,11 +108,11 @@ def test_every_file_of_the_package_and_every_config_is_in_it(installed):
     folders = {"": "grpo_math", "launch_configs": "launch/configs"}
     folders |= {"accelerate_configs": "accelerate_configs", "deepspeed_configs": "deepspeed"}
     (package,) = installed.parents[1].glob("lib/python*/site-packages/grpo_math")
-    for existing, here in folders.items():
+    for folder_in_package, here in folders.items():
         files = {path.relative_to(ROOT / here) for path in (ROOT / here).rglob("*") if path.is_file()}
         files = {path for path in files if "__pycache__" not in path.parts}
         assert files
-        assert not {path for path in files if not (package / existing / path).is_file()}
+        assert not {path for path in files if not (package / folder_in_package / path).is_file()}
 
 
 def test_shipped_files_go_by_their_names_of_the_checkout_there(installed, tmp_path):

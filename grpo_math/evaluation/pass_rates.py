@@ -13,7 +13,6 @@ Does not measure again during training.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,7 @@ def read(path: Path, conditions: Mapping[str, Any]) -> Rates:
 
 
 def measure(
-    model: Any,
-    tokenizer: Any,
+    model: Model,
     rows: Sequence[Problem],
     path: Path,
     conditions: Mapping[str, Any],
@@ -62,7 +60,6 @@ def measure(
 ) -> Rates:
     """Return the rates of all ``rows``. Missing rates are measured, on all processes, and added to the file.
 
-    ``model``: a loaded model with its ``tokenizer``, or an open `Model`, which is sampled by its own program.
     ``conditions`` is the first line of the file: ``samples`` completions of each prompt are drawn at ``temperature``,
     with at most ``max_tokens`` tokens. Only the main process reads and writes the file. Torch's generators do not
     change, so training does not depend on whether the rates were measured or read.
@@ -76,16 +73,20 @@ def measure(
     rates: Rates = on_main(lambda: _rates(journal.resume(path, conditions, FIELD)))
     todo = list({key(row): row for row in rows if key(row) not in rates}.values())
     samples = conditions["samples"]
-    measured = model if isinstance(model, Model) else Model(model, tokenizer=tokenizer)
-    batch_size = max(batch_size, measured.at_once)
+    batch_size = max(batch_size, model.at_once)
     sampling = Sampling(samples, conditions["temperature"], conditions["max_tokens"], batch_size, seed)
-    answers: Any = partial(answer, measured, tools=tools, grade_timeout=grade_timeout)
     share = max(1, batch_size // samples)  # problems per process at a time
     with Bar(total=len(todo), desc="pass rates", unit="problem", disable=not (todo and state.is_main_process)) as bar:
         for start in range(0, len(todo), share * state.num_processes):
             all_ranks = todo[start : start + share * state.num_processes]
             named = [{**row, "id": i} for i, row in enumerate(all_ranks)]  # ids of a training set may repeat
-            parts = measured.on_ranks(named, partial(answers, sampling=replace(sampling, seed=seed + len(rates))))
+            first = seed + len(rates) * state.num_processes
+
+            def answers(part: Sequence[Any], first: int = first) -> Any:
+                drawn = replace(sampling, seed=first + part[0]["id"])  # another seed for each part
+                return answer(model, part, drawn, tools=tools, grade_timeout=grade_timeout)
+
+            parts = model.on_ranks(named, answers)
             by_row = {(record["id"], record["sample"]): record for part in parts for record in part}
             lines = []
             for i, row in enumerate(all_ranks):

@@ -180,7 +180,6 @@ class Run:
     """One run. The function `train` calls the methods in their order, on every process."""
 
     trainer: MathGRPOTrainer
-    evaluation_seconds = 0.0
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings, self.arguments, self.config = settings, settings.arguments, settings.config
@@ -279,9 +278,7 @@ class Run:
         rows = self.setup.problems.rows
         options: dict[str, Any] = {"grade_timeout": config.grade_timeout, "tools": self.tools}
         with engine_of(trainer, self.tools) as model:
-            rates = pass_rates.measure(
-                model, None, rows, self.rates_file, self.measured_how, seed=config.seed, **options
-            )
+            rates = pass_rates.measure(model, rows, self.rates_file, self.measured_how, seed=config.seed, **options)
         if band is not None:
             rows, line = difficulty.in_band(rows, rates, *band)
             if self.is_main:
@@ -320,7 +317,7 @@ class Run:
         self.announce(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         start = time.monotonic()
         self.last_results = results = self.score_whole()
-        self.evaluation_seconds = time.monotonic() - start
+        self.progress.then = time.monotonic() - start
         if name == "after":
             results["adapter"] = str(self.target) if self.settings.model.use_peft else None
         if self.is_main:
@@ -356,8 +353,7 @@ class Run:
         """Train to the last step, or to the step in which a signal came, and print that step."""
         trainer = self.trainer
         # The bar shows how long training takes, and the first evaluation has shown how long the last one takes.
-        self.progress.then = self.evaluation_seconds
-        last = f", then {self.evaluation_seconds:.0f} seconds of evaluation" if self.evaluation_seconds else ""
+        last = f", then {self.progress.then:.0f} seconds of evaluation" if self.progress.then else ""
         self.announce(f"2 of 3: training{last}")
         try:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)

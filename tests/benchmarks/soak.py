@@ -75,11 +75,11 @@ def _resident(pid: int) -> int:
         return 0
 
 
-def run(folder: Path, steps: int, all_of_them: int, more: list[str]) -> list[dict[str, int]]:
+def run(folder: Path, steps: int, interval: int, more: list[str]) -> list[dict[str, int]]:
     """Train, and return the lines that were written."""
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     lines = folder / "soak.jsonl"
-    extra = {"SOAK_EVERY": str(all_of_them), "SOAK_FILE": str(lines), "SOAK_RUN": str(folder / "run")}
+    extra = {"SOAK_EVERY": str(interval), "SOAK_FILE": str(lines), "SOAK_RUN": str(folder / "run")}
     paths = [str(ROOT), str(ROOT / "tests/benchmarks"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     extra |= dict.fromkeys(("TMPDIR", "GRPO_MATH_ADAPTER_DIR"), str(folder / "tmp"))
     environment = {**os.environ, **extra, "PYTHONPATH": os.pathsep.join(paths)}

@@ -33,7 +33,8 @@ def problems():
 
 
 def measured(model, tokenizer, rows, path, **kwargs):
-    return pass_rates.measure(model, tokenizer, rows, path, ABOUT, batch_size=8, **kwargs)
+    opened = backends.Model(model, tokenizer=tokenizer)
+    return pass_rates.measure(opened, rows, path, ABOUT, batch_size=8, **kwargs)
 
 
 @pytest.mark.slow

@@ -86,10 +86,10 @@ def test_equal_differences_give_an_interval_without_width():
 
 def test_the_paired_interval_holds_the_middle_95_of_all_resamples():
     differences = [1, 1, 0, -1, 1]
-    all_of_them = sorted(sum(draw) / 5 for draw in itertools.product(differences, repeat=5))
-    cut = int(0.025 * len(all_of_them))
+    resampled_means = sorted(sum(draw) / 5 for draw in itertools.product(differences, repeat=5))
+    cut = int(0.025 * len(resampled_means))
     paired = paired_bootstrap([0, 0, 0, 1, 0], [1, 1, 0, 0, 1], resamples=20_000)
-    assert (paired.lo, paired.hi) == (all_of_them[cut], all_of_them[-1 - cut])
+    assert (paired.lo, paired.hi) == (resampled_means[cut], resampled_means[-1 - cut])
 
 
 def test_wilson_of_means_at_its_ends():

@@ -11,7 +11,7 @@ from vllm_process import VLLM, Process
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate, load_problems
 from grpo_math.evaluation.compare import ResultsError, compare
 
-pytestmark = pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm to serve with")]
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import pytest
 @pytest.mark.parametrize(
     "mixed",
     [
-        lambda torch, existing, here: existing + here,
-        lambda torch, existing, here: torch.cat([existing, here]),
-        lambda torch, existing, here: here[existing[0].long()],
-        lambda torch, existing, here: torch.nn.functional.scaled_dot_product_attention(existing, here, here),
+        lambda torch, on_gpu, here: on_gpu + here,
+        lambda torch, on_gpu, here: torch.cat([on_gpu, here]),
+        lambda torch, on_gpu, here: here[on_gpu[0].long()],
+        lambda torch, on_gpu, here: torch.nn.functional.scaled_dot_product_attention(on_gpu, here, here),
     ],
     ids=["add", "cat", "index", "attention"],
 )
@@ -25,9 +25,9 @@ def test_two_devices_do_not_mix(mixed):
 def test_a_number_on_the_cpu_may_stand_beside_tensors_of_the_device():
     import torch
 
-    existing = torch.ones(2, device="cuda")
-    assert (existing * torch.tensor(3.0)).tolist() == [3.0, 3.0]
-    assert existing.masked_fill(existing > 0, torch.tensor(5.0)).tolist() == [5.0, 5.0]
+    on_gpu = torch.ones(2, device="cuda")
+    assert (on_gpu * torch.tensor(3.0)).tolist() == [3.0, 3.0]
+    assert on_gpu.masked_fill(on_gpu > 0, torch.tensor(5.0)).tolist() == [5.0, 5.0]
 
 
 WAITS = {

@@ -53,19 +53,17 @@ def trained(tiny, tokenizer, folder, cpu: bool, **settings):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_steps_end_with_the_weights_of_a_cpu(kind, tiny, tokenizer, tmp_path):
-    existing, before = trained(tiny, tokenizer, tmp_path, False, **KINDS[kind])
+    on_gpu, before = trained(tiny, tokenizer, tmp_path, False, **KINDS[kind])
     here, _ = trained(tiny, tokenizer, tmp_path, True, **KINDS[kind])
     assert relative(here, before) > 1e-4, "nothing was trained"
-    assert relative(existing - before, here - before) < 1e-5
+    assert relative(on_gpu - before, here - before) < 1e-5
 
 
 def test_float32_weights_under_autocast_end_near_those_of_float32(tiny, tokenizer, tmp_path):
-    existing, before = trained(
-        tiny, tokenizer, tmp_path, False, bf16=True, gradient_checkpointing=True, peft_config=LORA
-    )
+    on_gpu, before = trained(tiny, tokenizer, tmp_path, False, bf16=True, gradient_checkpointing=True, peft_config=LORA)
     here, _ = trained(tiny, tokenizer, tmp_path, True, peft_config=LORA)
-    assert existing.dtype == torch.float32
-    assert 0 < relative(existing - before, here - before) < 0.5
+    assert on_gpu.dtype == torch.float32
+    assert 0 < relative(on_gpu - before, here - before) < 0.5
 
 
 def test_a_model_with_layers_on_two_devices_is_not_packed_and_trains(tiny, tokenizer, tmp_path, caplog):
@@ -73,8 +71,8 @@ def test_a_model_with_layers_on_two_devices_is_not_packed_and_trains(tiny, token
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tiny(), dtype=torch.float32)
     places = {"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": 1, "model.norm": 1, "lm_head": 1}
     model = dispatch_model(loaded, {**places, "model.rotary_emb": 0}, force_hooks=True)
-    existing, before = trained(lambda: model, tokenizer, tmp_path, False)
+    on_gpu, before = trained(lambda: model, tokenizer, tmp_path, False)
     here, _ = trained(tiny, tokenizer, tmp_path, True)
     assert relative(here, before) > 1e-4, "nothing was trained"
-    assert relative(existing - before, here - before) < 1e-5
+    assert relative(on_gpu - before, here - before) < 1e-5
     assert "has layers on several devices" in caplog.text

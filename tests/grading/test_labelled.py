@@ -67,7 +67,7 @@ def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_
 
 @pytest.mark.slow
 def test_no_text_with_several_candidates_is_paid_for_more_than_one_of_them():
-    total, results = paid_twice(CANDIDATES, all_of_them=97)
+    total, results = paid_twice(CANDIDATES, stride=97)
     assert total > 1_000
     assert results == []
 

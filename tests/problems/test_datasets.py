@@ -86,14 +86,14 @@ def test_the_gold_of_the_last_box_is_the_answer_field_of_every_row(tmp_path):
 def test_a_limit_draws_rows_by_the_seed_and_keeps_the_order_of_the_file():
     all_ids = [row["id"] for row in load_problems("math500", "test")]
     settings = ({"limit": 100}, {"limit": 100}, {"limit": 100, "seed": 1}, {"limit": 40}, {"limit": 9999})
-    first, again, other, smaller, all_of_them = (
+    first, again, other, smaller, whole_set = (
         [row["id"] for row in load_problems("math500", "test", **one)] for one in settings
     )
     assert first == again != other
     assert first == [i for i in all_ids if i in set(first)]
     assert len(first) == 100
     assert set(smaller) < set(first)
-    assert all_of_them == all_ids
+    assert whole_set == all_ids
 
 
 @needs_data

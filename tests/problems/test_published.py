@@ -159,8 +159,8 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
 
 def test_a_folder_with_columns_of_its_own_says_which_is_which(tmp_path):
     folder = put(tmp_path / "own", [{"query": "a?", "meta": {"gold": 3, "note": "n"}, "kind": "sum", "big": "x"}])
-    for output in ("answer=meta.gold,subject=kind", "problem=query, answer=meta.gold, subject=kind"):
-        (row,) = load_problems(str(folder), columns=output)
+    for names in ("answer=meta.gold,subject=kind", "problem=query, answer=meta.gold, subject=kind"):
+        (row,) = load_problems(str(folder), columns=names)
         assert (row["problem"], row["answer"], row["subject"], row["id"]) == ("a?", "3", "sum", "own/1")
     with pytest.raises(ConfigError) as error:
         load_problems(str(folder))

@@ -14,6 +14,7 @@ import torch
 import vllm
 from datasets import Dataset
 from peft import LoraConfig
+from served import SETTINGS, vowels
 from transformers import AutoTokenizer
 from trl.generation import vllm_generation
 from vllm.distributed.device_communicators import cpu_communicator
@@ -64,30 +65,18 @@ def of_this_run(original, communicator):
     return f"{os.environ['MASTER_PORT']}-{original(communicator).strip('/')}"
 
 
-def vowels(completions, **columns):
-    """Dense, so that every group has a signal."""
-    return [sum(text[0]["content"].count(letter) for letter in "aeiou") / 10 for text in completions]
-
-
 def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) -> dict:
     trainer = MathGRPOTrainer(
         model=model,
         reward_funcs=vowels,
         args=MathGRPOConfig(
             str(folder),
-            use_cpu=True,
-            bf16=False,
+            **SETTINGS,
             max_steps=2,
-            per_device_train_batch_size=4,
             num_generations=4,
             max_completion_length=12,
             lr_scheduler_type="constant",
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            gradient_checkpointing=False,
             model_init_kwargs={"dtype": "float32"},
-            use_vllm=True,
             vllm_mode="colocate",
             vllm_max_model_length=256,
             vllm_tensor_parallel_size=RANKS,

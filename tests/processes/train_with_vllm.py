@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from served import SETTINGS, vowels
 from transformers import AutoTokenizer
 
 from grpo_math.generation.adapters import logps
@@ -24,11 +25,6 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = ["What is 3 + 4?", "Name a colour.", "What is 12 times 3?", "Say hello.", "What is 9 - 5?", "Count to five."]
-
-
-def vowels(completions, **columns):
-    """Dense, so that every group has a signal."""
-    return [sum(text[0]["content"].count(letter) for letter in "aeiou") / 10 for text in completions]
 
 
 def base_hash(model) -> str:
@@ -44,22 +40,15 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         reward_funcs=vowels,
         args=MathGRPOConfig(
             str(Path(folder) / "run"),
-            use_cpu=True,
-            bf16=False,
+            **SETTINGS,
             max_steps=4,
-            per_device_train_batch_size=4,
             num_generations=4,
             max_completion_length=12,
             learning_rate=2e-3,
             max_grad_norm=0.0,
             lr_scheduler_type="constant",
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            gradient_checkpointing=False,
             logging_steps=1,
             seed=0,
-            use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=url,
             vllm_server_timeout=700.0,  # a slow machine needs minutes to start a server

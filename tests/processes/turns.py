@@ -12,6 +12,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from peft import LoraConfig
+from served import SETTINGS
 from train import digest
 from transformers import AutoTokenizer
 
@@ -45,19 +46,12 @@ def main(model: str, folder: str, url: str) -> None:
         reward_funcs=rewards,
         args=MathGRPOConfig(
             str(Path(folder) / "run"),
-            use_cpu=True,
-            bf16=False,
+            **SETTINGS,
             max_steps=2,
-            per_device_train_batch_size=4,
             num_generations=2,
             max_completion_length=150,
             logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            gradient_checkpointing=False,
             vllm_importance_sampling_correction=False,
-            use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=url,
         ),

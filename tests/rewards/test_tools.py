@@ -13,9 +13,9 @@ PROMPT = [{"role": "user", "content": "What is 17 * 23?"}]
 GOLD = "391"
 
 
-def calls(*codes, output=""):
+def calls(*codes, content=""):
     made = [{"type": "function", "function": {"name": "python", "arguments": {"code": code}}} for code in codes]
-    return {"role": "assistant", "content": output, "tool_calls": made}
+    return {"role": "assistant", "content": content, "tool_calls": made}
 
 
 def result(text, **status):
@@ -38,7 +38,7 @@ def paid(*messages, reward=None):
         ((calls("print(17 * 23)"), result("so\n391.0"), says("#### 391")), 1.0),
         ((calls("1/0"), result("no", status="failed"), calls("17*23"), result("391"), says("#### 391")), 1.0),
         ((calls("print(391)"), result("391"), says("#### 391")), 0.0),
-        ((calls("print(17 * 23)", output="It is 391."), result("391"), says("#### 391")), 0.0),
+        ((calls("print(17 * 23)", content="It is 391."), result("391"), says("#### 391")), 0.0),
         ((calls("print(782-391)"), result("391"), says("#### 391")), 0.0),
         ((calls("print(3.91e2)"), result("391.0"), says("#### 391")), 0.0),
         ((calls("print(17 * 23)"), result("391"), says("#### 392")), 0.0),
@@ -86,14 +86,14 @@ TURNS = [
 
 def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
     """The search of docs/tools.md: 0 or 1, never without a right answer, and never more for further calls."""
-    all_of_them = [[*itertools.chain(*turns)] for n in (1, 2, 3) for turns in itertools.product(TURNS, repeat=n)]
-    columns = {"answer": [GOLD] * len(all_of_them), "answer_format": ["python"] * len(all_of_them)}
+    conversations = [[*itertools.chain(*turns)] for n in (1, 2, 3) for turns in itertools.product(TURNS, repeat=n)]
+    columns = {"answer": [GOLD] * len(conversations), "answer_format": ["python"] * len(conversations)}
     grades = grade_batch(
-        columns["answer"], [text_of(one) for one in all_of_them], answer_format=columns["answer_format"]
+        columns["answer"], [text_of(one) for one in conversations], answer_format=columns["answer_format"]
     )
-    rewards = REWARDS["tool_use"]([PROMPT] * len(all_of_them), all_of_them, grade=grades, **columns)
+    rewards = REWARDS["tool_use"]([PROMPT] * len(conversations), conversations, grade=grades, **columns)
     assert sum(rewards) > 0
-    for completion, reward, grade in zip(all_of_them, rewards, grades, strict=True):
+    for completion, reward, grade in zip(conversations, rewards, grades, strict=True):
         assert reward in (0.0, 1.0)
         if not reward:
             continue

@@ -88,8 +88,8 @@ def test_a_rule_can_be_broken_and_says_its_line_in_the_doctor_and_in_a_config(nu
     assert line.field in rule.fields.split()
     assert line.value == (DEFAULTS | changed)[line.field]
     assert "\n" not in str(line)
-    all_of_them = [*violations(DEFAULTS | changed)]
-    if level == "warning" and "error" in dict(all_of_them):
+    broken_rules = [*violations(DEFAULTS | changed)]
+    if level == "warning" and "error" in dict(broken_rules):
         return  # errors come first, and a warning once there is none
     findings = preflight(Setup(DEFAULTS | changed), only=("settings",))
     assert (level, f"{line}") in [(one.level, f"{one.message}: {one.remedy}") for one in findings]

@@ -38,12 +38,12 @@ def test_training_finds_the_deepspeed_file_that_an_accelerate_config_names(monke
 
 def test_a_recipe_or_an_accelerate_config_is_copied_once(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    for name, existing in (
+    for name, shipped_file in (
         ("gsm8k_8gb", "launch/configs/gsm8k_8gb.yaml"),
         ("zero2.yaml", "accelerate_configs/zero2.yaml"),
     ):
         assert main(["train", "--copy", name]) == 0
-        assert (tmp_path / Path(existing).name).read_bytes() == (ROOT / existing).read_bytes()
+        assert (tmp_path / Path(shipped_file).name).read_bytes() == (ROOT / shipped_file).read_bytes()
         assert main(["train", "--copy", name]) == 2
         assert "is here already" in capsys.readouterr().err
     assert main(["train", "--copy", "gsm8k_9gb"]) == 2

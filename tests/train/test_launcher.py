@@ -184,10 +184,10 @@ def ended(pid: int) -> bool:
 
 @pytest.fixture
 def machine(tmp_path):
-    existing = Machine(tmp_path)
+    made = Machine(tmp_path)
     with adopting():
-        yield existing
-        kill(existing.left())
+        yield made
+        kill(made.left())
 
 
 def option(argv: list[str], name: str) -> str:

@@ -44,12 +44,12 @@ def trainer_of(kind, model, tokenizer, folder, rewards=None, **settings):
 
 def remembered(trainer, folder: Path) -> dict:
     """What is known of checkpoints, with names in the place of paths, and the weights at the end."""
-    existing = sorted(path.name for path in folder.glob("*checkpoint-*"))
+    folder_names = sorted(path.name for path in folder.glob("*checkpoint-*"))
     best = trainer.state.best_model_checkpoint
-    kept = {name: json.loads((folder / name / "trainer_state.json").read_text()) for name in existing}
+    kept = {name: json.loads((folder / name / "trainer_state.json").read_text()) for name in folder_names}
     names = ("best_model_checkpoint", "best_global_step", "best_metric", "global_step")
     return {
-        "there": existing,
+        "there": folder_names,
         "best": best and str(Path(best).relative_to(folder)),
         "kept": {name: [str(held[key]).replace(str(folder), "RUN") for key in names] for name, held in kept.items()},
         "step": trainer.state.global_step,

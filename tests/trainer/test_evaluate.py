@@ -86,7 +86,7 @@ def test_pass_rates_are_measured_by_the_server(server, tiny, tokenizer, tmp_path
     how = {"model": "m", "samples": 3, "temperature": 0.5, "max_tokens": 2}
     with engine_of(trainer) as model:
         requests = requests_of(server)
-        rates = measure(model, None, rows, tmp_path / "rates.jsonl", how)
+        rates = measure(model, rows, tmp_path / "rates.jsonl", how)
     assert len(rates) == 5
     assert [(r["temperature"], r["max_tokens"]) for r in requests] == [(0.5, 2)] * 15
 
@@ -135,8 +135,8 @@ def test_the_server_samples_from_the_best_weights_when_these_are_loaded_at_the_e
     best = load_file(tmp_path / "checkpoint-1/adapter_model.safetensors")
     with engine_of(trainer):
         (served,) = server.adapters.values()
-    existing = get_peft_model_state_dict(served)
-    assert existing.keys() == best.keys()
-    assert all(torch.equal(existing[name], best[name]) for name in best)
+    served_tensors = get_peft_model_state_dict(served)
+    assert served_tensors.keys() == best.keys()
+    assert all(torch.equal(served_tensors[name], best[name]) for name in best)
     output = json.loads((tmp_path / "best.json").read_text())
     assert output == {"step": 1, "metric": "eval_sums_accuracy", "value": 0.5, "path": "checkpoint-1"}

@@ -80,14 +80,14 @@ def trained(trainer_class, config_class, folder, tokenizer, tmp_path, **settings
 @pytest.mark.full
 @pytest.mark.parametrize("settings", [{"beta": 0.1, "num_iterations": 2}, {"max_tool_calling_iterations": 1}])
 def test_scripted_calls_end_with_trls_weights(settings, tiny, tokenizer, tmp_path):
-    theirs, before, existing, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
+    theirs, before, trl_weights, turns = trained(GRPOTrainer, GRPOConfig, tiny(), tokenizer, tmp_path, **settings)
     ours, _, here, extra = trained(
         MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, advantage_eps=1e-4, **settings
     )
     assert extra == turns
     assert extra[1] == 5  # of six with calls, one result is too long
-    assert relative(existing, before) > 1e-5
-    assert relative(here - before, existing - before) < 1e-5
+    assert relative(trl_weights, before) > 1e-5
+    assert relative(here - before, trl_weights - before) < 1e-5
     for name in ("tools/call_frequency", "tools/failure_frequency"):
         logged = [[line[name] for line in of.state.log_history if name in line] for of in (ours, theirs)]
         assert logged[0] == logged[1]
