@@ -447,11 +447,13 @@ class MathGRPOTrainer(GRPOTrainer):
         folder = run_dir / f"checkpoint-{step}"
         with checkpoints.sealed(folder, self.accelerator), replaced(args, save_total_limit=None, push_to_hub=False):
             super()._save_checkpoint(model, trial)
+            # Before the checkpoint is complete: a run that is killed between the two writes both again.
+            if self.accelerator.is_main_process and self.state.best_model_checkpoint is not None:
+                metric = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+                best = {"step": self.state.best_global_step, "metric": metric, "value": self.state.best_metric}
+                path = Path(self.state.best_model_checkpoint).name
+                write_json(run_dir / checkpoints.BEST, {**best, "path": path})
         self.saved_step = step
-        if self.accelerator.is_main_process and self.state.best_global_step == step:
-            metric = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
-            best = {"step": step, "metric": metric, "value": self.state.best_metric, "path": folder.name}
-            write_json(run_dir / checkpoints.BEST, best)
         if args.push_to_hub:
             self._push_from_checkpoint(str(folder))
         if args.should_save:

@@ -4,6 +4,8 @@ Each job has the ``arguments`` of grpo_math.train and, where it is to die, ``pla
 and for the how manyth time that place is met.
 With ``fails`` or ``nan`` the reward raises, or the loss is NaN, from that step on. Without any it runs to its end.
 Torch is imported once; each job is a fork, whose exit status is printed as a line.
+With ``graded_by_letters``, the verdicts of evaluations follow from the letters, because a random model is never right,
+and each rank writes the metrics of its evaluations.
 In several processes (RANK is set) there is one job, and rank 0 dies.
 """
 
@@ -23,10 +25,13 @@ from types import SimpleNamespace
 import numpy
 import torch
 
+from grpo_math.evaluation import results
+from grpo_math.grading import Grade, Verdict
 from grpo_math.report import verdict
 from grpo_math.run import checkpoints, files, resume
 from grpo_math.tools import python
 from grpo_math.train import program
+from grpo_math.trainer import trainer as trainers
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 FAILS = math.inf
@@ -75,11 +80,27 @@ def calls() -> None:
     MathGRPOTrainer._generate_single_turn = calling
 
 
+def grade_by_letters() -> None:
+    def grade(golds, completions, **settings):
+        right = [sum(map(ord, text)) % 2 == 0 for text in completions]
+        return [Grade(Verdict.CORRECT if yes else Verdict.WRONG, None, in_format=False, reason="") for yes in right]
+
+    def evaluate_and_write(run):
+        values = evaluate_held_out(run)
+        with (run.run_dir / f"heldout-{run.config.process_index}.jsonl").open("a") as file:
+            file.write(json.dumps([run.trainer.state.global_step, values]) + "\n")
+        return values
+
+    results.grade_batch = grade
+    evaluate_held_out, program.Run.evaluate_held_out = program.Run.evaluate_held_out, evaluate_and_write
+
+
 PLACES = {
     "call": [(python, "Answer")],  # the program has run
     "update": [(MathGRPOTrainer, "_loss_of")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
     "checksums": [(checkpoints, "seal")],
+    "best.json": [(trainers, "write_json")],
     "rotation": [(MathGRPOTrainer, "store_flos")],
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
 }
@@ -90,6 +111,8 @@ def main(job: dict) -> int:
         dies(job)
     if "--tools=python" in job["arguments"]:
         calls()
+    if "graded_by_letters" in job:
+        grade_by_letters()
     if "fails" in job:
         importlib.import_module("killed").FAILS = job["fails"]  # where the reward is, and not this program
     if "nan" in job:

@@ -21,7 +21,7 @@ from peft import LoraConfig
 from small_trainers import PROMPTS, SMALL, config, letters, sample_apart
 from torch.distributed import distributed_c10d
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.grading import Grade, Verdict
@@ -93,6 +93,19 @@ def last_rank_unpacked(how):
     patched.undo()
 
 
+class Evaluated(TrainerCallback):
+    """Each evaluation gets the next of these rewards. ``saved``: a hash of the weights at each checkpoint."""
+
+    def __init__(self, rewards):
+        self.rewards, self.saved = iter(rewards), {}
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        metrics["eval_reward"] = next(self.rewards)  # transformers reads the same dict afterwards
+
+    def on_save(self, args, state, control, model, **kwargs):
+        self.saved[state.global_step] = digest(model)
+
+
 def digest(model):
     """Of all weights, put together from the ranks where ZeRO-3 or FSDP2 has split them."""
     with _whole(list(model.parameters()), writes=False):
@@ -112,6 +125,7 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
         rewards = scattered if extra.pop("rewards", "letters") == "sparse" else letters
         tiled_mlp.MIN_TOKENS = extra.pop("tile", 1024)
         poisoned, apart = extra.pop("poisoned_step", None), extra.pop("sampled_apart", False)
+        evaluated = Evaluated(extra.pop("eval_rewards", []))
         unpacked, resampled = extra.pop("one_rank_unpacked", None), "resample_groups" in extra
         lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM") if extra.pop("lora", False) else None
         trainer_class, config_class = (GRPOTrainer, GRPOConfig) if kind == "trl" else (MathGRPOTrainer, MathGRPOConfig)
@@ -134,8 +148,10 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             reward_funcs=rewards,
             args=arguments,
             train_dataset=Dataset.from_list(rows),
+            eval_dataset=Dataset.from_list(rows[:2]) if arguments.do_eval else None,
             processing_class=tokenizer,
             peft_config=lora,
+            callbacks=[evaluated],
             rollout_func=rollout_func,
         )
         if resampled:
@@ -169,6 +185,8 @@ def main(kind: str, model: str, folder: str, settings: str) -> None:
             "resample": {k: v for line in history for k, v in line.items() if "resample" in k},
             "skipped": [line["skipped"] for line in history if "skipped" in line],
             "reduce_scatters": getattr(_fsdp_param_group.foreach_reduce, "calls", None),  # fsdp_on_cpu.py counts
+            "saved": evaluated.saved,
+            "best": trainer.state.best_global_step,
             "position": trainer.resampler.pool.position if getattr(trainer, "resampler", None) else None,
         }
         (Path(folder) / f"{name}.{rank}.json").write_text(json.dumps(details))

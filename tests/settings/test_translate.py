@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_runs import history
 
 from grpo_math import cli
 from grpo_math.settings import translate
@@ -21,7 +22,7 @@ OPEN_R1 = {
     "system_prompt": "Think:\n<think>\n...\n</think>\n<answer>\n...\n</answer>",
     "do_eval": True,
     "eval_strategy": "steps",
-    "eval_steps": 10,
+    "eval_steps": 1,
     "hub_model_id": "me/mine",
     "push_to_hub": False,
     "max_prompt_length": 512,
@@ -63,7 +64,7 @@ def test_an_open_r1_recipe_becomes_our_fields(here):
     assert stated["rewards"] == ["accuracy", "format_strict", "xml_count"]
     assert (stated["dtype"], stated["warmup_steps"], stated["prompt_template"]) == ("float32", 0.1, "{problem}")
     output = {note.split()[0].partition("=")[0] for note in results.notes}
-    assert (stated["eval_strategy"], stated["eval_steps"]) == ("steps", 10)
+    assert (stated["eval_strategy"], stated["eval_steps"]) == ("steps", 1)
     dropped = {"do_eval", "per_device_eval_batch_size"}
     assert output == {"torch_dtype", "max_prompt_length", "overwrite_output_dir", "warmup_ratio", *dropped}
     assert len(results.notes) == len(output)  # one line each
@@ -75,6 +76,8 @@ def test_an_open_r1_recipe_trains(here, capsys):
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     assert (config["answer_format"], config["rewards"]) == ("think", ["accuracy", "format_strict", "xml_count"])
     assert capsys.readouterr().err.count("max_prompt_length") == 1
+    (evaluated,) = [line for line in history(Path("run")) if "eval_mine.jsonl_accuracy" in line]
+    assert (evaluated["step"], evaluated["eval_mine.jsonl_n"]) == (1, 8)
 
 
 def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(here):

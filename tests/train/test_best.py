@@ -9,12 +9,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from launching import TINY
+from peft import PeftModel
 from safetensors.torch import load_file
 from small_runs import history
+from transformers import AutoModelForCausalLM
 
+from grpo_math.cli import main as command
 from grpo_math.errors import UserError
 from grpo_math.evaluation import of_run
-from grpo_math.report.hub import prepared
 from grpo_math.run import checkpoints
 from grpo_math.train.heldout import StopAt, best_and_last
 from grpo_math.train.program import main
@@ -49,11 +51,27 @@ def test_the_best_checkpoint_outlives_the_limit_and_is_compared_with_the_last(ti
     ]
     assert torch.equal(tensors[0], tensors[2]), "the weights of the run are still the last"
     assert not torch.equal(tensors[0], tensors[1])
-    assert of_run.read(str(run_dir), checkpoint="best").trained[1] == str(run_dir / "checkpoint-1")
-    assert of_run.read(str(run_dir), checkpoint="best").folder == run_dir / "evaluation-best"
+    best_dir, merged = run_dir / "checkpoint-1", tmp_path / "merged"
+
+    def answer(*words):
+        capsys.readouterr()
+        assert command([*words, "--checkpoint", "best", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    problems = ["--data", "generated:products", "--split", "heldout", "--n", "2"]
+    evaluated = answer("evaluate", "--run", str(run_dir), *problems)
+    assert evaluated["trained"]["adapter"] == str(best_dir)
+    assert evaluated["trained"]["results"] == str(run_dir / "evaluation-best/trained.json")
     assert of_run.read(str(run_dir)).trained[1] == str(run_dir / "adapter")
-    sizes = prepared(run_dir, "me/x", checkpoint="best")["files"]
-    assert "adapter_model.safetensors" in sizes
+
+    answer("export", str(run_dir), "--merge", str(merged), "--dtype", "float32")
+    base = AutoModelForCausalLM.from_pretrained(tiny())
+    expected = PeftModel.from_pretrained(base, str(best_dir)).merge_and_unload().state_dict()
+    exported = AutoModelForCausalLM.from_pretrained(merged).state_dict()
+    assert all(torch.equal(exported[name], expected[name]) for name in expected)
+
+    sizes = answer("push", str(run_dir), "--repo_id", "me/x", "--dry_run")["files"]
+    assert sizes["adapter_model.safetensors"] == (best_dir / "adapter_model.safetensors").stat().st_size
     assert "optimizer.pt" not in sizes
     with pytest.raises(UserError, match="checkpoint='checkpoint-2' is not a checkpoint of"):
         of_run.read(str(run_dir), checkpoint="checkpoint-2")

@@ -15,6 +15,8 @@ import launching
 import pandas
 import pytest
 import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file
 from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError, UserError
@@ -203,6 +205,39 @@ def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
     assert "Going on from" in done.stderr
     assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
     same(tmp_path / "killed", tmp_path / "whole")
+
+
+SETS = [{"data": "generated:products", "n": 8}, {"data": "generated:sums", "n": 4, "samples": 2, "temperature": 1.0}]
+
+
+@pytest.mark.full
+def test_two_processes_under_zero3_keep_their_best_checkpoint_and_its_metrics(tiny, tmp_path):
+    """Evaluated by a stand-in for vLLM, and killed as the best checkpoint is named."""
+    server, asked = SmallVLLM(tiny()), []
+    server.sampling = lambda body: asked.append(body) if "seed" in body and body["n"] == 1 else None
+    settings = {**SERVED, "vllm_server_base_url": server.url, "per_device_train_batch_size": 2, "eval_n": 4}
+    settings |= {"heldout_every": 1, "keep_best": True, "save_steps": 3, "save_total_limit": 1, "max_steps": 4}
+    command = launching.accelerate("zero3", tmp_path, "--num_processes", "2")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for run_dir, place in ((whole, {}), (killed, {"place": "best.json", "time": 2}), (killed, {})):
+        words = [*arguments(tiny(), run_dir, settings), "--heldout", *map(json.dumps, SETS)]
+        done = of_ranks(command, {"arguments": words, "graded_by_letters": True, **place}, tmp_path)
+        assert (done.returncode == 0) == (not place), done.stderr[-3000:]
+        if run_dir == whole:
+            # Once for both processes: 8 problems and 2 samples of 4 at each step; 4 before, after, and with the best.
+            assert len(asked) == 4 * (8 + 2 * 4) + 3 * 4
+            best = json.loads((whole / checkpoints.BEST).read_text())
+            assert 1 < best["step"] < 4
+            assert f"best     checkpoint-{best['step']}: " in done.stdout
+            served = get_peft_model_state_dict([*server.adapters.values()][-1])
+            of_best = load_file(whole / best["path"] / "adapter_model.safetensors")
+            assert all(torch.equal(served[name], of_best[name]) for name in served.keys() | of_best.keys())
+    server.stop()
+    same(killed, whole)
+    for run_dir in (whole, killed):
+        assert json.loads((run_dir / checkpoints.BEST).read_text()) == best
+        assert [step for step, _ in checkpoints.checkpoints(run_dir)] == [4, best["step"]]
+        assert (run_dir / "heldout-0.jsonl").read_text() == (run_dir / "heldout-1.jsonl").read_text()
 
 
 @pytest.mark.full

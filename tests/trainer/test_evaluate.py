@@ -11,12 +11,14 @@ from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from small_trainers import config, letters, relative, weights
 from small_vllm import SmallVLLM, trainer_of
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
+from trl.generation import vllm_client, vllm_generation
 
 from grpo_math import evaluate
 from grpo_math.evaluation.engine import engine_of
 from grpo_math.evaluation.pass_rates import measure
+from grpo_math.generation.sync import KeyedClient
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -59,6 +61,32 @@ def test_before_and_after_are_sampled_by_the_server_and_change_no_training(serve
     assert relative(ended[True][1], ended[False][1]) == 0
     lines = [json.loads(line) for line in (tmp_path / "True/history.jsonl").read_text().splitlines()]
     assert min(line["seconds/update"] for line in lines) > 0  # the evaluation's own sync is no part of a step
+
+
+@pytest.mark.slow
+def test_a_server_with_whole_weights_evaluates_them_as_they_are_now(server, tiny, tokenizer, tmp_path, monkeypatch):
+    def receive(client, metadata, named_weights):  # TRL sends them over NCCL, which needs GPUs
+        model = AutoModelForCausalLM.from_pretrained(tiny())
+        model.load_state_dict(dict(named_weights))
+        server.adapters["base"] = model.eval()
+
+    for module in (vllm_client, vllm_generation):
+        monkeypatch.setattr(module, "is_vllm_available", lambda: True)
+    for name in ("init_communicator", "reset_prefix_cache"):
+        monkeypatch.setattr(KeyedClient, name, lambda client, **kwargs: None)
+    monkeypatch.setattr(KeyedClient, "update_named_params", receive)
+    trainer, greedy = trainer_of(server.url, tiny, tokenizer, tmp_path, lora=False), []
+    for step in (0, 1):
+        trainer.state.global_step, requests = step, requests_of(server)
+        limits = {"max_new_tokens": 4, "progress": False}
+        by_server = evaluate(trainer, ROWS, **limits)
+        alone = evaluate(trainer.model, ROWS, tokenizer=tokenizer, **limits)
+        assert (by_server["backend"], len(requests)) == ("vllm", 5)
+        greedy.append([row["completion"] for row in by_server["rows"]])
+        assert greedy[-1] == [row["completion"] for row in alone["rows"]]
+        with torch.no_grad():
+            trainer.model.lm_head.weight.neg_()
+    assert greedy[0] != greedy[1]
 
 
 @pytest.mark.slow

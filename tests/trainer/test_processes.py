@@ -121,6 +121,25 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
     left_out_on_both(seen["poisoned"], tmp_path / "ours")
 
 
+BEST = {
+    **{"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "num_generations_eval": 2},
+    **{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "load_best_model_at_end": True},
+    **{"metric_for_best_model": "eval_reward", "greater_is_better": True, "eval_rewards": [1.0, 3.0, 2.0]},
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_deepspeed_processes_load_the_weights_of_the_best_checkpoint_at_the_end(stage, tiny, tmp_path):
+    pytest.importorskip("deepspeed")
+    start = accelerate(f"zero{stage}", tmp_path, "--num_processes", "2")
+    launch(start, "ours", tiny("llama"), tmp_path / "ours", {"plain": BEST, "lora": {**BEST, "lora": True}})
+    for name in ("plain", "lora"):
+        for rank in ranks(tmp_path / "ours", name, "DEEPSPEED", 2, [stage, None, None]):
+            assert rank["best"] == 2
+            assert rank["weights"] == rank["saved"]["2"] != rank["saved"]["3"]
+
+
 @pytest.mark.full
 def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny, tmp_path):
     runs = {"small_budget": {"max_tokens_per_micro_batch": 12, "use_cpu": False}}  # several parts in each training step
