@@ -122,9 +122,17 @@ def test_two_deepspeed_processes_end_with_trls_weights(name, zero, tiny, tmp_pat
 
 
 BEST = {
-    **{"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "num_generations_eval": 2},
-    **{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1, "load_best_model_at_end": True},
-    **{"metric_for_best_model": "eval_reward", "greater_is_better": True, "eval_rewards": [1.0, 3.0, 2.0]},
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "per_device_eval_batch_size": 4,
+    "num_generations_eval": 2,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_total_limit": 1,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_reward",
+    "greater_is_better": True,
+    "eval_rewards": [1.0, 3.0, 2.0],
 }
 
 
