@@ -72,7 +72,7 @@ def conversing(generate: Generate, conversation: Conversation, longest: int, con
             conversation,
             prompts,
             first,
-            [conversation.functions() for _ in first],
+            [{tool.__name__: tool for tool in conversation.tools}] * len(first),
             lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
             Limits(longest, context or UNLIMITED, conversation.most),
         )

@@ -26,33 +26,33 @@ logger = logging.getLogger(__name__)
 
 TOKENS = 16
 LARGEST_SCALE = 2.0**24
+BLOCK = 128  # tokens in a block of vLLM's prefix cache: 16 on GPUs, 128 on CPUs
 
 
 class Canary:
     """Compares vLLM's log-probs with the trainer's.
 
     ``ask`` returns a greedy continuation of `TOKENS` from every engine. ``send`` sends the current adapter with its
-    effect times a factor. ``room`` returns the block size of vLLM's prefix cache, and the longest context.
+    effect times a factor. ``context`` is the engine's longest context in tokens.
     """
 
     def __init__(
         self,
         model: Any,
         accelerator: Any,
-        float32: bool,
         ask: Callable[[list[int]], list[Completion]],
         send: Callable[[float], None],
-        room: Callable[[], tuple[int, int]],
+        context: int,
     ) -> None:
         self.model, self.accelerator = model, accelerator
-        self.ask, self.send, self.room = ask, send, room
+        self.ask, self.send, self.context = ask, send, context
         self.prompt: list[int] = []
         self.agreed = 0  # 1: at the first sync; 2: with a changed adapter, so no check is left
         self.due = False
         # The mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03 in
         # bfloat16).
         quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
-        self.tolerance = 0.4 if quantised else 0.02 if float32 else 0.2
+        self.tolerance = 0.4 if quantised else 0.2
 
     def check(self, prompts: list[list[int]], sync: int) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's."""
@@ -78,9 +78,8 @@ class Canary:
         They are the prompts, preceded by the same tokens in random order. A model would copy from repeated prompts, and
         a wrong model copies as well as the right one.
         """
-        block, longest = self.room()
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
-        length = min(2 * block + 1, longest - TOKENS - 1)
+        length = min(2 * BLOCK + 1, self.context - TOKENS - 1)
         filler = random.Random(0).choices(row, k=max(0, length - len(row)))
         return (filler + row)[:length]
 

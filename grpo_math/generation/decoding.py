@@ -12,7 +12,6 @@ differently, which changes a few tokens in bfloat16. transformers runs the calls
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -202,37 +201,9 @@ def sample(scores: Tensor, rows: Tensor, batch: int) -> Tensor:
     >>> torch.equal(sample(scores[[3, 1]], torch.tensor([3, 1]), 4), drawn[[3, 1]])
     True
     """
-    ratio = scores.softmax(dim=-1).div_(_exponential(rows, batch, scores))
-    largest, tokens = ratio.max(dim=-1)
+    noise = torch.empty(batch, scores.size(1), device=scores.device).exponential_()
+    largest, tokens = scores.softmax(dim=-1).div_(noise[rows]).max(dim=-1)
     return tokens.where(largest > 0, -1)
-
-
-def _exponential(rows: Tensor, batch: int, scores: Tensor) -> Tensor:
-    """Return ``rows`` of exponential noise (batch, V). The generator advances as if all of the noise had been drawn.
-
-    On a CPU torch draws a double u for each number and computes -log(1 - u) one by one, which takes most of the time of
-    ``multinomial``. Here the logarithm is computed for a whole row at once, and only for ``rows``.
-    """
-    vocabulary = scores.size(1)
-    if scores.device.type != "cpu" or not _noise_is_log_of_uniform():
-        return torch.empty(batch, vocabulary, device=scores.device).exponential_()[rows]
-    noise = scores.new_empty(rows.numel(), vocabulary)
-    uniform = torch.empty(vocabulary, dtype=torch.float64)
-    slots = {row: i for i, row in enumerate(rows.tolist())}
-    for row in range(batch):
-        uniform.uniform_()
-        if row in slots:
-            noise[slots[row]] = uniform.neg_().log1p_().neg_()
-    return noise
-
-
-@cache
-def _noise_is_log_of_uniform() -> bool:
-    """Return True if this build of torch draws exponential numbers as `_exponential` assumes."""
-    direct, rebuilt = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
-    noise = torch.empty(4096).exponential_(generator=direct)
-    uniform = torch.empty(4096, dtype=torch.float64).uniform_(generator=rebuilt)
-    return torch.equal(noise, -torch.log1p(-uniform).float()) and torch.equal(direct.get_state(), rebuilt.get_state())
 
 
 def _knows_call(model: Any, kwargs: dict[str, Any]) -> bool:

@@ -172,10 +172,8 @@ def _results(
 
 def _called(call: Message, functions: Mapping[str, Tool]) -> Message:
     """Make a call. The message has a ``status`` if the call failed: failed, or timeout."""
-    name, status = call.get("name", "unknown"), "done"
+    name, status = "unknown", "done"
     try:
-        if call["type"] != "function":
-            raise ValueError(f"Unsupported tool call type: {call['type']}")
         name = call["function"]["name"]
         if name not in functions:
             raise ValueError(f"Tool {name} not found.")
