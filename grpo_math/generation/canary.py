@@ -40,6 +40,7 @@ class Canary:
         self,
         model: Any,
         accelerator: Any,
+        float32: bool,
         ask: Callable[[list[int]], list[Completion]],
         send: Callable[[float], None],
         context: int,
@@ -52,7 +53,7 @@ class Canary:
         # The mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03 in
         # bfloat16).
         quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
-        self.tolerance = 0.4 if quantised else 0.2
+        self.tolerance = 0.4 if quantised else 0.02 if float32 else 0.2
 
     def check(self, prompts: list[list[int]], sync: int) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's."""

@@ -128,8 +128,9 @@ class AdapterGeneration(VLLMGeneration):
         # FSDP 1 flattens parameters, so an adapter has no separate tensors.
         if self._dist.fsdp_version == 1:
             raise ConfigError("fsdp_version", 1, "cannot be synced as an adapter", "use FSDP 2, or DeepSpeed")
+        float32 = False  # in vLLM and in the trainer
         if self.mode == "server":
-            self.context = on_main(self._connect)
+            float32, self.context = on_main(self._connect)
         else:
             self._load_colocated()
             self.context = self.max_model_length or self.context
@@ -140,7 +141,7 @@ class AdapterGeneration(VLLMGeneration):
                 shutil.rmtree(left, ignore_errors=True)
             self.root = self.output_dir.resolve() / f"{name}{self.run}"
             weakref.finalize(self, shutil.rmtree, self.root, ignore_errors=True)
-        self.canary = Canary(self.model, self.accelerator, self._ask, self._send, self.context)
+        self.canary = Canary(self.model, self.accelerator, float32, self._ask, self._send, self.context)
         self.accelerator.wait_for_everyone()
 
     def sync_weights(self) -> None:
@@ -176,11 +177,12 @@ class AdapterGeneration(VLLMGeneration):
 
     # Server
 
-    def _connect(self) -> int:
-        """Check the server. Return its limit of prompt and completion tokens."""
+    def _connect(self) -> tuple[bool, int]:
+        """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
         url = self.server_base_url or f"http://{self.server_host.replace('0.0.0.0', '127.0.0.1')}:{self.server_port}"
-        # An answer may be a long generation. A machine that is switched off is noticed after this hour.
-        self.server = server = Server(url, timeout=3600.0)
+        # An answer may take long, so a server that stops to answer is noticed after this hour. `_outliving_restarts`
+        # repeats a request, so the client does not.
+        self.server = server = Server(url, timeout=3600.0, retries=0)
         self._wait()
         settings = server.settings()
         lora, context = settings["lora_config"], settings["model_config"]["max_model_len"]
@@ -197,7 +199,8 @@ class AdapterGeneration(VLLMGeneration):
             raise ConfigError("max_completion_length", self.max_completion_length, reason, remedy)
         # TRL's trainer reads the server's logprobs_mode through its client.
         self.vllm_client: Any = SimpleNamespace(get_server_info=server.settings)
-        return context
+        dtypes = {str(self.model.dtype), settings["model_config"]["dtype"], self.accelerator.mixed_precision} - {"no"}
+        return {dtype.removeprefix("torch.") for dtype in dtypes} == {"float32"}, context
 
     def _completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
         """On the main process: sample with the adapter as it is now. With ``staleness``, return the completions that
@@ -276,6 +279,7 @@ class AdapterGeneration(VLLMGeneration):
 
         return sample
 
+    # A server may restart at any time, with the base and no adapters. The seeds of the requests do not depend on that.
     def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""

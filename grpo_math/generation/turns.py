@@ -32,7 +32,8 @@ class Conversation:
         most: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        self.tokenizer, self.tools = tokenizer, list(tools)
+        self.tokenizer = tokenizer
+        self.tools: list[Any] = list(tools)
         self.most = UNLIMITED if most is None else most
         self.chat_template = prepare(tokenizer, self.tools)
         self.template_kwargs = dict(template_kwargs or {})

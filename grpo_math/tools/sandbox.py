@@ -44,13 +44,13 @@ def layers() -> dict[str, int]:
 def require_layers() -> None:
     """Raise `UserError` if the kernel lacks a layer of the sandbox."""
     without = {
-        "landlock": "no Landlock (Linux 5.13 or newer, not gVisor): a program can read and change your files",
-        "seccomp": "no seccomp: a program can open connections, start programs and signal other processes",
+        "landlock": "no Landlock (Linux 5.13 or newer, not gVisor), so a program could read and change your files",
+        "seccomp": "no seccomp, so a program could open connections, start programs and signal other processes",
     }
     missing = [without[layer] for layer, version in layers().items() if not version]
     if missing:
-        remedy = "Train on another machine, or leave python out of tools"
-        raise UserError(f"the Python tool cannot be sandboxed here: {'; '.join(missing)}. {remedy}")
+        remedy = "train on another machine, or leave python out of tools"
+        raise UserError(f"the Python tool cannot be sandboxed here ({'; '.join(missing)}): {remedy}")
 
 
 def enter(limits: dict[str, int], paths: Sequence[str], folder: str) -> None:

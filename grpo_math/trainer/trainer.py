@@ -98,7 +98,7 @@ class MathGRPOTrainer(GRPOTrainer):
         with adapter_sync(self.settings.vllm_sync, args), console.one_loading_bar():
             super().__init__(model, resolved(reward_funcs, self._reward_context), args, *arguments, **kwargs)
         self.scale_rewards = trls(self.scale_rewards)
-        self.turns = Turns(self, conversation) if conversation and self.tools else None  # an environment may have none
+        self.turns = Turns(self, conversation) if conversation else None
         if warning:
             logger.warning(warning)
         self.endings = Endings(self)

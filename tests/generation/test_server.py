@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 
 import pytest
 from small_vllm import SmallVLLM
@@ -125,16 +124,6 @@ def test_a_request_can_name_each_copy_behind_an_address(parallel, replicas, smal
         Server(small.url).generate([7], model="base", replica=replica)
         names = {name.lower(): value for name, value in small.headers[-1].items()}
         assert names.get("x-data-parallel-rank") == (None if replica is None else str(replica))
-
-
-@pytest.mark.slow
-def test_waiting_ends_when_the_server_is_up_and_reports_meanwhile(small):
-    small.stop()
-    threading.Timer(0.5, small.start).start()
-    seconds: list[float] = []
-    Server(small.url).wait(30, alive=lambda: True, progress=seconds.append)
-    assert seconds
-    assert seconds == sorted(seconds)
 
 
 def test_waiting_ends_at_once_when_the_process_has_ended_and_in_time_when_it_hangs(small):

@@ -4,6 +4,7 @@ from copy import deepcopy
 
 import pytest
 from small_tools import python
+from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
@@ -38,12 +39,13 @@ def test_the_worked_example_reads_as_what_the_model_is_to_write(tokenizer):
         assert not conversation.message(tokenizer.encode(output), []).get("tool_calls")
 
 
-def test_other_tools_are_listed_and_called_in_json_and_hostile_json_is_text(tokenizer):
-    conversation = conversation_of(tokenizer, add)
-    assert '"name": "add"' in tokenizer.decode(conversation.prompt([{"role": "user", "content": "1 + 1?"}]))
+def test_hostile_json_of_a_larger_model_is_text(tokenizer):
+    other = deepcopy(tokenizer)
+    other.chat_template = qwen3_chat_template
+    conversation = Conversation(other, [add])
 
     def calls(inside):
-        output = conversation.message(tokenizer.encode(f"<tool_call>{inside}</tool_call><|im_end|>"), [])
+        output = conversation.message(other.encode(f"<tool_call>{inside}</tool_call><|im_end|>"), [])
         assert output["role"] == "assistant"
         return output.get("tool_calls")
 
